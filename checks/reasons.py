@@ -1,0 +1,105 @@
+"""
+The one catalogue of reason codes: what each means, whose fault it is unless said otherwise, and what to do.
+
+Codes are stable: hooks, dashboards and people's scripts rely on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from checks.contract import Action, Blame
+
+
+@dataclass(frozen=True)
+class Reason:
+    """`meaning` is one sentence for the docs; `blame` and `action` are the defaults."""
+
+    code: str
+    meaning: str
+    blame: Blame
+    action: Action
+
+
+_ALL = (
+    # What a device or a node did wrong.
+    Reason("WrongResult", "A computation or transfer gave a value that cannot be right.", Blame.NODE, Action.REPLACE),
+    Reason("SilentCorruption", "The digest of fixed work differs from its repeats or its peers.", Blame.NODE, Action.REPLACE),
+    Reason("DigestMismatch", "Two devices disagree and no third can say which is wrong: one of them.", Blame.NODE, Action.INSPECT),
+    Reason("MemoryCorruption", "Memory did not give back what was written.", Blame.NODE, Action.REPLACE),
+    Reason("SlowDevice", "A device is slower than its limit.", Blame.NODE, Action.INSPECT),
+    Reason("MissingDevice", "A device that should be there is not.", Blame.NODE, Action.REBOOT),
+    Reason("DeviceLost", "A device was there and failed or vanished under the probe.", Blame.NODE, Action.RESET_DEVICE),
+    Reason("Stuck", "A probe could not be killed: the device or the kernel holds it.", Blame.NODE, Action.REBOOT),
+    # Collectives.
+    Reason("CollectiveMismatch", "A rank holds a wrong value after a collective.", Blame.NODE, Action.INSPECT),
+    Reason("RankAbsent", "A rank never joined its group.", Blame.NODE, Action.INSPECT),
+    Reason("RankHung", "A rank did not enter or leave an operation in time.", Blame.NODE, Action.INSPECT),
+    Reason("RankDied", "The process of a rank ended in the middle of a collective.", Blame.NODE, Action.INSPECT),
+    Reason("SlowLink", "A collective is slower than its limit.", Blame.NODE, Action.INSPECT),
+    # The host.
+    Reason("LowMemory", "Too little memory is free, or too much swap is used.", Blame.NODE, Action.INSPECT),
+    Reason("DiskFull", "A file system has too little space or too few inodes.", Blame.NODE, Action.INSPECT),
+    Reason("ReadOnlyMount", "A file system that must be writable is mounted read-only.", Blame.NODE, Action.REBOOT),
+    Reason("SharedMemorySmall", "/dev/shm is missing or too small for a training job.", Blame.NODE, Action.INSPECT),
+    Reason("ClockOffset", "The clock is off by more than its limit.", Blame.NODE, Action.INSPECT),
+    Reason("ClockUnsynchronized", "The kernel says that nobody keeps the clock right.", Blame.NODE, Action.INSPECT),
+    Reason("KernelFault", "The kernel log holds a line of a known hardware or kernel fault.", Blame.NODE, Action.REBOOT),
+    Reason("LoadByOthers", "Processes that are not part of a job use the processors.", Blame.NODE, Action.INSPECT),
+    Reason("StuckProcesses", "Processes wait in the kernel without end (D state), or zombies pile up.", Blame.NODE, Action.REBOOT),
+    Reason("LimitTooLow", "A process limit (memlock, open files) is too low for a training job.", Blame.NODE, Action.INSPECT),
+    Reason("NameResolution", "The node cannot resolve its own name to an address it holds.", Blame.NODE, Action.INSPECT),
+    Reason("ProgramFailed", "A configured program reported a problem.", Blame.NODE, Action.INSPECT),
+    # What we could not know.
+    Reason("NotYetRun", "The check has not run yet.", Blame.CHECK, Action.RETRY),
+    Reason("Stale", "The result is older than it may be.", Blame.CHECK, Action.RETRY),
+    Reason("NoData", "The check ran and found no number to judge.", Blame.CHECK, Action.INSPECT),
+    Reason("Timeout", "The check did not end in its time.", Blame.CHECK, Action.INSPECT),
+    Reason("Crashed", "The process of the check ended in the middle of it.", Blame.CHECK, Action.INSPECT),
+    Reason("Garbage", "The process of the check sent something that is not a result.", Blame.CHECK, Action.INSPECT),
+    Reason("CheckError", "The check raised an error.", Blame.CHECK, Action.INSPECT),
+    Reason("StartFailed", "The process of the check could not be started or did not get ready.", Blame.CHECK, Action.INSPECT),
+    Reason("MissingTool", "A program or library that the check needs is not installed.", Blame.CHECK, Action.INSPECT),
+    Reason("NoPermission", "The check may not read what it needs.", Blame.CHECK, Action.INSPECT),
+    Reason("CannotAllocate", "The probe could not get the memory it wanted to test.", Blame.CHECK, Action.RETRY),
+    Reason("UnknownInstanceType", "What this node should have is not known.", Blame.CHECK, Action.INSPECT),
+    Reason("ColdCache", "The probe's graphs are not compiled yet.", Blame.CHECK, Action.RETRY),
+    Reason("Busy", "Somebody uses the devices, so the check did not run.", Blame.CHECK, Action.RETRY),
+    Reason("NotApplicable", "The check does not concern this node.", Blame.CHECK, Action.NONE),
+    Reason("Cancelled", "The run was called off before the check ended.", Blame.CHECK, Action.RETRY),
+    Reason("InjectedFault", "A fault that an operator injected.", Blame.NODE, Action.NONE),
+    # The fleet.
+    Reason("NoChecks", "No check is enabled, so nothing is known.", Blame.CHECK, Action.INSPECT),
+    Reason("Silent", "The node has not been heard of for too long.", Blame.CONTROL, Action.INSPECT),
+    Reason("UnknownNode", "No node of this name has ever reported.", Blame.CONTROL, Action.NONE),
+    Reason("UnknownPool", "No node has ever reported this pool.", Blame.CONTROL, Action.NONE),
+    Reason("TooFewNodes", "More nodes are asked for than there are.", Blame.CONTROL, Action.NONE),
+    Reason("Quarantined", "The node is kept out of admissions.", Blame.NODE, Action.NONE),
+    Reason("Allocated", "A job has the node's devices or is about to.", Blame.CONTROL, Action.RETRY),
+    Reason("Reserved", "Another gate has the node.", Blame.CONTROL, Action.RETRY),
+    Reason("LeaseNotAcknowledged", "The node did not confirm its lease in time.", Blame.CONTROL, Action.RETRY),
+    Reason("DuplicateNode", "Two daemons claim one node name.", Blame.CONTROL, Action.INSPECT),
+    Reason("Expired", "The gate's time was up.", Blame.CONTROL, Action.RETRY),
+    Reason("Superseded", "A later attempt of the same job has taken the gate's place.", Blame.CONTROL, Action.NONE),
+    Reason("Released", "The one who asked withdrew the gate.", Blame.CONTROL, Action.NONE),
+    Reason("Recovering", "The aggregator does not know its fleet again yet.", Blame.CONTROL, Action.RETRY),
+    Reason("Override", "A person admitted the job by hand.", Blame.CONTROL, Action.NONE),
+    Reason("Observed", "Observe mode admits whatever it sees.", Blame.CONTROL, Action.NONE),
+    Reason("Unreachable", "The aggregator cannot be reached.", Blame.CONTROL, Action.RETRY),
+    Reason("StoreFailed", "The aggregator cannot write to its database.", Blame.CONTROL, Action.RETRY),
+)
+
+REASONS: Mapping[str, Reason] = {reason.code: reason for reason in _ALL}
+
+
+def blame_of(code: str | None) -> Blame:
+    """The default blame of a reason; CHECK for a code that the catalogue does not have (third-party checks)."""
+    known = REASONS.get(code or "")
+    return known.blame if known else Blame.CHECK
+
+
+def action_of(code: str | None) -> Action:
+    """The default action of a reason; INSPECT for a code that the catalogue does not have."""
+    known = REASONS.get(code or "")
+    return known.action if known else Action.INSPECT

@@ -1,0 +1,25 @@
+"""
+The errors of healthd: one root. A message names the thing, the place and the remedy, in one line.
+"""
+
+from __future__ import annotations
+
+
+class HealthdError(Exception):
+    """Root of all errors that healthd raises on purpose."""
+
+
+class ConfigError(HealthdError):
+    """A setting that cannot be used: names file and line, variable or option."""
+
+
+class BadInputError(HealthdError):
+    """Input from outside that cannot be used."""
+
+
+class StoreError(HealthdError):
+    """The database cannot be read or written."""
+
+
+class UnreachableError(HealthdError):
+    """The other side cannot be reached or does not answer."""

@@ -1,0 +1,350 @@
+"""
+The data of healthd: frozen, one definition for memory and wire (JSON by `healthd.wire`).
+
+Nothing here does anything. Ages cross the wire, not clocks: `age_seconds` counts up to the moment of sending;
+times (`*_at`, seconds since the epoch) are for people to read and never decide anything.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from checks.contract import Action, Blame, Finding, Status, Tier
+
+PROTOCOL = 1
+
+
+class Health(str, enum.Enum):
+    """Of a node."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    UNKNOWN = "unknown"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """
+    Why a node is not healthy, or a gate did not admit: one sentence with its address.
+
+    `node`, `target` and `check` are None where they do not apply.
+    """
+
+    code: str
+    message: str
+    status: Status
+    blame: Blame
+    action: Action
+    node: str | None = None
+    target: str | None = None
+    check: str | None = None
+    injected: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """
+    What a run of one check came to. Made by the runner out of *anything* that a child did.
+
+    `tier` is the tier of the run, not of the check. `error` holds the child's last words (None when it ended well).
+    `injected` is true when a fault was injected into it. `executor` says who ran it: `daemon`, `check` or a hook's name.
+    """
+
+    check: str
+    tier: Tier
+    status: Status
+    findings: tuple[Finding, ...]
+    age_seconds: float
+    started_at: float
+    duration_seconds: float
+    attempts: int
+    error: str | None
+    injected: bool
+    executor: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSpec:
+    """
+    A check that is enabled on a node, as the node tells others.
+
+    A result older than `expires_seconds` is stale; None where nobody could renew it (boot-time checks), so it stands
+    for as long as the machine is up.
+    """
+
+    name: str
+    tier: Tier
+    interval_seconds: float
+    timeout_seconds: float
+    expires_seconds: float | None
+    scope: str
+    doc: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRecord:
+    """One device. `serial` is its lasting identity (None where the hardware tells none); `cores` its logical cores."""
+
+    target: str
+    kind: str
+    serial: str | None
+    cores: int | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What the accelerator's driver shows. None where it could not be told; never 0 for "do not know"."""
+
+    accelerator: str
+    device_count: int | None
+    core_count: int | None
+    memory_bytes: int | None
+    efa_count: int | None
+    devices: tuple[DeviceRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Who has the devices. `by` is process, lease, scheduler or unseen (nobody can tell, so it counts as taken)."""
+
+    by: str
+    holder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """
+    The claim of a job on a node.
+
+    `issuer` is the identity of the aggregator's database that granted it. `grace_seconds` is how long the daemon waits
+    for the workload to be seen, `max_seconds` the bound for a workload that nobody can see. `workload` names it where
+    the host can watch it (`pid:123`), else None.
+    """
+
+    id: str
+    gate: str
+    job: str
+    attempt: int
+    issuer: str
+    workload: str | None
+    grace_seconds: float
+    max_seconds: float
+    age_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """A node kept out of admissions. `owner_kind` is rule or person; `until` None means until somebody releases it."""
+
+    reason: str
+    owner: str
+    owner_kind: str
+    since: float
+    until: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """
+    All that is known of one node, by the node itself: the one snapshot that feeds every outlet.
+
+    `checks` lists what is enabled: evidence is complete only against this list. `results` holds the last result of
+    each check that has run. `faults` lists the injected faults in force.
+    """
+
+    node: str
+    aliases: tuple[str, ...]
+    instance_id: str | None
+    boot_id: str | None
+    labels: Mapping[str, str]
+    instance_type: str | None
+    inventory: Inventory | None
+    versions: Mapping[str, str]
+    health: Health
+    reasons: tuple[Reason, ...]
+    checks: tuple[CheckSpec, ...]
+    results: tuple[CheckResult, ...]
+    allocated: tuple[Allocation, ...]
+    leases: tuple[Lease, ...]
+    quarantine: Quarantine | None
+    faults: tuple[str, ...]
+    running: str | None
+    address: str | None
+    observed_at: float
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------
+
+
+class Mode(str, enum.Enum):
+    """ENFORCE means what it says; OBSERVE admits always and records what it would have said."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+
+
+class Verdict(str, enum.Enum):
+    """The answer of a gate. HOLD is "not yet" and never the last word."""
+
+    ADMIT = "admit"
+    HOLD = "hold"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRequest:
+    """
+    May this job start on these nodes, now?
+
+    Either `nodes`, or `pool` and `count`. `min_nodes` None means all of them. None as `tier`, `max_age_seconds`,
+    `wait_seconds` or `mode` means the aggregator's policy. `workload` names the job's process or pod, where there is one.
+    """
+
+    job: str
+    attempt: int = 0
+    nodes: tuple[str, ...] = ()
+    pool: str | None = None
+    count: int | None = None
+    min_nodes: int | None = None
+    tier: Tier | None = None
+    max_age_seconds: float | None = None
+    wait_seconds: float | None = None
+    mode: Mode | None = None
+    workload: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmittedNode:
+    """A node that a decision includes; `evidence_age_seconds` is that of its oldest result that was counted."""
+
+    node: str
+    evidence_age_seconds: float | None
+    address: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcludedNode:
+    """A node that a decision leaves out, and why."""
+
+    node: str
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """
+    The answer of a gate, with all that explains it.
+
+    `id` is the gate's. `retryable` tells the hook whether trying again, here or elsewhere, can help. `would` is what
+    enforce mode would have said, where `policy.mode` is observe or a person overrode it, else None.
+    """
+
+    id: str
+    decision: Verdict
+    reasons: tuple[Reason, ...]
+    nodes: tuple[AdmittedNode, ...]
+    excluded: tuple[ExcludedNode, ...]
+    policy: Mapping[str, Any]
+    retryable: bool
+    decided_at: float
+    duration_seconds: float
+    would: Verdict | None = None
+
+
+# --- sync -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrder:
+    """Run a tier now (only `checks` of it when given). Accepting it is a short claim on the node until it ends."""
+
+    tier: Tier
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """
+    Something that a node is to do. The list of kinds is closed: `run` or `lease` (`collective` is kept free).
+
+    `deadline_seconds` counts from when the node first reads it. An order stays listed as long as it stands: one that
+    is no longer listed is cancelled, and a lease no longer listed is released.
+    """
+
+    id: str
+    kind: str
+    deadline_seconds: float
+    run: RunOrder | None = None
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderReport:
+    """
+    How far a node is with an order: accepted, running, done, refused or cancelled.
+
+    `refused` and `done` are final. A lease is `accepted` once it is stored on the node, `done` when the node ended it
+    because the workload is gone. `message` says why it was refused or ended. Results are in the node's state.
+    """
+
+    status: str
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRequest:
+    """
+    What a node says to the aggregator.
+
+    `incarnation` is new at every start of the daemon; `seq` counts requests within it. `last_answer` is the id of the
+    newest answer received and `since_answer_seconds` how long ago that was, by CLOCK_BOOTTIME: what lies between is
+    what the aggregator adds to all ages. `state` is None when nothing but ages changed; then `digest` names the state
+    that was sent last, and `ages` maps checks to ages. `issuer` is the database the node last took orders from.
+    """
+
+    protocol: int
+    incarnation: str
+    seq: int
+    last_answer: str | None
+    since_answer_seconds: float | None
+    state: NodeState | None
+    digest: str
+    ages: Mapping[str, float]
+    orders: Mapping[str, OrderReport]
+    issuer: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncAnswer:
+    """
+    What the aggregator answers.
+
+    `seq` counts answers to this node: an older one than the newest read is dropped. `orders` lists all open orders, or
+    is None when the aggregator makes no statement (it does not know the node again yet): then nothing is cancelled.
+    `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word, None none.
+    """
+
+    answer: str
+    seq: int
+    issuer: str
+    orders: tuple[Order, ...] | None
+    acknowledged: tuple[str, ...]
+    send_all: bool
+    retry_after_seconds: float
+    quarantine: Quarantine | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """An error over HTTP: application/problem+json (RFC 9457)."""
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+    extra: Mapping[str, Any] = field(default_factory=dict)

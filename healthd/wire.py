@@ -1,0 +1,37 @@
+"""JSON of the model: strict on the way in (types, no surplus of bytes), exact on the way out."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from healthd.errors import BadInputError
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> bytes:
+    """JSON of any record of the model."""
+    return msgspec.json.encode(value)
+
+
+def decode(body: bytes, wanted: type[T], *, what: str) -> T:
+    """A record out of JSON; BadInputError names the member and what was wrong. Unknown members are ignored."""
+    try:
+        return msgspec.json.decode(body, type=wanted)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise BadInputError(f"{what}: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """The same as dicts, lists and strings."""
+    return msgspec.to_builtins(value)
+
+
+def convert(value: Any, wanted: type[T], *, what: str) -> T:
+    """A record out of dicts, lists and strings; raises like `decode`."""
+    try:
+        return msgspec.convert(value, type=wanted)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"{what}: {error}") from None
