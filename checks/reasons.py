@@ -25,8 +25,18 @@ class Reason:
 _ALL = (
     # What a device or a node did wrong.
     Reason("WrongResult", "A computation or transfer gave a value that cannot be right.", Blame.NODE, Action.REPLACE),
-    Reason("SilentCorruption", "The digest of fixed work differs from its repeats or its peers.", Blame.NODE, Action.REPLACE),
-    Reason("DigestMismatch", "Two devices disagree and no third can say which is wrong: one of them.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "SilentCorruption",
+        "The digest of fixed work differs from its repeats or its peers.",
+        Blame.NODE,
+        Action.REPLACE,
+    ),
+    Reason(
+        "DigestMismatch",
+        "Two devices disagree and no third can say which is wrong: one of them.",
+        Blame.NODE,
+        Action.INSPECT,
+    ),
     Reason("MemoryCorruption", "Memory did not give back what was written.", Blame.NODE, Action.REPLACE),
     Reason("SlowDevice", "A device is slower than its limit.", Blame.NODE, Action.INSPECT),
     Reason("MissingDevice", "A device that should be there is not.", Blame.NODE, Action.REBOOT),
@@ -45,11 +55,25 @@ _ALL = (
     Reason("SharedMemorySmall", "/dev/shm is missing or too small for a training job.", Blame.NODE, Action.INSPECT),
     Reason("ClockOffset", "The clock is off by more than its limit.", Blame.NODE, Action.INSPECT),
     Reason("ClockUnsynchronized", "The kernel says that nobody keeps the clock right.", Blame.NODE, Action.INSPECT),
-    Reason("KernelFault", "The kernel log holds a line of a known hardware or kernel fault.", Blame.NODE, Action.REBOOT),
+    Reason(
+        "KernelFault", "The kernel log holds a line of a known hardware or kernel fault.", Blame.NODE, Action.REBOOT
+    ),
     Reason("LoadByOthers", "Processes that are not part of a job use the processors.", Blame.NODE, Action.INSPECT),
-    Reason("StuckProcesses", "Processes wait in the kernel without end (D state), or zombies pile up.", Blame.NODE, Action.REBOOT),
-    Reason("LimitTooLow", "A process limit (memlock, open files) is too low for a training job.", Blame.NODE, Action.INSPECT),
-    Reason("NameResolution", "The node cannot resolve its own name to an address it holds.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "StuckProcesses",
+        "Processes wait in the kernel without end (D state), or zombies pile up.",
+        Blame.NODE,
+        Action.REBOOT,
+    ),
+    Reason(
+        "LimitTooLow",
+        "A process limit (memlock, open files) is too low for a training job.",
+        Blame.NODE,
+        Action.INSPECT,
+    ),
+    Reason(
+        "NameResolution", "The node cannot resolve its own name to an address it holds.", Blame.NODE, Action.INSPECT
+    ),
     Reason("ProgramFailed", "A configured program reported a problem.", Blame.NODE, Action.INSPECT),
     # What we could not know.
     Reason("NotYetRun", "The check has not run yet.", Blame.CHECK, Action.RETRY),
@@ -59,7 +83,12 @@ _ALL = (
     Reason("Crashed", "The process of the check ended in the middle of it.", Blame.CHECK, Action.INSPECT),
     Reason("Garbage", "The process of the check sent something that is not a result.", Blame.CHECK, Action.INSPECT),
     Reason("CheckError", "The check raised an error.", Blame.CHECK, Action.INSPECT),
-    Reason("StartFailed", "The process of the check could not be started or did not get ready.", Blame.CHECK, Action.INSPECT),
+    Reason(
+        "StartFailed",
+        "The process of the check could not be started or did not get ready.",
+        Blame.CHECK,
+        Action.INSPECT,
+    ),
     Reason("MissingTool", "A program or library that the check needs is not installed.", Blame.CHECK, Action.INSPECT),
     Reason("NoPermission", "The check may not read what it needs.", Blame.CHECK, Action.INSPECT),
     Reason("CannotAllocate", "The probe could not get the memory it wanted to test.", Blame.CHECK, Action.RETRY),

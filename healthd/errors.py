@@ -23,3 +23,11 @@ class StoreError(HealthdError):
 
 class UnreachableError(HealthdError):
     """The other side cannot be reached or does not answer."""
+
+
+class ConflictError(HealthdError):
+    """What is asked contradicts what was asked before under the same name."""
+
+
+class NotFoundError(HealthdError):
+    """Nothing of this name is known."""

@@ -34,7 +34,10 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
             text = f"{spec.name}: last run {_age(result.age_seconds)} ago, may be {_age(spec.expires_seconds)} old"
             reasons.append(_reason(state.node, spec.name, "Stale", text))
         reasons.extend(_not_passed(state.node, result, suspended=suspended))
-    if not any(results[spec.name].status is not Status.SKIP for spec in expected if spec.name in results) and not reasons:
+    if (
+        not any(results[spec.name].status is not Status.SKIP for spec in expected if spec.name in results)
+        and not reasons
+    ):
         reasons.append(_reason(state.node, None, "NoChecks", "no check has measured anything, so nothing is known"))
     return _health(reasons), _sorted(reasons)
 

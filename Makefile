@@ -1,0 +1,58 @@
+# Everything a developer or a newcomer runs. `make demo` shows the main job; `make check` is what CI runs.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+FORMATTED := checks healthd tests
+
+.PHONY: help install demo test check format lint types bench docs pins clean
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "healthd needs Python 3.11 or newer; name one with make PYTHON=..."; exit 1; }
+	@echo "Installing into $(VENV) (once; PyTorch is the large part) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+install: $(STAMP) ## a local environment in .venv
+
+demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=1 leaves them running)
+	@$(BIN)/healthd demo $(if $(KEEP),--keep)
+
+test: $(STAMP) ## all tests
+	@$(BIN)/python -m pytest -n auto --dist worksteal tests
+
+check: format-check lint types test ## what CI runs: format, lint, strict types, tests
+
+.PHONY: format-check
+format-check: $(STAMP)
+	@$(BIN)/ruff format --check $(FORMATTED)
+
+format: $(STAMP) ## put the code in its form
+	@$(BIN)/ruff format $(FORMATTED)
+	@$(BIN)/ruff check --fix $(FORMATTED)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check $(FORMATTED)
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+bench: $(STAMP) ## the measured figures, as ratios in one run
+	@$(BIN)/python -m tests.benchmarks
+
+docs: $(STAMP) ## generate docs/checks and docs/reasons.md
+	@$(BIN)/python -m docs.generate
+
+pins: ## write requirements.txt anew from what is installed
+	@( echo "# The whole local environment, pinned, so that tomorrow's clone behaves as today's. Made by 'make pins'."; \
+	   $(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu//' ) > requirements.txt
+
+clean: ## remove the local environment and what tools left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,135 @@
+"""
+Who has a device file open: the same question for /dev/neuron0, /dev/nvidia0 and the files of CPU devices.
+
+A file that is open anywhere is a device in use. What cannot be seen is None, never "nobody".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+
+def find_holders(proc: Path, files: Mapping[str, Path], ignore_pids: Collection[int]) -> list[str] | None:
+    """
+    Processes that have one of `files` (target -> path) open: `cpu:0: pid 123 (python)`, sorted.
+
+    `ignore_pids` and their descendants do not count. None when a device may be held by a process that cannot be seen.
+    `proc` is the root of /proc, which may be a recorded one.
+    """
+    real = proc == Path("/proc")
+    open_somewhere = {target: _is_open(path) if real else None for target, path in files.items()}
+    wanted = {path.name: (target, path) for target, path in files.items() if open_somewhere[target] is not False}
+    found: list[str] = []
+    ours: set[str] = set()
+    blind = False
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()) if wanted else ():
+        targets = _open_devices(proc / str(pid) / "fd", wanted)
+        if targets is None:
+            blind = True
+        elif targets and _descends(proc, pid, ignore_pids):
+            ours.update(targets)
+        else:
+            found.extend(f"{target}: pid {pid} ({_command(proc, pid)})" for target in targets)
+    if found:
+        return sorted(found)
+    for target, _ in wanted.values():
+        # Where the kernel says "open": is it us, or somebody out of sight (another PID namespace, hidepid, another
+        # user)?
+        if target not in ours if open_somewhere[target] else blind:
+            return None
+    return []
+
+
+def _open_devices(folder: Path, by_name: Mapping[str, tuple[str, Path]]) -> list[str] | None:
+    """Targets whose file this process has open; None when the process may not be looked into."""
+    try:
+        descriptors = os.listdir(folder)
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # it ended while we looked
+    except PermissionError:
+        return None
+    targets: set[str] = set()
+    for descriptor in descriptors:
+        link = folder / descriptor
+        try:
+            # Names first: a stat of a descriptor on a dead network file system would never return.
+            seen = os.readlink(link)
+            entry = by_name.get(os.path.basename(seen))
+            # The path differs where the holder has another mount namespace; the inode does not.
+            if entry and (seen == str(entry[1]) or os.path.samefile(link, entry[1])):
+                targets.add(entry[0])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except PermissionError:
+            return None
+    return sorted(targets)
+
+
+def _descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
+    """Whether a process is one of `ancestors` or comes from one."""
+    for _ in range(256):  # deeper than any process tree; ends a loop in recorded data
+        if pid in ancestors:
+            return True
+        try:
+            stat = (proc / str(pid) / "stat").read_text(errors="replace")
+            pid = int(stat.rpartition(")")[2].split()[1])  # the name before it may hold spaces and brackets
+        except (OSError, IndexError, ValueError):
+            return False
+        if pid <= 1:
+            return pid in ancestors
+    return False
+
+
+def _command(proc: Path, pid: int) -> str:
+    try:
+        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return "unknown"
+
+
+def _is_open(path: Path) -> bool | None:
+    """
+    Whether any process, seen or unseen, has the file open, by the kernel's own word; None when it cannot tell.
+
+    Linux gives a write lease on a file that nobody else has open (fcntl(2), F_SETLEASE). Device nodes have no leases,
+    so for them this is None and the scan decides.
+    """
+    if not path.exists():
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        # Somebody who opens the file now waits for the microseconds of the lease, and we get a signal that by default
+        # ends a process: SIGURG instead, which by default does nothing.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        granted = _lease(descriptor)
+        if not granted:
+            return None if granted is None else True
+        second = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            # A file system that grants it although the file is open twice does not count openers, so it says nothing.
+            return None if _lease(descriptor) else False
+        finally:
+            os.close(second)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _lease(descriptor: int) -> bool | None:
+    """Take the lease and give it back; False when refused because the file is open elsewhere."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True

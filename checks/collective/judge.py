@@ -1,0 +1,248 @@
+"""
+Who was at fault in a collective, from what all ranks said: pure, for every collective.
+
+The one rule: those who waited for a culprit are not accused. Where nobody can be told, nobody is, and the answer is
+unknown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from checks.contract import SEVERITY, Evidence, Finding, Limit, Missing, Progress, Status
+from checks.limits import quantity, within
+
+# What torch.distributed says in a rank whose peer went away or never came: such a rank is a victim.
+_PEER_GONE = ("by peer", "broken pipe", "timed out", "timeout", "pair closure", "clients joined", "peer is gone")
+# Reasons that say that the rank's process was never at work, so that the others waited in vain.
+_NOT_STARTED = ("MissingDevice", "Busy", "StartFailed")
+
+
+def judge_ranks(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
+    """Findings of one collective: whose fault missing ranks are, wrong values, and the speed when all are here."""
+    ranks = sorted(evidence, key=lambda item: int(item.data["rank"]))
+    expected = max((int(item.data["ranks"]) for item in ranks), default=0)
+    heard = {item.target for item in ranks} | {item.target for item in missing}
+    silent = [
+        Missing(target=target, reason="NoData", message="it ended without evidence")
+        for target in (f"rank:{rank}" for rank in range(expected))
+        if target not in heard
+    ]
+    gone = [*missing, *silent]
+    if gone:
+        yield from _judge_missing(name, ranks, gone)
+    yield from _judge_values(name, ranks)
+    if ranks and not gone:
+        yield from _judge_speed(name, ranks)
+
+
+# --- missing ranks ----------------------------------------------------------------------------------------------------
+
+
+def _judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing]) -> Iterator[Finding]:
+    """The culprits among the missing, by the strongest sign there is."""
+    devices = _devices(present)
+    absent = [one for one in gone if one.reason in _NOT_STARTED]
+    for one in absent:
+        # That a device is not there is the node's fault; of the others we just do not know.
+        status = Status.FAIL if one.reason == "MissingDevice" else Status.UNKNOWN
+        text = f"{_named(one.target, devices)} could not take part in {name}: {one.message}"
+        yield _finding(status, one.reason, text, one.target, gone, absent)
+    if absent:
+        return
+    ended = sorted((one for one in gone if _ended_by_itself(one)), key=_order)
+    if ended:
+        yield _first_to_end(name, ended[0], gone, devices)
+        return
+    unheard = [one for one in gone if not one.progress]
+    if unheard and (present or len(unheard) < len(gone)):
+        for one in unheard:
+            text = f"{_named(one.target, devices)} never joined {name}"
+            yield _finding(Status.FAIL, "RankAbsent", text, one.target, gone, unheard)
+        return
+    yield from _judge_stuck(name, present, gone, devices)
+
+
+def _ended_by_itself(one: Missing) -> bool:
+    """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
+    if one.reason == "CheckError":
+        return not any(words in one.message.lower() for words in _PEER_GONE)
+    return one.reason in ("Crashed", "Garbage", "NoData")
+
+
+def _order(one: Missing) -> tuple[bool, bool, int]:
+    """The first to die first; then who failed otherwise (perhaps for a peer's death); who was ended by others last."""
+    return (one.reason != "Crashed", one.order is None, one.order or 0)
+
+
+def _first_to_end(name: str, first: Missing, gone: Sequence[Missing], devices: Mapping[str, str]) -> Finding:
+    """The first to die is the culprit, whatever the others died of. An error of our own code accuses no node."""
+    who, where = _named(first.target, devices), _where(first)
+    if first.reason == "Crashed":
+        text = f"{who} died {where} of {name}: {first.message}"
+        return _finding(Status.FAIL, "RankDied", text, first.target, gone, [first])
+    text = f"{who} failed {where} of {name}: {first.message}"
+    return _finding(Status.UNKNOWN, first.reason, text, first.target, gone, [first])
+
+
+def _judge_stuck(
+    name: str, present: Sequence[Evidence], gone: Sequence[Missing], devices: Mapping[str, str]
+) -> Iterator[Finding]:
+    """
+    Nobody died and everybody came: who is behind the others?
+
+    Every rank passes the same events. A rank that has left one operation and not entered the next, which others have,
+    was kept by nobody: it hangs. A rank inside an operation may wait for another, so it is accused only if it is alone
+    behind.
+    """
+    least = min(len(one.progress) for one in gone)
+    behind = [one for one in gone if len(one.progress) == least]
+    ahead = max((one.progress for one in gone), key=len)
+    last = behind[0].progress[-1] if least else None
+    if len(behind) == len(gone) and not present:
+        at = f"all are at {_event(last)}" if last else "no rank was heard of"
+        text = f"{name} did not end, and no rank can be told from the others: {at}"
+        yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
+        return
+    if len(behind) > 1 and (last is None or last.event != "left"):
+        names = ", ".join(_named(one.target, devices) for one in behind)
+        text = f"{name} did not end: the others went on from {_event(last)}, and one of {names} did not"
+        yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
+        return
+    for one in behind:
+        if last is None:
+            what = "did not join"
+        elif last.event != "left":
+            what = f"did not leave {last.step}"
+        elif len(ahead) > least:
+            what = f"did not enter {ahead[least].step}"
+        else:
+            what = f"did not go on after {last.step}"
+        text = f"{_named(one.target, devices)} hangs: it {what} of {name}, as the others did"
+        yield _finding(Status.FAIL, "RankHung", text, one.target, gone, behind)
+
+
+def _finding(
+    status: Status, reason: str, text: str, target: str, gone: Sequence[Missing], culprits: Sequence[Missing]
+) -> Finding:
+    """A finding about a culprit, which mentions its victims."""
+    victims = sorted(one.target for one in gone if one not in culprits)
+    if victims:
+        shown = ", ".join(victims[:4]) + (f" and {len(victims) - 4} more" if len(victims) > 4 else "")
+        text += f" (waited for it in vain: {shown})"
+    return Finding(status=status, reason=reason, message=text, target=target)
+
+
+def _where(one: Missing) -> str:
+    if not one.progress:
+        return "before it joined the ranks"
+    last = one.progress[-1]
+    return {"joined": "while joining the ranks", "entered": f"in {last.step}"}.get(last.event, f"after {last.step}")
+
+
+def _event(progress: Progress | None) -> str:
+    return f"{progress.step} ({progress.event})" if progress else "the start"
+
+
+def _devices(present: Sequence[Evidence]) -> dict[str, str]:
+    """Rank target -> device target, as far as a rank that is here told."""
+    targets = present[0].data["targets"] if present else ()
+    return {f"rank:{rank}": str(target) for rank, target in enumerate(targets)}
+
+
+def _named(target: str, devices: Mapping[str, str]) -> str:
+    return f"{target} ({devices[target]})" if target in devices else target
+
+
+# --- values and speed -------------------------------------------------------------------------------------------------
+
+
+def _sizes(ranks: Sequence[Evidence]) -> Iterator[tuple[int, dict[int, Mapping[str, Any]]]]:
+    """(size_bytes, rank -> what it measured), in the order of the sizes."""
+    by_size: dict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for item in ranks:
+        for size in item.data["sizes"]:
+            by_size[int(size["size_bytes"])][int(item.data["rank"])] = size
+    yield from sorted(by_size.items())
+
+
+def _judge_values(name: str, ranks: Sequence[Evidence]) -> Iterator[Finding]:
+    devices = _devices(ranks)
+    for size_bytes, measured in _sizes(ranks):
+        wrong = {rank: size for rank, size in measured.items() if size["mismatches"]}
+        if not wrong:
+            continue
+        what = f"{name} of {size_bytes} bytes"
+        senders = _senders(wrong, len(measured))
+        for source, count in sorted(senders.items()):
+            target = f"rank:{source}"
+            text = f"{what}: {count} of {len(measured)} ranks got wrong values from {_named(target, devices)}"
+            yield Finding(status=Status.FAIL, reason="CollectiveMismatch", message=text, target=target)
+        holders = {r: s for r, s in wrong.items() if not s["sources"] or set(map(int, s["sources"])) - senders.keys()}
+        if len(holders) == len(measured) and not any(size["sources"] for size in holders.values()):
+            names = ", ".join(_named(f"rank:{rank}", devices) for rank in sorted(holders))
+            text = f"{what}: all ranks hold wrong values, which one of {names} contributed: {_first(holders)}"
+            yield Finding(status=Status.FAIL, reason="CollectiveMismatch", message=text, target="node")
+            continue
+        for rank, size in sorted(holders.items()):
+            target = f"rank:{rank}"
+            share = ", ".join(f"rank:{source}" for source in size["sources"])
+            text = f"{what}: {_named(target, devices)} holds {size['mismatches']} wrong values"
+            text += f" in the share of {share}" if share else ""
+            text += f": {size['first']}"
+            yield Finding(status=Status.FAIL, reason="CollectiveMismatch", message=text, target=target)
+
+
+def _senders(wrong: Mapping[int, Mapping[str, Any]], ranks: int) -> dict[int, int]:
+    """Ranks whose share several, and most, ranks got wrong -> how many: it was sent so, the receivers are victims."""
+    receivers: dict[int, int] = defaultdict(int)
+    for size in wrong.values():
+        for source in size["sources"]:
+            receivers[int(source)] += 1
+    return {source: count for source, count in receivers.items() if count > 1 and 2 * count > ranks}
+
+
+def _first(holders: Mapping[int, Mapping[str, Any]]) -> str:
+    return str(holders[min(holders)]["first"])
+
+
+def _judge_speed(name: str, ranks: Sequence[Evidence]) -> Iterator[Finding]:
+    """One finding a size: the slowest rank's time, and the bandwidths by the definitions of nccl-tests."""
+    count = len(ranks)
+    factor = (2 if name == "all_reduce" else 1) * (count - 1) / count
+    for size_bytes, measured in _sizes(ranks):
+        slowest = max(measured, key=lambda rank: float(measured[rank]["seconds"]))
+        size = measured[slowest]
+        seconds = float(size["seconds"])
+        algbw = int(size["bytes"]) / seconds if seconds > 0 else float("nan")
+        values = {
+            "busbw_bytes_per_second": algbw * factor,
+            "algbw_bytes_per_second": algbw,
+            "duration_seconds": seconds,
+        }
+        judged = []
+        for suffix, value in values.items():
+            lower, upper, origin = size["limits"][suffix]
+            judged.append(
+                within(
+                    value,
+                    name=f"{name}_{suffix}",
+                    target="node",
+                    limit=Limit(lower=lower, upper=upper, origin=origin),
+                    reason="SlowLink",
+                    subject=f"{name} of {size_bytes} bytes over {count} ranks: {suffix.partition('_')[0]}",
+                    labels={"size_bytes": str(size_bytes)},
+                )
+            )
+        worst = max(judged, key=lambda finding: SEVERITY[finding.status])
+        exact = not any(one["mismatches"] for one in measured.values())
+        text = f"{worst.message} in {quantity('duration_seconds', seconds)}, rank:{slowest} the slowest"
+        yield Finding(
+            status=worst.status,
+            reason=worst.reason,
+            message=text + (", every element exact" if exact else ""),
+            target="node",
+            measurements=tuple(measurement for finding in judged for measurement in finding.measurements),
+        )

@@ -1,0 +1,225 @@
+"""
+A worker as a rank: its process group, the timed loop and the comparison, shared by all collectives.
+
+Nothing is judged here: a rank says what it measured, and `judge.py` compares the ranks.
+
+Data: fp32 whole numbers from -8 to 8 that seed and rank decide. Each partial sum over n ranks is a whole number of at
+most 8 n, exact in fp32 (24 bits) in any order of summation while n < 2^21; so the right answer is one, to the last
+bit, and every element is compared with it. Each rank repeats a table of 8191 numbers, a prime, so that a block of a
+power of two that lands in the wrong place shows.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Group, Limit, Progress, Status
+from checks.device.sampling import median
+
+RENDEZVOUS = "rendezvous"
+ELEMENT_BYTES = 4  # fp32
+_TABLE = 8191
+_LARGEST = 8  # of the numbers
+
+_open_rendezvous: str | None = None  # of the process group of this process; torch has one default group a process
+_broken: set[str] = set()  # groups that a failure has ended: their rendezvous cannot be used again
+
+
+@dataclass(frozen=True)
+class Params:
+    sizes_bytes: tuple[int, ...] = (1024, 2**20, 8 * 2**20)
+    """Message sizes as nccl-tests counts them (total bytes), ascending: latency, middle, bandwidth."""
+    iterations: int = 5
+    """Timed operations of each size; the median counts."""
+    warmup: int = 1
+    """Operations before them that do not count."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What an operation is built from: torch and its distributed module, the device, and who we are."""
+
+    torch: Any
+    distributed: Any
+    device: Device
+    group: Group
+
+    def values(self, rank: int, elements: int) -> Any:
+        """What a rank contributes, on the host  # [elements] fp32."""
+        return self._tiled(self._table(rank), elements)
+
+    def sums(self, elements: int) -> Any:
+        """The sum of what all ranks contribute, on the host  # [elements] fp32."""
+        table = sum(self._table(rank) for rank in range(self.group.size))
+        return self._tiled(table, elements)
+
+    def _table(self, rank: int) -> Any:
+        generator = self.torch.Generator().manual_seed(self.group.seed * 1_000_003 + rank)
+        return self.torch.randint(-_LARGEST, _LARGEST + 1, (_TABLE,), generator=generator).float()
+
+    def _tiled(self, table: Any, elements: int) -> Any:
+        return table.repeat(-(-elements // _TABLE))[:elements]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """
+    One collective of one size, with its buffers in place.
+
+    `refresh` makes the inputs fresh and the outputs NaN, outside the time; `output` is what must equal `expected()`.
+    `share` is how many elements of the output come from each rank, where each comes from one.
+    """
+
+    run: Callable[[], object]
+    refresh: Callable[[], object]
+    output: Any
+    expected: Callable[[], Any]
+    share: int | None = None
+
+
+Build = Callable[[Rank, int], Operation]  # (rank, elements in all, a multiple of the number of ranks) -> operation
+
+
+def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding | Evidence | Progress]:
+    """Be one rank of the collective `name`: join, run every size, say what was measured."""
+    device, group = ctx.device, ctx.group
+    if device is None or group is None or group.size < 2:
+        text = f"{name} needs at least 2 ranks"
+        yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
+        return
+    yield _progress(RENDEZVOUS, "joined")
+    rank = Rank(torch=device.torch, distributed=join(group, device), device=device, group=group)
+    yield _progress(RENDEZVOUS, "left")
+    sizes = []
+    for size_bytes in ctx.params.sizes_bytes:
+        elements = max(1, size_bytes // ELEMENT_BYTES // group.size) * group.size
+        operation = build(rank, elements)
+        step = f"{name}/{size_bytes}"
+        yield _progress(step, "entered")
+        seconds = _time(device, operation, ctx.params, group)
+        yield _progress(step, "left")
+        sizes.append(
+            {
+                "size_bytes": size_bytes,
+                "bytes": elements * ELEMENT_BYTES,
+                "seconds": median(seconds),
+                "limits": _limits(ctx, name, size_bytes),
+                **_compare(device, operation),
+            }
+        )
+    yield Evidence(
+        target=f"rank:{group.rank}",
+        key=device.key,
+        data={
+            "rank": group.rank,
+            "ranks": group.size,
+            "device": device.target,
+            "targets": list(group.targets),
+            "seed": group.seed,
+            "sizes": sizes,
+        },
+    )
+
+
+def join(group: Group, device: Device) -> Any:
+    """
+    torch.distributed with the process group of `group` open: the one that is open already when it is the same.
+
+    Raises RuntimeError when peers do not come in time, or the group has been broken by an earlier failure.
+    """
+    global _open_rendezvous
+    import datetime
+
+    distributed = device.torch.distributed
+    if not distributed.is_available():
+        raise RuntimeError("this torch has no distributed package; install a build with USE_DISTRIBUTED=1")
+    if group.rendezvous in _broken:
+        raise RuntimeError(f"the process group of {group.rendezvous} is broken by an earlier failure; start new ranks")
+    if _open_rendezvous == group.rendezvous:
+        return distributed
+    _leave(distributed)
+    # Inside a node no packet has a reason to leave the machine, and its host name may resolve to nothing.
+    interface = group.interface or ("lo" if group.rendezvous.startswith("file:") else None)
+    if interface is None:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    try:
+        distributed.init_process_group(
+            backend=device.collective_backend,
+            init_method=group.rendezvous,
+            rank=group.rank,
+            world_size=group.size,
+            timeout=datetime.timedelta(seconds=group.timeout_seconds),
+        )
+    except RuntimeError:
+        _broken.add(group.rendezvous)
+        raise
+    _open_rendezvous = group.rendezvous
+    return distributed
+
+
+def _leave(distributed: Any) -> None:
+    global _open_rendezvous
+    _open_rendezvous = None
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _time(device: Device, operation: Operation, params: Params, group: Group) -> list[float]:
+    """
+    Seconds of each timed run. No barrier: ranks wait for each other in the operation itself, as in a training step.
+
+    A failure ends the process group: what peers then do in it is no longer defined.
+    """
+    try:
+        seconds = []
+        for index in range(params.warmup + params.iterations):
+            operation.refresh()
+            device.synchronize()
+            took = device.measure(operation.run, repeats=1, warmup=0)
+            if index >= params.warmup:
+                seconds.extend(took)
+    except RuntimeError:
+        _broken.add(group.rendezvous)
+        _leave(device.torch.distributed)
+        raise
+    return seconds
+
+
+def _compare(device: Device, operation: Operation) -> dict[str, Any]:
+    """Elements of the last result that are not exactly right: how many, the first, and whose share they are in."""
+    found, wanted = device.read(operation.output), operation.expected()
+    if device.torch.equal(found, wanted):
+        return {"mismatches": 0, "first": None, "sources": {}}
+    places = (found != wanted).nonzero().flatten()  # NaN differs from everything
+    first = int(places[0])
+    sources: dict[str, int] = {}
+    if operation.share:
+        counts = (places // operation.share).bincount()
+        sources = {str(rank): int(count) for rank, count in enumerate(counts) if count}
+    text = f"element {first} is {float(found[first]):g} instead of {float(wanted[first]):g}"
+    return {"mismatches": int(places.numel()), "first": text, "sources": sources}
+
+
+def _limits(ctx: Context[Params], name: str, size_bytes: int) -> dict[str, list[Any]]:
+    """
+    Limits of this size as [lower, upper, origin]: `NAME/SIZE_BYTES`, else for the largest size the plain name.
+
+    Bandwidth means something for large messages alone; a limit on the plain name must not fail the small ones.
+    """
+    limits = {}
+    for quantity in ("busbw_bytes_per_second", "algbw_bytes_per_second", "duration_seconds"):
+        limit: Limit = ctx.limit(f"{name}_{quantity}/{size_bytes}", "node")
+        if limit is NO_LIMIT and size_bytes == max(ctx.params.sizes_bytes):
+            limit = ctx.limit(f"{name}_{quantity}", "node")
+        limits[quantity] = [limit.lower, limit.upper, limit.origin]
+    return limits
+
+
+def _progress(step: str, event: str) -> Progress:
+    return Progress(step=step, event=event, monotonic_seconds=time.monotonic())

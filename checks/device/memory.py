@@ -1,0 +1,147 @@
+"""The `memory` probe: device memory gives back what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from checks.contract import Context, Device, Finding, Status, Tier, check
+from checks.device.sampling import median, new_seed, per_second
+from checks.limits import quantity, within
+
+_WORD_BYTES = 8
+_CHUNK_WORDS = 2**19  # 4 MiB: what the host compares at a time, so that a block of any size needs little of the host
+_LEAST_BYTES = 2**20  # less than this is no test of memory
+_TIER_BYTES = {Tier.QUICK: 32 * 2**20, Tier.DEEP: 2**30, Tier.SOAK: 8 * 2**30}
+PATTERNS = ("address", "walking", "random")
+
+
+@dataclass(frozen=True)
+class Params:
+    share_ratio: float = 0.5
+    """Of the memory that is available, how much to test at most."""
+    max_bytes: int | None = None
+    """How much to test at most; None: 32 MiB in the quick tier, 1 GiB in deep, 8 GiB in soak."""
+    repeats: int = 5
+    """Timed copies for the bandwidth; the median counts."""
+    seed: int | None = None
+    """Of the random pattern; None: a new one each run, shown in the message."""
+
+
+@check(tier="quick", interval_seconds=3600, timeout_seconds=120, scope="device")
+def memory(ctx: Context[Params]) -> Iterator[Finding]:
+    """
+    A block of device memory gives back three patterns and their inverses, and copies fast.
+
+    Reads:   the device's memory: each word's own address (finds crossed address lines), a walking one (stuck and
+             coupled bits) and random words; each is written, read back, inverted in place and read back again.
+    Judges:  fail MemoryCorruption (with offset and bits) | unknown CannotAllocate (the block could not be had, or
+             nobody can say how much there is) | fail SlowDevice (below `memory_bandwidth_bytes_per_second`) | pass
+             with bytes/s, read and written bytes of a copy both counted, as STREAM does.
+    Cost:    quick: 32 MiB and under 0.2 s. A block that fits in a cache tests the cache: deep takes 1 GiB.
+    Source:  own; the patterns are those of memtest86+.
+    """
+    device = ctx.device
+    if device is None:
+        raise ValueError("memory needs a device; run it in a device's worker")
+    torch, params = device.torch, ctx.params
+    limit_bytes = params.max_bytes if params.max_bytes is not None else _TIER_BYTES.get(ctx.tier, 32 * 2**20)
+    available = device.available_bytes()
+    if available is None:
+        yield _cannot(device, "nobody can say how much memory is available")
+        return
+    wanted = min(limit_bytes, int(available * params.share_ratio))
+    if wanted < _LEAST_BYTES:
+        yield _cannot(device, f"{available} bytes are available, too few to test a share of {params.share_ratio:g}")
+        return
+    words = wanted // _WORD_BYTES // 2 * 2  # even, so that one half can be copied onto the other
+    try:
+        block = torch.empty(words, dtype=torch.int64, device=device.torch_device)
+    except (RuntimeError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        yield _cannot(device, f"could not allocate {wanted} of {available} available bytes: {reason}")
+        return
+    seed = new_seed(params.seed)
+    for pattern in PATTERNS:
+        wrong = _test(device, block, pattern, seed)
+        if wrong is not None:
+            yield Finding(status=Status.FAIL, reason="MemoryCorruption", message=wrong, target=device.target)
+            return
+    half = words // 2
+    source, sink = block[:half], block[half:]
+    seconds = device.measure(lambda: sink.copy_(source), repeats=params.repeats, warmup=1)
+    name = "memory_bandwidth_bytes_per_second"
+    size = quantity("size_bytes", words * _WORD_BYTES)
+    yield within(
+        per_second(2 * half * _WORD_BYTES, median(seconds)),
+        name=name,
+        target=device.target,
+        limit=ctx.limit(name, device.target),
+        reason="SlowDevice",
+        subject=f"{size} gave back {', '.join(PATTERNS)} and their inverses (seed {seed}); bandwidth",
+    )
+
+
+def _cannot(device: Device, why: str) -> Finding:
+    return Finding(
+        status=Status.UNKNOWN, reason="CannotAllocate", message=f"memory not tested: {why}", target=device.target
+    )
+
+
+def _test(device: Device, block: Any, pattern: str, seed: int) -> str | None:
+    """Write, read back, invert, read back; what differed first, or None."""
+    torch = device.torch
+    base = _base(torch, pattern, seed)
+    starts = range(0, block.numel(), _CHUNK_WORDS)
+    expected = torch.empty_like(base)
+    for start in starts:
+        part = block[start : start + _CHUNK_WORDS]
+        part.copy_(_chunk(torch, base, pattern, start, expected)[: part.numel()])
+    for inverted in (False, True):
+        if inverted:
+            block.bitwise_not_()
+        for start in starts:
+            part = block[start : start + _CHUNK_WORDS]
+            _chunk(torch, base, pattern, start, expected)
+            if inverted:
+                expected.bitwise_not_()
+            found, wanted = device.read(part), expected[: part.numel()]
+            if not torch.equal(found, wanted):
+                name = f"{pattern}, inverted" if inverted else pattern
+                return _describe(found, wanted, start, block.numel(), f"{name}, seed {seed}")
+    return None
+
+
+def _base(torch: Any, pattern: str, seed: int) -> Any:
+    """One chunk of a pattern  # [2**19] int64."""
+    counter = torch.arange(_CHUNK_WORDS, dtype=torch.int64)
+    if pattern == "address":
+        return counter
+    if pattern == "walking":
+        return torch.ones_like(counter).bitwise_left_shift_(counter.remainder_(64))
+    return counter.random_(generator=torch.Generator().manual_seed(seed))
+
+
+def _chunk(torch: Any, base: Any, pattern: str, start: int, out: Any) -> Any:
+    """The pattern from word `start` on, into `out`: chunks differ, so that a crossed address line shows."""
+    if pattern == "address":
+        return torch.add(base, start, out=out)
+    if pattern == "walking":
+        return out.copy_(base)
+    # An odd multiple of the chunk's number (the 64-bit golden ratio) makes another mask for each chunk.
+    mask = (start // _CHUNK_WORDS * 0x9E3779B97F4A7C15) & (2**63 - 1)
+    return torch.bitwise_xor(base, mask, out=out)
+
+
+def _describe(found: Any, wanted: Any, start: int, words: int, pattern: str) -> str:
+    """Where memory differed, for people: first word, its bits, and how many words of this chunk."""
+    places = (found != wanted).nonzero().flatten()
+    first = int(places[0])
+    was, is_now = (int(tensor[first]) & (2**64 - 1) for tensor in (wanted, found))
+    bits = [str(bit) for bit in range(64) if (was ^ is_now) >> bit & 1]
+    return (
+        f"byte offset {(start + first) * _WORD_BYTES:#x} of {words * _WORD_BYTES:#x} gave back {is_now:#018x} instead "
+        f"of {was:#018x}: bit{'s' if len(bits) > 1 else ''} {', '.join(bits)} ({pattern}); "
+        f"{places.numel()} words differ nearby"
+    )

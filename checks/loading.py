@@ -1,0 +1,93 @@
+"""
+The checks of a worker: built-in ones, an operator's files, entry points and programs, by name.
+
+What cannot be loaded is one line that names the file, the entry point or the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from checks.contract import Check
+
+
+def load_builtin() -> dict[str, Check]:
+    """All checks that come with healthd."""
+    from checks.discover import builtin_checks
+
+    return builtin_checks()
+
+
+def load_check(name: str, setup: Mapping[str, Any]) -> Check:
+    """
+    One check by name. Raises LookupError for a name that nothing has, ValueError for what cannot be loaded.
+
+    Built-in checks come first and alone, because importing little is what keeps a passive round short.
+    """
+    from checks.discover import find_builtin
+
+    found = find_builtin(name) or load_all(setup).get(name, (None, ""))[0]
+    if found is None:
+        raise LookupError(f"no such check: {name}")
+    return found
+
+
+_loaded: dict[int, dict[str, tuple[Check, str]]] = {}
+
+
+def load_all(setup: Mapping[str, Any]) -> dict[str, tuple[Check, str]]:
+    """Every configured check with where it came from. Two of one name are an error, whoever brought them."""
+    if id(setup) in _loaded:
+        return _loaded[id(setup)]
+    found: dict[str, tuple[Check, str]] = {}
+
+    def add(check: Check, origin: str) -> None:
+        if check.name in found:
+            raise ValueError(f"two checks are named {check.name}: {found[check.name][1]} and {origin}; rename one")
+        found[check.name] = (check, origin)
+
+    for check in load_builtin().values():
+        add(check, "built-in")
+    for path in setup["extra_files"]:
+        for check in load_file(path):
+            add(check, path)
+    if setup["third_party"]:
+        from checks.discover import load_third_party
+
+        for check in load_third_party(setup["third_party"]).values():
+            add(check, "entry point")
+    for program in setup["programs"]:
+        from checks.programs import make_program_check
+
+        add(make_program_check(**{**program, "argv": tuple(program["argv"])}), program["argv"][0])
+    _loaded[id(setup)] = found
+    return found
+
+
+def load_file(path: str) -> list[Check]:
+    """The checks in one file of an operator, found by type, as the built-in ones are."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    from checks.discover import checks_in
+
+    if not path.endswith(".py") or not os.path.isfile(path):
+        raise ValueError(f"{path}: cannot be read; name a directory of check files in checks.directories")
+    name = "healthd_check_" + os.path.basename(path)[:-3]
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path}: is no Python file")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses of the file look their module up
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
+    found = checks_in(module)
+    if not found:
+        raise ValueError(f"{path}: has no check; decorate a generator function with @check")
+    return found

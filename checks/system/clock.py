@@ -1,0 +1,66 @@
+"""The kernel's clock: whether somebody keeps it right, and how far off it was when last measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checks.contract import Context, Finding, Limit, Status, check
+from checks.limits import within
+
+TIME_SERVICES = frozenset({"chronyd", "ntpd", "systemd-timesyn", "openntpd", "ptp4l", "phc2sys"})  # as /proc cuts them
+
+
+@dataclass(frozen=True)
+class Params:
+    """Bounds."""
+
+    max_offset_seconds: float = 1.0  # logs and tokens go wrong beyond it; healthd itself trusts no clock
+    required: bool | None = None  # None: required where a time service runs
+
+
+@check(tier="passive", interval_seconds=60, timeout_seconds=5)
+def clock(ctx: Context[Params]) -> Iterator[Finding]:
+    """
+    The clock is kept right and is not far off.
+
+    Where no time service runs (containers, whose host keeps the clock) nobody measured the offset, and the check does
+    not apply unless `required` says so.
+
+    Reads:   adjtimex(2), the names of processes.
+    Judges:  fail ClockOffset, warn ClockUnsynchronized | skip NotApplicable (no time service here).
+    Cost:    1 ms for every thousand processes; harmless to jobs.
+    """
+    state = ctx.host.clock()
+    if not state.synchronized:
+        service = _time_service(ctx)
+        required = ctx.params.required if ctx.params.required is not None else service is not None
+        who = f"{service} runs" if service else "no time service runs here"
+        yield Finding(
+            status=Status.WARN if required else Status.SKIP,
+            reason="ClockUnsynchronized" if required else "NotApplicable",
+            message=f"the kernel says that the clock is not synchronized; {who}",
+            target="node",
+        )
+        return
+    yield within(
+        abs(state.offset_seconds),
+        name="clock_offset_seconds",
+        target="node",
+        limit=ctx.limits.get("clock_offset_seconds")
+        or Limit(lower=None, upper=ctx.params.max_offset_seconds, origin="default"),
+        reason="ClockOffset",
+        subject="clock synchronized, offset",
+    )
+
+
+def _time_service(ctx: Context[Params]) -> str | None:
+    for entry in ctx.host.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                name = ctx.host.read(f"/proc/{entry}/comm").strip()
+            except OSError:  # it has ended meanwhile
+                continue
+            if name in TIME_SERVICES:
+                return name
+    return None

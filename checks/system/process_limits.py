@@ -1,0 +1,38 @@
+"""What the kernel lets one process have: it is inherited by jobs that the same service manager starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checks.contract import Context, Finding, Limit, Status, check
+from checks.limits import within
+
+
+@dataclass(frozen=True)
+class Params:
+    """Bounds."""
+
+    min_open_files_count: int = 1024  # Linux's own default; thousands of shards and sockets want 65536
+    min_memlock_bytes: float | None = None  # RDMA (EFA, InfiniBand) wants no limit at all; plain CPUs want nothing
+
+
+@check(tier="passive", interval_seconds=300, timeout_seconds=5)
+def process_limits(ctx: Context[Params]) -> Iterator[Finding]:
+    """
+    A process may open enough files, and lock enough memory where that is asked.
+
+    Reads:   the soft limits RLIMIT_NOFILE and RLIMIT_MEMLOCK of this process.
+    Judges:  fail LimitTooLow.
+    Cost:    under 1 ms; harmless to jobs.
+    """
+    yield _judge(ctx, "nofile", "open_files_limit_count", float(ctx.params.min_open_files_count), "open files allowed")
+    yield _judge(ctx, "memlock", "memlock_limit_bytes", ctx.params.min_memlock_bytes, "memory that may be locked")
+
+
+def _judge(ctx: Context[Params], kind: str, name: str, lower: float | None, subject: str) -> Finding:
+    value = ctx.host.process_limit(kind)
+    if value == float("inf"):
+        return Finding(status=Status.PASS, reason=None, message=f"{subject}: no limit", target="node")
+    limit = ctx.limits.get(name) or Limit(lower=lower, upper=None, origin="none" if lower is None else "default")
+    return within(value, name=name, target="node", limit=limit, reason="LimitTooLow", subject=f"{subject}:")

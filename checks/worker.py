@@ -1,0 +1,293 @@
+"""
+The process in which checks run: started by the runner, never by people.
+
+    PYTHON -I /path/to/checks/worker.py RESULT_DESCRIPTOR PARENT_PID
+
+Commands come as JSON lines on standard input, results leave as bounded JSON lines on the descriptor (see
+`checks.protocol`). This file is run by its path and loads the `checks` beside it by path, so that neither
+site-packages nor PYTHONPATH can put another package of that name in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Before anything else is imported: what a library prints must not get among the results, nor vanish.
+if __name__ == "__main__":
+    os.dup2(2, 1)
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from checks.accelerators import Accelerator
+    from checks.contract import Check, Context, Device, Missing
+    from checks.faults import Fault
+    from checks.host import Host
+
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+
+
+def load_own_checks() -> None:
+    """Make `checks` the package that this file is in, whatever else goes by that name."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    spec = spec_from_file_location("checks", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot load the checks in {folder}")
+    package = module_from_spec(spec)
+    sys.modules["checks"] = package
+    spec.loader.exec_module(package)
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent ends; exit when that has happened already."""
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call; 0 means a parent in another PID namespace
+        os._exit(1)
+
+
+class Worker:
+    """One child: at most one device, one command after the other."""
+
+    def __init__(self, output: int) -> None:
+        self._output = output
+        self._id = 0
+        self._setup: dict[str, Any] = {}
+        self._checks: dict[str, Check] = {}
+        self._inventory: dict[str, Any] = {}
+        self._device: Device | None = None
+        self._host: Host | None = None
+        self._resources = ExitStack()  # the hold on the device ends with the process
+
+    def serve(self, lines: Any) -> None:
+        """Answer commands until the input ends."""
+        import json
+
+        handlers = {
+            "setup": self.setup,
+            "survey": self.survey,
+            "run": self.run,
+            "judge": self.judge,
+            "catalogue": self.catalogue,
+        }
+        for line in lines:
+            command = json.loads(line)
+            self._id = command["id"]
+            try:
+                handlers[command["kind"]](command)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a check raises is a result
+                self._raised(error)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def setup(self, command: Mapping[str, Any]) -> None:
+        """Load what will run; take and open the device, if this worker has one; then say ready."""
+        from pathlib import Path
+
+        from checks.host import Host
+
+        self._setup = dict(command)
+        root = command["host_root"]
+        self._host = Host(Path(root) if root else None)
+        versions = {"python": sys.version.split()[0]}
+        target = command["target"]
+        if target is not None:
+            accelerator = self._accelerator()
+            self._inventory = command["inventory"]
+            options = command["options"]
+            self._resources.enter_context(accelerator.hold(target, options))
+            self._device = accelerator.bind(target, self._inventory, options)
+            versions["torch"] = str(self._device.torch.__version__)
+        self._say("ready", versions=versions)
+
+    def survey(self, command: Mapping[str, Any]) -> None:
+        """What is on the machine, and who holds it. Later commands of this worker see the same inventory."""
+        from checks.identity import read_identity
+
+        host = self._on()
+        accelerator = self._accelerator()
+        options = self._setup["options"]
+        inventory = accelerator.find(host, options)
+        holders = accelerator.holders(host, inventory, options)
+        self._inventory = {**inventory, "holders": holders}
+        self._say("surveyed", inventory=inventory, holders=holders, **read_identity(host))
+
+    def run(self, command: Mapping[str, Any]) -> None:
+        """Run one check on this worker's device, or on the node."""
+        from checks.faults import Fault, apply_faults
+
+        check = self._check(command["check"])
+        faults = [Fault(*fault) for fault in command["faults"]]
+        context = self._context(check, command, faults)
+        target = f"rank:{context.group.rank}" if context.group else self._setup["target"] or "node"
+        self._say("started", check=check.name)
+        self._stream(
+            apply_faults(
+                faults,
+                lambda: check.run(context),
+                target=target,
+                group=context.group is not None,
+                output=self._output,
+            )
+        )
+
+    def judge(self, command: Mapping[str, Any]) -> None:
+        """Let a check compare what its workers measured."""
+        from checks.protocol import to_evidence, to_missing
+
+        check = self._check(command["check"])
+        if check.judge is None:
+            raise ValueError(f"{check.name} has no judge")
+        missing: list[Missing] = [to_missing(item) for item in command["missing"]]
+        self._say("started", check=check.name)
+        self._stream(check.judge([to_evidence(item) for item in command["evidence"]], missing))
+
+    def catalogue(self, command: Mapping[str, Any]) -> None:
+        """Say what each check that is configured is, one line each."""
+        for check, origin in self._all().values():
+            self._say(
+                "catalogue",
+                name=check.name,
+                tier=check.tier.value,
+                scope=check.scope.value,
+                interval_seconds=check.interval_seconds,
+                timeout_seconds=check.timeout_seconds,
+                judged=check.judge is not None,
+                doc=check.doc[:8000],
+                origin=origin,
+            )
+        self._say("done", dropped=0)
+
+    # --- what they share ----------------------------------------------------------------------------------------------
+
+    def _on(self) -> Host:
+        if self._host is None:
+            raise RuntimeError("no setup has come before this command")
+        return self._host
+
+    def _accelerator(self) -> Accelerator:
+        from checks.accelerators import find_accelerator
+
+        return find_accelerator(self._setup["accelerator"], self._on())
+
+    def _check(self, name: str) -> Check:
+        if name not in self._checks:
+            from checks.loading import load_check
+
+            self._checks[name] = load_check(name, self._setup)
+        return self._checks[name]
+
+    def _all(self) -> dict[str, tuple[Check, str]]:
+        from checks.loading import load_all
+
+        return load_all(self._setup)
+
+    def _context(self, check: Check, command: Mapping[str, Any], faults: Sequence[Fault]) -> Context[Any]:
+        from checks.contract import Context, Group, Tier, load_params
+        from checks.faults import COUNTING_CHECK, faulty, without_missing
+        from checks.protocol import to_limits, to_previous
+
+        group = command["group"]
+        inventory = self._inventory
+        if check.name == COUNTING_CHECK:
+            inventory = without_missing(inventory, faults)
+        return Context(
+            host=self._on(),
+            params=load_params(check.params_type, command["params"]),
+            tier=Tier(command["tier"]),
+            device=faulty(self._device, faults) if self._device is not None else None,
+            group=Group(**{**group, "targets": tuple(group["targets"])}) if group else None,
+            previous=to_previous(command["previous"]),
+            inventory=inventory,
+            limits=to_limits(self._setup["limits"]),
+        )
+
+    def _stream(self, items: Any) -> None:
+        """Send what a check yields as it comes; findings above the bound are counted, the worst of them told."""
+        from checks.contract import SEVERITY, Evidence, Finding, Progress
+        from checks.protocol import MAX_FINDINGS, MAX_PROGRESS, from_evidence, from_finding, from_progress
+
+        findings = progress = dropped = 0
+        worst_dropped: Finding | None = None
+        for item in items:
+            if isinstance(item, Finding):
+                findings += 1
+                if findings < MAX_FINDINGS:
+                    self._say("finding", finding=from_finding(item))
+                    continue
+                dropped += 1
+                if worst_dropped is None or SEVERITY[item.status] > SEVERITY[worst_dropped.status]:
+                    worst_dropped = item
+            elif isinstance(item, Evidence):
+                self._say("evidence", evidence=from_evidence(item))
+            elif isinstance(item, Progress):
+                progress += 1
+                if progress <= MAX_PROGRESS:
+                    self._say("progress", progress=from_progress(item))
+            else:
+                raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence or Progress")
+        if worst_dropped is not None:
+            self._say("finding", finding=from_finding(worst_dropped))
+        self._say("done", dropped=max(0, dropped - 1))
+
+    def _say(self, kind: str, **members: Any) -> None:
+        from checks.protocol import encode
+
+        line = encode({"kind": kind, "id": self._id, **members})
+        while line:
+            line = line[os.write(self._output, line) :]
+
+    def _raised(self, error: BaseException) -> None:
+        """An exception is a result as well: its type, its words and where it came from."""
+        import time
+        import traceback
+
+        from checks.host import HostError
+        from checks.protocol import MAX_TRACEBACK_CHARACTERS, shorten
+
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self._say(
+            "raised",
+            type=type(error).__name__,
+            message=shorten(str(error)),
+            # What the machine did not let a check see has a reason of its own.
+            reason=error.reason if isinstance(error, HostError) else None,
+            traceback=text[-MAX_TRACEBACK_CHARACTERS:],
+            monotonic_seconds=time.monotonic(),
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the runner that started this process."""
+    output, parent = int(arguments[0]), int(arguments[1])
+    die_with(parent)
+    # What a check starts must neither hold the pipe of the results nor read the commands.
+    os.set_inheritable(output, False)
+    commands = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    load_own_checks()
+    import faulthandler
+    import resource
+
+    # One byte is less than any core dump, and unlike zero it also keeps a dump from being piped to a program, which
+    # can take minutes for a process with a model's memory.
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
+    faulthandler.enable()  # the last words of a crash say where it was
+    with os.fdopen(commands, "rb") as lines:
+        Worker(output).serve(lines)
+    # Whatever threads or exit handlers a library left behind, the work is done.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

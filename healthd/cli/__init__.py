@@ -1,0 +1,108 @@
+"""
+The `healthd` command: options to settings, settings to work, records to a terminal or to JSON, errors to exit codes.
+
+Each command imports what it needs when it runs: a passive round must not wait for a web framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from healthd import __version__
+from healthd.errors import ConfigError, HealthdError
+
+# Command -> module in this package that holds it (function of the same name, dashes as underscores).
+COMMANDS = {
+    "check": "check",
+    "node": "services",
+    "aggregator": "services",
+    "gate": "gate",
+    "preflight": "preflight",
+    "fleet": "fleet",
+    "override": "fleet",
+    "fault": "local",
+    "token": "local",
+    "checks": "local",
+    "doctor": "doctor",
+    "demo": "demo",
+}
+
+# What a configuration error, any other error of ours, and an error nobody foresaw come to (design: command line).
+EXIT_CODES = {"check": (3, 3, 3), "gate": (2, 75, 75), "preflight": (2, 75, 75)}
+DEFAULT_EXIT_CODES = (2, 1, 1)
+
+
+class Lazy(click.Group):
+    """Finds commands by name without importing the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order in which they are met."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"healthd.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="healthd")
+def healthd() -> None:
+    """
+    May this job start on these nodes, now?
+
+    healthd runs real tensor operations on every device and real collectives between them, watches the host, and
+    gates the launch of jobs on the health of a fleet.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command and exit; whatever goes wrong is one line on standard error and the right exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    name = next((argument for argument in arguments if argument in COMMANDS), "")
+    config_code, known_code, internal_code = EXIT_CODES.get(name, DEFAULT_EXIT_CODES)
+    try:
+        code = healthd.main(arguments, prog_name="healthd", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    except click.Abort:
+        _say("stopped")
+        code = 130
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see '{context.command_path} --help')" if context is not None else ""
+        _say(f"{error.format_message()}{hint}")
+        code = config_code
+    except ConfigError as error:
+        _say(str(error))
+        code = config_code
+    except HealthdError as error:
+        _say(str(error))
+        code = known_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = known_code
+    except Exception as error:
+        if os.environ.get("PYTHONDEVMODE"):
+            raise
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "nowhere"
+        _say(
+            f"internal error at {where}: {type(error).__name__}: {error}; please report it (PYTHONDEVMODE=1 shows more)"
+        )
+        code = internal_code
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str) -> None:
+    line = " ".join(message.split())
+    sys.stderr.write(f"healthd: {line}\n")

@@ -1,0 +1,162 @@
+"""`healthd doctor`: what is missing here for checks to run well, and how to get it. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from healthd.cli.settings import Settings, common_options, load_settings
+
+# What the probes need of the interpreter that runs them, asked in one go.
+PROBE = """
+import json, sys
+said = {"python": sys.version.split()[0]}
+try:
+    import torch
+    import torch.distributed as dist
+    said["torch"] = torch.__version__
+    said["gloo"] = bool(dist.is_available() and dist.is_gloo_available())
+    said["cuda"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+except ImportError as error:
+    said["error"] = str(error)
+print(json.dumps(said))
+"""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing looked at: `state` is ok, missing (checks cannot run) or note (they can, with less)."""
+
+    name: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+@click.command()
+@common_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+def doctor(as_json: bool, **options: Any) -> int:
+    """
+    What is missing here, and how to get it.
+
+    Exit code 0: nothing is missing. 1: something is.
+    """
+    settings = load_settings(options, section="node")
+    items = list(examine(settings))
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(item) for item in items]) + "\n")
+    else:
+        from healthd.cli import render
+
+        render.print_items([(item.name, item.state, item.text, item.remedy) for item in items])
+    return 1 if any(item.state == "missing" for item in items) else 0
+
+
+def examine(settings: Settings) -> Iterator[Item]:
+    """Everything, the basic first."""
+    python = settings.probe_python or Path(sys.executable)
+    yield from _interpreter(python)
+    yield _folder("state directory", settings.node.state_dir, "--state-dir")
+    yield _folder("run directory", settings.run_dir, "--run-dir")
+    yield _kernel_log()
+    yield _shared_memory()
+    yield from _programs(settings)
+    yield from _tools()
+
+
+def _interpreter(python: Path) -> Iterator[Item]:
+    name = "probe interpreter"
+    try:
+        done = subprocess.run([python, "-I", "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        yield Item(name, "missing", f"{python}: {error.strerror}", "set probe_python to the interpreter that has torch")
+        return
+    except subprocess.TimeoutExpired:
+        yield Item(
+            name, "missing", f"{python} did not answer within 60 s", "look at what its site-packages do at start"
+        )
+        return
+    try:
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        yield Item(name, "missing", f"{python}: {last}", "set probe_python to a working Python 3.10 or newer")
+        return
+    version = tuple(int(part) for part in said["python"].split(".")[:2])
+    ok = version >= (3, 10)
+    yield Item(
+        name, "ok" if ok else "missing", f"{python} (Python {said['python']})", "" if ok else "use 3.10 or newer"
+    )
+    if "torch" not in said:
+        remedy = f"install it there: {python} -m pip install torch; or set probe_python to an interpreter that has it"
+        yield Item("torch", "missing", said.get("error", "not installed"), remedy)
+        return
+    yield Item("torch", "ok", f"{said['torch']}, {said['cuda']} CUDA devices")
+    if said["gloo"]:
+        yield Item("gloo", "ok", "collectives between CPU ranks can run")
+    else:
+        yield Item("gloo", "missing", "this torch has no gloo", "install a build of torch with distributed support")
+
+
+def _folder(name: str, path: Path, option: str) -> Item:
+    """Whether a directory can be written to, or made."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return Item(name, "ok", str(path) if path.exists() else f"{path} (will be made)")
+    return Item(name, "missing", f"{path} cannot be written", f"run as root, or choose another with {option}")
+
+
+def _kernel_log() -> Item:
+    try:
+        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        remedy = "run as root or with CAP_SYSLOG; in a container mount /dev/kmsg"
+        return Item(
+            "kernel log", "note", f"/dev/kmsg: {error.strerror}: hardware faults in it will not be seen", remedy
+        )
+    return Item("kernel log", "ok", "/dev/kmsg can be read")
+
+
+def _shared_memory() -> Item:
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108 - it is the thing looked at
+    except OSError as error:
+        return Item("/dev/shm", "note", str(error.strerror), "mount a tmpfs there; in a container: --shm-size")
+    size = found.f_frsize * found.f_blocks
+    return Item("/dev/shm", "ok", f"{size / 1e9:.1f} GB")
+
+
+def _programs(settings: Settings) -> Iterator[Item]:
+    for name, program in settings.programs.items():
+        command = program.command[0] if program.command else ""
+        found = shutil.which(command)
+        if found:
+            yield Item(f"program {name}", "ok", found)
+        else:
+            yield Item(
+                f"program {name}", "missing", f"no such program: {command!r}", f"install it or mend programs.{name}"
+            )
+
+
+def _tools() -> Iterator[Item]:
+    """Vendors' tools: they matter only where their devices are."""
+    for tool, device, remedy in (
+        ("neuron-ls", "/dev/neuron0", "install aws-neuronx-tools"),
+        ("nvidia-smi", "/dev/nvidia0", "install the NVIDIA driver's utilities"),
+    ):
+        if Path(device).exists():
+            search = os.environ.get("PATH", "") + ":/opt/aws/neuron/bin"
+            found = shutil.which(tool, path=search)
+            yield Item(tool, "ok" if found else "missing", found or "not found", "" if found else remedy)

@@ -1,0 +1,195 @@
+"""`healthd fleet` and `healthd override`: look at the fleet, keep nodes out, let them in, explain a gate."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.config import parse_duration
+from healthd.errors import BadInputError, ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PAGE = 500
+MOST_NODES = 20_000
+
+
+def fleet_options(command: F) -> F:
+    """The options of every command that speaks to an aggregator."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
+        click.option("--aggregator", metavar="URL", help="Where the aggregator is."),
+        common_options,
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def fleet(ctx: click.Context) -> None:
+    """The fleet as the aggregator sees it; `status` when nothing else is said."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(status)
+
+
+@fleet.command()
+@fleet_options
+@click.option("--health", help="Only nodes of this health.")
+@click.option("--pool", help="Only nodes of this pool.")
+def status(as_json: bool = False, health: str | None = None, pool: str | None = None, **options: Any) -> int:
+    """Every node on a line, the worst first."""
+    settings, nodes = load_settings(options, section="gate"), []
+    with _aggregator(settings) as aggregator:
+        after: str | None = None
+        while len(nodes) < MOST_NODES:
+            page = aggregator.get("/v1/nodes", limit=PAGE, after=after, health=health, pool=pool)
+            nodes += page["nodes"]
+            after = page.get("next")
+            if after is None:
+                break
+        summary = aggregator.get("/v1/fleet")
+    if as_json:
+        _print_json({"fleet": summary, "nodes": nodes})
+        return 0
+    from healthd.cli import render
+
+    render.print_fleet(summary, nodes)
+    return 0
+
+
+@fleet.command()
+@click.argument("node")
+@fleet_options
+def show(node: str, as_json: bool, **options: Any) -> int:
+    """All that is known of one node."""
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        record = aggregator.get(f"/v1/nodes/{_name(node)}")
+    if as_json:
+        _print_json(record)
+        return 0
+    from healthd.cli import render
+
+    render.print_node(record)
+    return 0
+
+
+@fleet.command()
+@click.argument("node")
+@click.option("--reason", required=True, help="Why; shown to everyone whose job it delays.")
+@click.option("--for", "duration", metavar="T", help="How long (default: until somebody releases it).")
+@fleet_options
+def quarantine(node: str, reason: str, duration: str | None, as_json: bool, **options: Any) -> int:
+    """Keep a node out of admissions."""
+    settings = load_settings(options, section="gate")
+    seconds = _duration("--for", duration)
+    body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": seconds}
+    with _aggregator(settings) as aggregator:
+        aggregator.call("PUT", f"/v1/nodes/{_name(node)}/quarantine", body=body)
+    _done(as_json, f"{node} is quarantined" + (f" for {duration}" if duration else "") + f": {reason}")
+    return 0
+
+
+@fleet.command()
+@click.argument("node")
+@fleet_options
+def release(node: str, as_json: bool, **options: Any) -> int:
+    """End a quarantine."""
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        aggregator.call("DELETE", f"/v1/nodes/{_name(node)}/quarantine")
+    _done(as_json, f"{node} is released")
+    return 0
+
+
+@fleet.command()
+@click.argument("gate")
+@fleet_options
+def explain(gate: str, as_json: bool, **options: Any) -> int:
+    """A gate's decision with the evidence it was made on; GATE is its id or its job."""
+    from healthd import wire
+    from healthd.model import Decision
+
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        decision = aggregator.call("GET", f"/v1/gates/{_name(gate)}")
+    if as_json:
+        sys.stdout.write(decision.decode() + "\n")
+        return 0
+    from healthd.cli import render
+
+    console = render.out()
+    for line in render.decision_report(wire.decode(decision, Decision, what="decision")):
+        console.print(line)
+    return 0
+
+
+@fleet.command()
+@fleet_options
+def recover(as_json: bool, **options: Any) -> int:
+    """Say that the aggregator may admit again after the loss of its database."""
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        aggregator.call("POST", "/v1/fleet/recover")
+    _done(as_json, "the aggregator admits again with what has been reported so far")
+    return 0
+
+
+@click.command()
+@click.argument("job")
+@click.option("--reason", required=True, help="Why; kept with the decision.")
+@click.option("--until", "duration", metavar="T", required=True, help="For how long from now, e.g. 1h.")
+@click.option("--clear", is_flag=True, help="Take the override back.")
+@fleet_options
+def override(job: str, reason: str, duration: str, clear: bool, as_json: bool, **options: Any) -> int:
+    """Admit a job by hand, whatever its nodes say. Audited, and visible in the metrics."""
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        if clear:
+            aggregator.call("DELETE", f"/v1/overrides/{_name(job)}")
+        else:
+            body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": _duration("--until", duration)}
+            aggregator.call("PUT", f"/v1/overrides/{_name(job)}", body=body)
+    _done(as_json, f"override of {job} is taken back" if clear else f"{job} will be admitted for {duration}: {reason}")
+    return 0
+
+
+def _aggregator(settings: Settings) -> Any:
+    from healthd.client import Aggregator
+
+    return Aggregator(settings.endpoint(settings.gate.aggregator))
+
+
+def _duration(option: str, text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def _name(text: str) -> str:
+    """A name as one segment of a path."""
+    from urllib.parse import quote
+
+    if not text or text in (".", ".."):
+        raise BadInputError(f"{text!r} is not a name")
+    return quote(text, safe="")
+
+
+def _done(as_json: bool, message: str) -> None:
+    if as_json:
+        _print_json({"ok": True, "message": message})
+    else:
+        click.echo(message)
+
+
+def _print_json(value: Any) -> None:
+    from healthd import wire
+
+    sys.stdout.write(wire.encode(value).decode() + "\n")

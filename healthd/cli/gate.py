@@ -1,0 +1,173 @@
+"""`healthd gate`: may this job start here, now? The answer is the exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from healthd.cli.settings import GateSettings, Settings, common_options, load_settings
+from healthd.errors import ConfigError, UnreachableError
+from healthd.model import Decision, GateRequest, Verdict
+
+ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
+
+
+@click.command()
+@common_options
+@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
+@click.option("--job", metavar="J", help="The job's name; with the attempt it identifies the gate.")
+@click.option("--attempt", type=int, metavar="A", help="Which attempt of the job this is (default 0).")
+@click.option("--node", multiple=True, metavar="N", help="A node of the job; repeat.")
+@click.option("--hostfile", type=click.Path(path_type=Path), metavar="F", help="A file with one node a line.")
+@click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
+@click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
+@click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
+@click.option("--tier", help="What evidence is asked: passive, quick, deep.")
+@click.option("--max-age", metavar="T", help="How old evidence may be.")
+@click.option("--wait", metavar="T", help="How long to hold before giving up.")
+@click.option("--mode", help="enforce or observe (default: the aggregator's).")
+@click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
+@click.option("--on-unreachable", help="hold (default), local (this node's own verdict) or admit.")
+@click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
+def gate(as_json: bool, **options: Any) -> int:
+    """
+    Ask the aggregator whether a job may start, and wait for the answer.
+
+    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage.
+    """
+    settings = load_settings(options, section="gate")
+    request = build_request(settings.gate)
+    try:
+        decision = _ask(settings, request, as_json=as_json)
+    except UnreachableError as error:
+        return _unreachable(settings, error)
+    return finish(decision, settings.gate.hostfile_out, as_json=as_json)
+
+
+def build_request(asked: GateSettings) -> GateRequest:
+    """The request that the settings describe; ConfigError says which option is missing or contradicts another."""
+    nodes = tuple(asked.node) + _read_hostfile(asked.hostfile)
+    if not asked.job:
+        raise ConfigError("--job is missing: name the job, so that asking again gets the same answer")
+    if bool(nodes) == bool(asked.pool):
+        raise ConfigError("say which nodes: --node N (repeat) or --hostfile F, or else --pool P --count K")
+    if asked.pool and asked.count is None:
+        raise ConfigError("--pool needs --count: how many nodes of it")
+    if asked.count is not None and not asked.pool:
+        raise ConfigError("--count goes with --pool; with --node, use --min-nodes")
+    if twice := sorted({node for node in nodes if nodes.count(node) > 1}):
+        raise ConfigError(f"node {twice[0]!r} is named twice")
+    for name, number in (("--count", asked.count), ("--min-nodes", asked.min_nodes)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} must be at least 1, not {number}")
+    most = len(nodes) or asked.count or 0
+    if asked.min_nodes is not None and asked.min_nodes > most:
+        raise ConfigError(f"--min-nodes {asked.min_nodes} is more than the {most} nodes asked for")
+    return GateRequest(
+        job=asked.job,
+        attempt=asked.attempt,
+        nodes=nodes,
+        pool=asked.pool,
+        count=asked.count,
+        min_nodes=asked.min_nodes,
+        tier=asked.tier,
+        max_age_seconds=asked.max_age_seconds,
+        wait_seconds=asked.wait_seconds,
+        mode=asked.mode,
+        workload=asked.workload,
+    )
+
+
+def finish(decision: Decision, hostfile: Path | None, *, as_json: bool) -> int:
+    """Show a decision, write the host file, and say the exit code."""
+    from healthd import wire
+
+    if as_json:
+        sys.stdout.write(wire.encode(decision).decode() + "\n")
+    else:
+        from healthd.cli import render
+
+        console = render.out()
+        for line in render.decision_report(decision):
+            console.print(line)
+    if decision.decision is not Verdict.ADMIT:
+        return NOT_ADMITTED if decision.retryable else IMPOSSIBLE
+    if hostfile is not None:
+        try:
+            hostfile.write_text("".join(f"{node.node}\n" for node in decision.nodes), encoding="utf-8")
+        except OSError as error:
+            raise UnreachableError(f"{hostfile}: cannot write the host file: {error.strerror}") from None
+    return ADMITTED
+
+
+def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision:
+    from healthd.client import Aggregator, RefusedError
+
+    said: list[str] = []
+
+    def hold(decision: Decision) -> None:
+        """Speak when the reason to wait changes."""
+        text = "; ".join(reason.message for reason in decision.reasons[:3])
+        if text and said[-1:] != [text] and not as_json:
+            said.append(text)
+            click.echo(f"healthd: holding: {text}", err=True)
+
+    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+        try:
+            wait = settings.gate.wait_seconds
+            return aggregator.ask(request, wait_seconds=600.0 if wait is None else wait, on_hold=hold)
+        except RefusedError as error:
+            if error.status in (400, 404, 409, 413, 422):
+                raise ConfigError(str(error)) from None
+            raise
+
+
+def _unreachable(settings: Settings, error: UnreachableError) -> int:
+    """What the operator chose for when the aggregator is away: hold is the default, and nothing is hidden."""
+    rule = settings.gate.on_unreachable
+    if rule == "admit":
+        click.echo(f"healthd: {error}; on_unreachable=admit: starting without a gate", err=True)
+        return ADMITTED
+    if rule == "local":
+        verdict = _local_verdict(settings)
+        click.echo(f"healthd: {error}; on_unreachable=local: this node says: {verdict or 'fit'}", err=True)
+        return ADMITTED if verdict is None else NOT_ADMITTED
+    click.echo(f"healthd: {error}; not admitted (on_unreachable=hold)", err=True)
+    return NOT_ADMITTED
+
+
+def _local_verdict(settings: Settings) -> str | None:
+    """None when this node's daemon has the evidence asked for, else why not."""
+    import httpx
+
+    asked = settings.gate
+    url = asked.local_url.rstrip("/") + "/health"
+    query = {"tier": asked.tier.value if asked.tier else "quick", "max_age": str(asked.max_age_seconds or 600.0)}
+    try:
+        answer = httpx.get(url, params=query, timeout=5.0, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        return f"its daemon at {url} cannot be reached: {error}"
+    if answer.status_code == 200:
+        return None
+    try:
+        return str(answer.json().get("output") or f"HTTP {answer.status_code}")
+    except (ValueError, AttributeError):
+        return f"HTTP {answer.status_code}"
+
+
+def _read_hostfile(file: Path | None) -> tuple[str, ...]:
+    """Names of nodes, one a line; what follows the name (slots=8) and comments are left out."""
+    if file is None:
+        return ()
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: the host file cannot be read: {error}") from None
+    names = tuple(line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
+    if not names:
+        raise ConfigError(f"{file}: the host file names no node")
+    return names

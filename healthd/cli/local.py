@@ -1,0 +1,85 @@
+"""`healthd fault`, `healthd checks`, `healthd token`: what concerns this host alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from healthd.cli.settings import common_options, load_settings
+
+
+@click.group()
+def fault() -> None:
+    """Faults in a running daemon, through its Unix socket: a fire drill."""
+
+
+@fault.command(name="set")
+@click.argument("faults", nargs=-1, required=True, metavar="FAULT...")
+@common_options
+def set_(faults: tuple[str, ...], **options: Any) -> int:
+    """
+    Inject faults: CHECK[@TARGET]=KIND[:VALUE].
+
+    Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent. They act on the gate as real ones do.
+    """
+    from healthd.node.control import set_faults
+
+    settings = load_settings(options, section="node")
+    for line in set_faults(settings.node.control_socket, faults):
+        click.echo(f"in force: {line}")
+    return 0
+
+
+@fault.command()
+@click.argument("faults", nargs=-1, metavar="[FAULT...]")
+@common_options
+def clear(faults: tuple[str, ...], **options: Any) -> int:
+    """Clear faults (all, when none is named) and what they latched."""
+    from healthd.node.control import clear_faults
+
+    settings = load_settings(options, section="node")
+    left = clear_faults(settings.node.control_socket, faults)
+    click.echo("cleared" + (f"; still in force: {', '.join(left)}" if left else ""))
+    return 0
+
+
+@click.command()
+@common_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+def checks(as_json: bool, **options: Any) -> int:
+    """The checks there are: name, tier, where they run, what they say."""
+    import asyncio
+
+    from healthd.runner import Runner
+
+    settings = load_settings(options, section="node")
+    found = asyncio.run(Runner(settings.runner()).catalogue())
+    if as_json:
+        from healthd import wire
+
+        sys.stdout.write(wire.encode(list(found.values())).decode() + "\n")
+        return 0
+    from healthd.cli import render
+
+    render.print_checks(found.values())
+    return 0
+
+
+@click.command()
+@click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeat.")
+@click.option("--owner", required=True, help="Whose it is: shown in the audit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+def token(scope: tuple[str, ...], owner: str, as_json: bool) -> int:
+    """Make a bearer token, and the lines for the aggregator's token file that let it in."""
+    from healthd.fleet.auth import make_token
+
+    secret, entry = make_token(owner=owner, scopes=scope)
+    if as_json:
+        sys.stdout.write(json.dumps({"token": secret, "entry": entry}) + "\n")
+        return 0
+    click.echo(f"The token, for --token-file on the other side:\n\n{secret}\n", err=True)
+    click.echo(entry)
+    return 0

@@ -1,0 +1,74 @@
+"""`healthd node` and `healthd aggregator`: the two services."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from healthd.cli.settings import common_options, load_settings
+
+
+@click.command()
+@common_options
+@click.option("--name", metavar="N", help="The node's name in the fleet (default: the host's).")
+@click.option("--listen", metavar="HOST:PORT", help="Where to answer /health, read-only.")
+@click.option(
+    "--aggregator", "aggregators", multiple=True, metavar="URL", help="Aggregators, the preferred first; repeat."
+)
+@click.option("--label", multiple=True, metavar="NAME=VALUE", help="A label, such as pool=a; repeat.")
+@click.option("--unprompted", help="When active checks run by themselves: idle, boot or off.")
+@click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
+def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str | None, **options: Any) -> int:
+    """
+    The daemon of this node.
+
+    Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    """
+    options["sync.aggregators"] = aggregators
+    options["label"] = ",".join(label) or None
+    options["active.unprompted"] = unprompted
+    for shared in ("token_file", "ca_file"):
+        options[f"sync.{shared}"] = options.pop(shared)
+    settings = load_settings(options, section="node")
+    from healthd.node.daemon import run_node
+
+    _log()
+    asyncio.run(run_node(settings.node, settings.runner()))
+    return 0
+
+
+@click.command()
+@common_options
+@click.option("--listen", metavar="HOST:PORT", help="Where to answer (default 127.0.0.1:8090).")
+@click.option("--database", metavar="URL", help="Where to keep what must survive: an SQLAlchemy URL.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), metavar="F", help="Certificate chain (PEM).")
+@click.option("--tls-key", type=click.Path(path_type=Path), metavar="F", help="Its private key (PEM).")
+@click.option("--insecure", is_flag=True, default=None, help="Beyond loopback without TLS or tokens all the same.")
+@click.option("--mode", help="Of all gates that do not say: enforce or observe.")
+def aggregator(mode: str | None, **options: Any) -> int:
+    """
+    The aggregator of a fleet.
+
+    Exit code: 0 after SIGTERM, 2 for usage or configuration, 1 else.
+    """
+    options["policy.mode"] = mode
+    options["aggregator.token_file"] = options.pop("token_file")
+    options.pop("ca_file")
+    settings = load_settings(options, section="aggregator")
+    from healthd.fleet.app import run_aggregator
+
+    _log()
+    asyncio.run(run_aggregator(settings.aggregator, settings.policy))
+    return 0
+
+
+def _log() -> None:
+    """One line an event on standard error; a service manager adds the time."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="healthd: %(message)s")
+    for noisy in ("httpx", "httpcore", "alembic", "sqlalchemy"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,155 @@
+"""
+Talking to an aggregator from the command line: one place for addresses, tokens, TLS, retries and errors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from healthd import wire
+from healthd.errors import ConfigError, HealthdError, UnreachableError
+from healthd.model import Decision, GateRequest, Verdict
+
+# How long one held request may stay open: load balancers cut at 30 to 60 s.
+HOLD_SECONDS = 20.0
+ANSWER_BYTES = 64 << 20
+
+
+class RefusedError(HealthdError):
+    """The aggregator understood and refused; `status` is the HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where an aggregator is and how to speak to it. `token` None sends none; `ca_file` None trusts the system's."""
+
+    url: str
+    token: str | None
+    ca_file: Path | None
+
+
+def read_token(file: Path | None) -> str | None:
+    """The first line of a token file; None without a file. ConfigError names the file."""
+    if file is None:
+        return None
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: the token cannot be read: {error}; name another with --token-file") from None
+    if not text:
+        raise ConfigError(f"{file}: holds no token; make one with 'healthd token'")
+    return text.splitlines()[0].strip()
+
+
+class Aggregator:
+    """A client of one aggregator."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        if not endpoint.url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
+            )
+        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        verify: Any = True
+        if endpoint.ca_file is not None:
+            import ssl
+
+            try:
+                verify = ssl.create_default_context(cafile=str(endpoint.ca_file))
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(f"{endpoint.ca_file}: not a CA file: {error}; name another with --ca-file") from None
+        self.url = endpoint.url.rstrip("/")
+        timeout = httpx.Timeout(10.0, read=HOLD_SECONDS + 10.0)
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, verify=verify, trust_env=False)
+
+    def __enter__(self) -> Aggregator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def call(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None) -> bytes:
+        """The body of a good answer; UnreachableError where nobody answers (5xx too), RefusedError with the reason."""
+        content = None if body is None else wire.encode(body)
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        params = {key: value for key, value in (query or {}).items() if value is not None}
+        try:
+            answer = self._http.request(method, path, content=content, headers=headers, params=params)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise UnreachableError(
+                f"aggregator {self.url} cannot be reached: {error or type(error).__name__}"
+            ) from None
+        if answer.status_code < 400:
+            return answer.content
+        detail = _detail(answer)
+        if answer.status_code >= 500 or answer.status_code == 429:
+            raise UnreachableError(f"aggregator {self.url}: {detail}")
+        raise RefusedError(f"aggregator {self.url}: {detail}", answer.status_code)
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The JSON of a path."""
+        import msgspec
+
+        try:
+            return msgspec.json.decode(self.call("GET", path, query=query))
+        except msgspec.DecodeError as error:
+            raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
+
+    def ask(
+        self,
+        request: GateRequest,
+        *,
+        wait_seconds: float,
+        on_hold: Callable[[Decision], None],
+        retry_unreachable: bool = True,
+    ) -> Decision:
+        """
+        Ask for a gate and follow it to its last word.
+
+        A lost answer is asked again: the same job and attempt get the same gate. UnreachableError when the aggregator
+        stayed away until `wait_seconds` (and some grace for its own expiry) were over.
+        """
+        end = time.monotonic() + wait_seconds + 15.0
+        pause = 0.2
+        away: UnreachableError | None = None
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise away or UnreachableError(f"aggregator {self.url} gave no last word in time")
+            try:
+                hold = max(0.0, min(HOLD_SECONDS, left))
+                body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"})
+            except UnreachableError as error:
+                if not retry_unreachable or time.monotonic() + pause > end - 15.0:
+                    raise
+                away = error
+                time.sleep(pause)
+                pause = min(pause * 2, 5.0)
+                continue
+            pause = 0.2
+            decision = wire.decode(body, Decision, what=f"answer of {self.url}")
+            if decision.decision is not Verdict.HOLD:
+                return decision
+            on_hold(decision)
+
+
+def _detail(answer: httpx.Response) -> str:
+    """What the problem document says, else the status."""
+    import msgspec
+
+    try:
+        problem = msgspec.json.decode(answer.content[:65536])
+        detail = problem.get("detail") or problem.get("title")
+    except (msgspec.DecodeError, AttributeError):
+        detail = None
+    return f"{detail}" if detail else f"HTTP {answer.status_code} {answer.reason_phrase}"

@@ -1,0 +1,153 @@
+"""
+The aggregator over HTTP: the application, its errors, and the paths for machines (liveness, metrics, targets).
+
+Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in `sync`, before all of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+import re
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse, Response
+
+from healthd.config import nearest
+from healthd.errors import BadInputError, HealthdError, StoreError
+from healthd.fleet import api_gates, api_nodes
+from healthd.fleet.auth import Scope
+from healthd.fleet.handling import Parts, answer, needs, parts_of
+from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
+from healthd.model import Problem
+
+log = logging.getLogger(__name__)
+
+# A readiness probe gives up after a few seconds; the database answers in milliseconds.
+STORE_SECONDS = 2.0
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
+
+
+def make_app(parts: Parts) -> FastAPI:
+    """The application: every path but syncs."""
+    # No schema and no documentation pages: they load scripts from elsewhere and need no token.
+    app = FastAPI(title="healthd aggregator", openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.parts = parts
+    known = [Depends(_only_known_query)]
+    app.include_router(router, dependencies=known)
+    app.include_router(api_gates.router, dependencies=known)
+    app.include_router(api_nodes.router, dependencies=known)
+    app.add_exception_handler(HealthdError, _on_known_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_unforeseen)
+    return app
+
+
+async def _only_known_query(request: Request) -> None:
+    """A parameter that a path does not have is an error: a filter with a typo would answer something else."""
+    if not request.query_params:
+        return
+    route = request.scope["route"]
+    known = (
+        {p.alias: None for p in get_flat_dependant(route.dependant).query_params} if isinstance(route, APIRoute) else {}
+    )
+    for name in request.query_params:
+        if name not in known:
+            raise BadInputError(f"unknown query parameter {name[:80]!r}{nearest(name, known)}")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _problem(problem: Problem, headers: dict[str, str]) -> Response:
+    return Response(encode_problem(problem), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+async def _on_known_error(request: Request, error: Exception) -> Response:
+    problem, headers = problem_of(error if isinstance(error, HealthdError) else HealthdError(str(error)))
+    if problem.status >= 500:
+        log.warning("%s %s: %s", request.method, request.url.path, error)
+    return _problem(problem, headers)
+
+
+async def _on_invalid(_request: Request, error: Exception) -> Response:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
+    place = " ".join(str(part) for part in first["loc"])
+    return _problem(problem_of(BadInputError(f"{place}: {first['msg']}"))[0], {})
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    text = {
+        404: f"no such path: {request.url.path[:200]}",
+        405: f"{request.method} is not for {request.url.path[:200]}; it has: {headers.get('Allow', 'other methods')}",
+    }.get(status, http.HTTPStatus(status).phrase)
+    return _problem(problem_of(HttpError(status, text))[0], headers)
+
+
+async def _on_unforeseen(request: Request, error: Exception) -> Response:
+    log.error("%s %s: internal error: %r", request.method, request.url.path, error, exc_info=error)
+    return _problem(problem_of(HttpError(500, "internal error; the aggregator's log has more"))[0], {})
+
+
+# --- for machines ----------------------------------------------------------------------------------------------------
+
+router = APIRouter()
+
+
+@router.api_route("/livez", methods=["GET", "HEAD"])
+async def livez() -> Response:
+    """200 while the loop turns."""
+    return PlainTextResponse("ok\n")
+
+
+@router.api_route("/readyz", methods=["GET", "HEAD"])
+async def readyz(request: Request) -> Response:
+    """200 while it takes syncs and questions; what keeps it from admitting is said, but is no reason to send nobody."""
+    parts = parts_of(request)
+    if parts.stopping.is_set():
+        return PlainTextResponse("stopping\n", status_code=503)
+    try:
+        # An empty transaction takes the write lock and no disk flush.
+        await asyncio.wait_for(parts.store.run(lambda _connection: None), STORE_SECONDS)
+    except StoreError as error:
+        return PlainTextResponse(f"{error}\n", status_code=503)
+    except TimeoutError:
+        return PlainTextResponse(f"the database did not answer within {STORE_SECONDS:g} s\n", status_code=503)
+    recovering = parts.engine.recovering()
+    return PlainTextResponse(f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n")
+
+
+@router.api_route("/metrics", methods=["GET", "HEAD"], dependencies=[Depends(needs(Scope.READ))])
+async def metrics(request: Request) -> Response:
+    """Prometheus text or OpenMetrics."""
+    body, content_type = parts_of(request).metrics.render(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
+
+
+@router.get("/v1/sd/prometheus", dependencies=[Depends(needs(Scope.READ))])
+async def targets(request: Request, pool: str | None = None) -> Response:
+    """
+    Every node as a target of Prometheus' http_sd.
+
+    Nodes that fell silent stay, so that `up` tells of them; a node is believed about its own address as about its
+    health, but only when it is one.
+    """
+    found = []
+    for state in parts_of(request).fleet.states():
+        labels = {
+            "node": state.node,
+            "pool": state.labels.get("pool", ""),
+            "instance_type": state.instance_type or "",
+        }
+        if state.address and _ADDRESS.fullmatch(state.address) and (pool is None or pool == labels["pool"]):
+            found.append({"targets": [state.address], "labels": labels})
+    return answer(found)

@@ -1,0 +1,141 @@
+"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the two-step end of a preflight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from healthd.errors import BadInputError, NotFoundError
+from healthd.fleet.auth import Scope
+from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of, wait_seconds
+from healthd.fleet.handshakes import HandshakeBody
+from healthd.fleet.model import Gate
+from healthd.model import GateRequest, Verdict
+
+MOST_LISTED = 500
+HOLD_RETRY_SECONDS = 1
+
+router = APIRouter(prefix="/v1/gates")
+Wait = Annotated[float, Depends(wait_seconds)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeBody:
+    """How a job ended: `status` is a word of the launcher's (`succeeded`, `failed`), `message` for people."""
+
+    status: str
+    message: str = ""
+
+
+@router.post("", dependencies=[Depends(needs(Scope.GATE))])
+async def ask(request: Request, wait: Wait) -> Response:
+    """
+    May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
+
+    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again.
+    """
+    engine = parts_of(request).engine
+    gate = await engine.ask(await body_of(request, GateRequest))
+    return await _decision(parts_of(request), gate.id, wait)
+
+
+@router.get("", dependencies=[Depends(needs(Scope.READ))])
+async def listed(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+    before: str | None = None,
+    job: str | None = None,
+) -> Response:
+    """Gates, newest first; `next` is the `before` of the next page."""
+    parts = parts_of(request)
+    gates = await parts.engine.gates(limit=limit, before=before, job=job)
+    rows = [_summary(parts, gate) for gate in gates]
+    return answer({"gates": rows, "next": gates[-1].id if len(gates) == limit else None})
+
+
+@router.get("/{gate}", dependencies=[Depends(needs(Scope.READ))])
+async def follow(request: Request, gate: str, wait: Wait) -> Response:
+    """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
+    parts = parts_of(request)
+    return await _decision(parts, await _find(parts, gate), wait)
+
+
+@router.get("/{gate}/evidence", dependencies=[Depends(needs(Scope.READ))])
+async def evidence(request: Request, gate: str) -> Response:
+    """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
+    parts = parts_of(request)
+    return answer(await parts.engine.explain(await _find(parts, gate)))
+
+
+@router.delete("/{gate}/lease", dependencies=[Depends(needs(Scope.GATE))])
+async def release(request: Request, gate: str) -> Response:
+    """Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat."""
+    engine = parts_of(request).engine
+    released = await engine.release(gate)
+    return answer(engine.answer(released))
+
+
+@router.post("/{gate}/outcome", dependencies=[Depends(needs(Scope.GATE))])
+async def outcome(request: Request, gate: str) -> Response:
+    """Write down how the job ended."""
+    body = await body_of(request, OutcomeBody)
+    if not body.status or len(body.status) > 64 or len(body.message) > 4096:
+        raise BadInputError("outcome: 'status' has 1 to 64 characters, 'message' at most 4096")
+    await parts_of(request).engine.outcome(gate, body.status, body.message)
+    return answer({"gate": gate, "status": body.status})
+
+
+@router.post("/{gate}/handshake", dependencies=[Depends(needs(Scope.GATE))])
+async def handshake(request: Request, gate: str, wait: Wait) -> Response:
+    """One step of a preflight's end; held back until there is an outcome, or the job is over."""
+    parts = parts_of(request)
+    body = await body_of(request, HandshakeBody)
+    found = await parts.engine.get(gate)
+    if found.decision is None:
+        raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
+    return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait))
+
+
+async def _decision(parts: Parts, gate_id: str, wait: float) -> Response:
+    decision = await parts.engine.wait(gate_id, wait)
+    headers = {"location": f"/v1/gates/{gate_id}"}
+    if decision.decision is Verdict.HOLD:
+        headers["retry-after"] = str(HOLD_RETRY_SECONDS)
+    gate = await parts.engine.get(gate_id)
+    if gate.ready_at is not None:
+        # Up to the grant of the leases: what the aggregator itself took, without the nodes' round trip.
+        headers["server-timing"] = f"grant;dur={1000 * (gate.ready_at - gate.created_at):.3f}"
+    return answer(decision, headers=headers)
+
+
+async def _find(parts: Parts, name: str) -> str:
+    """The id of a gate by its id, or by its job: then the newest."""
+    try:
+        return (await parts.engine.get(name)).id
+    except NotFoundError:
+        found = await parts.engine.gates(limit=1, job=name)
+        if not found:
+            raise NotFoundError(f"no gate and no job {name[:80]!r}; it may have been long ago") from None
+        return found[0].id
+
+
+def _summary(parts: Parts, gate: Gate) -> Mapping[str, object]:
+    """A gate in a list: what it is and what came of it, without its excluded nodes."""
+    decision = parts.engine.answer(gate)
+    return {
+        "id": gate.id,
+        "job": gate.request.job,
+        "attempt": gate.request.attempt,
+        "phase": gate.phase,
+        "created_at": gate.created_at,
+        "decision": decision.decision,
+        "would": decision.would,
+        "reasons": decision.reasons[:3],
+        "nodes": len(decision.nodes),
+        "excluded": len(decision.excluded),
+        "duration_seconds": decision.duration_seconds,
+    }

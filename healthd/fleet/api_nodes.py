@@ -1,0 +1,268 @@
+"""The paths of nodes and of what people decide: the fleet, one node, quarantine, override, forget, rekey, recover."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from healthd.errors import BadInputError, ConflictError, NotFoundError
+from healthd.fleet import changes
+from healthd.fleet.auth import Caller, Scope
+from healthd.fleet.changes import ForgetNode, PutEvent, PutKey
+from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of
+from healthd.fleet.model import Override
+from healthd.fleet.record import check_name
+from healthd.fleet.registry import NodeView
+from healthd.model import Health, Quarantine
+
+MOST_LISTED = 1000
+MOST_REASONS = 8
+MOST_EVENTS = 100
+MAX_REASON_LENGTH = 500
+# An override of a year was a mistake.
+MAX_OVERRIDE_SECONDS = 30 * 86400.0
+
+router = APIRouter(prefix="/v1")
+Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
+READ = [Depends(needs(Scope.READ))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """
+    What a person says of a node or job: why, who, and until when: an end (seconds since the epoch) or a time from now.
+
+    `owner` None is the name of the caller's token.
+    """
+
+    reason: str
+    owner: str | None = None
+    until: float | None = None
+    for_seconds: float | None = None
+
+
+@router.get("/fleet", dependencies=READ)
+async def fleet(request: Request) -> Response:
+    """The fleet in numbers, and what keeps it from admitting."""
+    parts = parts_of(request)
+    healths: Counter[Health] = Counter()
+    quarantined = 0
+    for health, _, quarantine in parts.fleet.survey():
+        healths[health] += 1
+        quarantined += quarantine is not None
+    return answer(
+        {
+            "issuer": parts.fleet.issuer,
+            "nodes": len(parts.fleet),
+            "health": {health.value: healths[health] for health in Health},
+            "pools": parts.fleet.pools(),
+            "quarantined": quarantined,
+            "leased": len({row.node for row in parts.engine.leases()}),
+            "gates_holding": len(parts.engine.open_gates()),
+            "overrides": parts.engine.overrides(),
+            "recovering": parts.engine.recovering(),
+        }
+    )
+
+
+@router.get("/nodes", dependencies=READ)
+async def nodes(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+    after: Annotated[str | None, Query(max_length=253)] = None,
+    health: Health | None = None,
+    pool: str | None = None,
+    label: Annotated[str | None, Query(description="name=value")] = None,
+) -> Response:
+    """Nodes by name; `next` is the `after` of the next page, null on the last."""
+    registry = parts_of(request).fleet
+    key, separator, value = (label or "").partition("=")
+    if label is not None and not (key and separator):
+        raise BadInputError(f"label={label[:80]!r} must be written name=value")
+    names = registry.names() if pool is None else registry.pool(pool)
+    found: list[NodeView] = []
+    more = False
+    for name in names[bisect.bisect_right(names, after) if after is not None else 0 :]:
+        if health is not None and registry.health_of(name) is not health:
+            continue
+        view = registry.view(name)
+        if view is None or (label and (view.node.state is None or view.node.state.labels.get(key) != value)):
+            continue
+        if len(found) == limit:
+            more = True
+            break
+        found.append(view)
+    return answer({"nodes": [_summary(view) for view in found], "next": found[-1].node.node if more else None})
+
+
+@router.get("/nodes/{node}", dependencies=READ)
+async def node(request: Request, node: str) -> Response:
+    """All that is known of one node: its state with ages as of now, and the aggregator's verdict in it."""
+    parts = parts_of(request)
+    view = _known(parts, node)
+    state = view.node.current()
+    if state is not None:
+        state = dataclasses.replace(
+            state, health=view.health, reasons=view.reasons, quarantine=view.node.quarantine or state.quarantine
+        )
+    events = await parts.store.run(lambda connection: changes.read_events(connection, node, limit=MOST_EVENTS))
+    leases = [row for row in parts.engine.leases() if row.node == node]
+    more = {"state": state, "orders": view.orders, "reports": view.node.orders, "grants": leases, "events": events}
+    return answer({**_summary(view), "reasons": view.reasons, **more})
+
+
+@router.put("/nodes/{node}/quarantine")
+async def quarantine(request: Request, node: str, caller: Admin) -> Response:
+    """Keep a node out of admissions; also one that was never heard of, so that it does not slip in."""
+    check_name(node)
+    word = await _word(request)
+    record = Quarantine(
+        reason=word.reason, owner=_owner(word, caller), owner_kind="person", since=time.time(), until=_until(word)
+    )
+    await parts_of(request).engine.quarantine(node, record)
+    return answer(record)
+
+
+@router.delete("/nodes/{node}/quarantine")
+async def unquarantine(request: Request, node: str, caller: Admin) -> Response:
+    """Let a node in again. Safe to repeat."""
+    parts = parts_of(request)
+    view = _known(parts, node)
+    if view.node.quarantine is not None:
+        await parts.engine.quarantine(node, None)
+    return answer({"node": node, "quarantine": None, "by": caller.name})
+
+
+@router.delete("/nodes/{node}")
+async def forget(request: Request, node: str, caller: Admin) -> Response:
+    """Drop a node that is gone, its key and its quarantine; its next sync is a first one. Not while a job has it."""
+    parts = parts_of(request)
+    _known(parts, node)
+    if leased := [row.lease.job for row in parts.engine.leases() if row.node == node]:
+        raise ConflictError(f"{node} is leased to job {leased[0]!r}; release its gate first")
+    await parts.engine.quarantine(node, None)
+    await parts.store.write([ForgetNode(node=node), _event(node, "forgotten", caller)])
+    parts.fleet.forget(node)
+    return answer({"node": node, "forgotten": True})
+
+
+@router.post("/nodes/{node}/rekey")
+async def rekey(request: Request, node: str, caller: Admin) -> Response:
+    """The key that was refused last is the node's from now on: for a machine that was replaced and kept its name."""
+    parts = parts_of(request)
+    _known(parts, node)
+    key = parts.fleet.refused_key_hash(node)
+    if key is None:
+        raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
+    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=time.time()), _event(node, "rekeyed", caller)])
+    parts.fleet.rekey(node, key)
+    return answer({"node": node, "rekeyed": True})
+
+
+@router.get("/overrides/{job}", dependencies=READ)
+async def override(request: Request, job: str) -> Response:
+    """The override of a job that is in force."""
+    return answer(_override(parts_of(request), job))
+
+
+@router.put("/overrides/{job}")
+async def put_override(request: Request, job: str, caller: Admin) -> Response:
+    """Admit a job by hand, whatever its nodes are, until a time that must be given."""
+    word = await _word(request)
+    until = _until(word)
+    if until is None or until > time.time() + MAX_OVERRIDE_SECONDS:
+        raise BadInputError("override: 'until' or 'for_seconds' must give an end within 30 days")
+    if not job or len(job) > 256:
+        raise BadInputError("override: the job's name has 1 to 256 characters")
+    record = Override(job=job, reason=word.reason, owner=_owner(word, caller), since=time.time(), until=until)
+    await parts_of(request).engine.override(job, record)
+    return answer(record)
+
+
+@router.delete("/overrides/{job}")
+async def delete_override(request: Request, job: str, _caller: Admin) -> Response:
+    """Take an override back."""
+    parts = parts_of(request)
+    _override(parts, job)
+    await parts.engine.override(job, None)
+    return answer({"job": job, "override": None})
+
+
+@router.post("/fleet/recover")
+async def recover(request: Request, caller: Admin) -> Response:
+    """Say that the fleet is known again after the loss of the database. `recovered` is false when nothing was lost."""
+    return answer({"recovered": await parts_of(request).engine.recover(caller.name)})
+
+
+def _known(parts: Parts, node: str) -> NodeView:
+    view = parts.fleet.view(node)
+    if view is None:
+        raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
+    return view
+
+
+def _override(parts: Parts, job: str) -> Override:
+    for record in parts.engine.overrides():
+        if record.job == job:
+            return record
+    raise NotFoundError(f"no override of job {job[:80]!r} is in force")
+
+
+async def _word(request: Request) -> Word:
+    word = await body_of(request, Word)
+    if not word.reason.strip() or len(word.reason) > MAX_REASON_LENGTH or not word.reason.isprintable():
+        raise BadInputError(f"'reason' must be one line of 1 to {MAX_REASON_LENGTH} characters")
+    if word.owner is not None and (not word.owner.isprintable() or not 0 < len(word.owner) <= 64):
+        raise BadInputError("'owner' must be a name of 1 to 64 characters")
+    return word
+
+
+def _until(word: Word) -> float | None:
+    """When it ends, in seconds since the epoch; None when nobody said."""
+    if word.until is not None and word.for_seconds is not None:
+        raise BadInputError("give either 'until' or 'for_seconds'")
+    now = time.time()
+    until = now + word.for_seconds if word.for_seconds is not None else word.until
+    if until is not None and until <= now:
+        raise BadInputError("the end that is given has passed already")
+    return until
+
+
+def _owner(word: Word, caller: Caller) -> str:
+    """Who says so: a name that somebody gave is shown with the token that gave it."""
+    if word.owner is None or word.owner == caller.name:
+        return caller.name
+    return word.owner if caller.name == "loopback" else f"{word.owner} (token {caller.name})"
+
+
+def _event(node: str, kind: str, caller: Caller) -> PutEvent:
+    return PutEvent(at=time.time(), subject=node, kind=kind, message=f"by {caller.name}")
+
+
+def _summary(view: NodeView) -> dict[str, object]:
+    """A node in a list."""
+    state = view.node.state
+    return {
+        "node": view.node.node,
+        "health": view.health,
+        "reasons": view.reasons[:MOST_REASONS],
+        "heard_seconds": view.node.heard_seconds,
+        "confirmed": view.node.confirmed,
+        "duplicate": view.node.duplicate,
+        "quarantine": view.node.quarantine or (state.quarantine if state else None),
+        "pool": state.labels.get("pool") if state else None,
+        "labels": state.labels if state else {},
+        "instance_type": state.instance_type if state else None,
+        "address": state.address if state else None,
+        "allocated": state.allocated if state else (),
+        "leases": state.leases if state else (),
+        "faults": state.faults if state else (),
+        "running": state.running if state else None,
+    }

@@ -1,0 +1,178 @@
+"""
+The aggregator as a process: store, registry, engine, HTTP; started in this order, stopped in the reverse one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from healthd.errors import HealthdError
+from healthd.fleet.api import make_app
+from healthd.fleet.auth import Guard
+from healthd.fleet.engine import Engine
+from healthd.fleet.handling import Parts
+from healthd.fleet.handshakes import Handshakes
+from healthd.fleet.metrics import FleetMetrics
+from healthd.fleet.model import Gate
+from healthd.fleet.policy import Policy
+from healthd.fleet.registry import Fleet
+from healthd.fleet.settings import AggregatorSettings
+from healthd.fleet.store import Store
+from healthd.fleet.sync import SyncEndpoint
+from healthd.web import Limits, Server, address_of, bind, closing_on_error
+
+log = logging.getLogger(__name__)
+
+# Each opening of the database counts its answers from another multiple of this, so that the count never goes back.
+ANSWERS_EACH_START = 1 << 32
+# Connections that are no node's: hooks that wait, Prometheus, people.
+OTHER_CONNECTIONS = 2000
+# A fleet that finds its aggregator again connects all at once.
+BACKLOG = 4096
+
+
+async def run_aggregator(
+    settings: AggregatorSettings, policy: Policy, *, on_ready: Callable[[str], None] | None = None
+) -> None:
+    """
+    Serve until SIGTERM or SIGINT.
+
+    `on_ready` is told the address that is really listened on. HealthdError, in one line, when it cannot start: port in
+    use, state directory not writable, database damaged, token file or certificate that cannot be used.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with aggregator(settings, policy) as (address, failed):
+            log.info("aggregator listens on %s", address)
+            if on_ready is not None:
+                on_ready(address)
+            stopped = asyncio.ensure_future(stop.wait())
+            try:
+                await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopped.cancel()
+            if failed.done():
+                failed.result()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def aggregator(settings: AggregatorSettings, policy: Policy) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
+    """
+    A whole aggregator, from entry to exit; gives its address, and a future that fails when its engine does.
+
+    Leaving answers every held request at once and takes less than five seconds.
+    """
+    _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
+    sock = bind(settings.listen, backlog=BACKLOG)
+    with closing_on_error(sock):
+        guard = Guard(settings.token_file)
+        _make_state_dir(settings)
+        # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
+        store = Store.open(settings.database_url)
+        try:
+            parts = _build(settings, policy, guard, store)
+            engine = asyncio.create_task(parts.engine.run(), name="aggregator engine")
+            endpoint = SyncEndpoint(make_app(parts), fleet=parts.fleet, guard=guard, settings=settings)
+            server = Server(
+                endpoint,
+                [sock],
+                limits=replace(
+                    Limits(), connections=settings.max_nodes + OTHER_CONNECTIONS, stop_seconds=settings.stop_seconds
+                ),
+                tls_cert=settings.tls_cert,
+                tls_key=settings.tls_key,
+            )
+            try:
+                async with server:
+                    try:
+                        yield address_of(sock), engine
+                    finally:
+                        await _release(parts)
+            finally:
+                engine.cancel()
+                await asyncio.wait((engine,))
+        finally:
+            store.close()
+
+
+def _build(settings: AggregatorSettings, policy: Policy, guard: Guard, store: Store) -> Parts:
+    fleet = Fleet(
+        issuer=store.store_id,
+        enrol=lambda node, key: store.enrol(node, key, now=time.time()),
+        silent_seconds=policy.silent_seconds,
+        max_nodes=settings.max_nodes,
+        first_seq=store.generation * ANSWERS_EACH_START,
+    )
+    for row in store.load().nodes:
+        fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"))
+    observer = _Observer()
+    engine = Engine(store=store, registry=fleet, policy=policy, observer=observer)
+    metrics = FleetMetrics(fleet, holding=lambda: len(engine.open_gates()), overrides=lambda: len(engine.overrides()))
+    observer.metrics = metrics
+    return Parts(
+        settings=settings,
+        fleet=fleet,
+        store=store,
+        engine=engine,
+        guard=guard,
+        metrics=metrics,
+        handshakes=Handshakes(settings.handshake_seconds),
+    )
+
+
+class _Observer:
+    """Hands on what the engine did, since engine and metrics need each other."""
+
+    metrics: FleetMetrics | None = None
+
+    def gate_ready(self, gate: Gate, seconds: float) -> None:
+        if self.metrics is not None:
+            self.metrics.gate_ready(gate, seconds)
+
+    def gate_decided(self, gate: Gate) -> None:
+        if self.metrics is not None:
+            self.metrics.gate_decided(gate)
+
+
+async def _release(parts: Parts) -> None:
+    """Answer everybody who is held; gates stay open on disk."""
+    parts.stopping.set()
+    parts.fleet.release_all()
+    parts.engine.stop()
+    await parts.handshakes.stop()
+
+
+def _make_state_dir(settings: AggregatorSettings) -> None:
+    if settings.database is not None:
+        return
+    try:
+        settings.state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HealthdError(
+            f"state directory {settings.state_dir}: {error.strerror}; make it writable or choose one with --state-dir"
+        ) from None
+
+
+def _raise_open_files(wanted: int) -> None:
+    """Every node holds a connection open, and the usual soft limit is 1024: take what the hard limit gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted += 100
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    given = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(given, soft), hard))
+    if given < wanted:
+        log.warning("only %d open files are allowed, %d may be needed; raise LimitNOFILE or ulimit -n", given, wanted)

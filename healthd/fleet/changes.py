@@ -1,0 +1,343 @@
+"""
+What is written to the database and read back, in the words of the model: each change is an upsert that may be repeated.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, func, select, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+from healthd import wire
+from healthd.fleet.model import Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.fleet.tables import EVENTS, EVIDENCE, GATES, LEASES, META, NODES, OUTCOMES, OVERRIDES, QUARANTINES
+from healthd.model import NodeState, Quarantine
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutGate:
+    """The gate as it is now."""
+
+    gate: Gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutEvidence:
+    """The states that a decision went by."""
+
+    gate: str
+    states: tuple[NodeState, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutLease:
+    """The lease as it is now."""
+
+    row: LeaseRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutQuarantine:
+    """The aggregator's word on a node; None lifts it."""
+
+    node: str
+    quarantine: Quarantine | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutOverride:
+    """A person's word on a job; None takes it back."""
+
+    job: str
+    override: Override | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutOutcome:
+    """How an admitted job ended."""
+
+    gate: str
+    job: str
+    attempt: int
+    status: str
+    message: str
+    told_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutNode:
+    """A node that reported; its key stays what it is."""
+
+    node: str
+    labels: Mapping[str, str]
+    seen_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutKey:
+    """The key that a node is known by from now on; None lets the next one enrol."""
+
+    node: str
+    key_hash: str | None
+    seen_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetNode:
+    """A node that is gone for good, with its quarantine."""
+
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutEvent:
+    """A line of the audit trail; `subject` is a node's name or `job:NAME`. The one change that is not an upsert."""
+
+    at: float
+    subject: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutMeta:
+    """A fact about the database as a whole."""
+
+    key: str
+    value: str
+
+
+Change = (
+    PutGate
+    | PutEvidence
+    | PutLease
+    | PutQuarantine
+    | PutOverride
+    | PutOutcome
+    | PutNode
+    | PutKey
+    | ForgetNode
+    | PutEvent
+    | PutMeta
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRow:
+    """A node as the store knows it."""
+
+    node: str
+    key_hash: str | None
+    labels: Mapping[str, str]
+    first_seen: float
+    last_seen: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """All that an aggregator starts from. `keys` maps job and attempt to gate ids, `gates` holds the open ones."""
+
+    gates: tuple[Gate, ...]
+    keys: Mapping[tuple[str, int], str]
+    leases: tuple[LeaseRow, ...]
+    quarantines: Mapping[str, Quarantine]
+    overrides: Mapping[str, Override]
+    nodes: tuple[NodeRow, ...]
+    meta: Mapping[str, str]
+
+
+def upsert(
+    connection: Connection, table: Table, key: str, values: Mapping[str, Any], *, keep: tuple[str, ...] = ()
+) -> None:
+    """Insert, or replace all but the columns of `keep`; the same on SQLite and PostgreSQL."""
+    if connection.dialect.name == "postgresql":
+        statement = postgresql.insert(table).values(**values)
+        new = {name: statement.excluded[name] for name in values if name != key and name not in keep}
+        connection.execute(statement.on_conflict_do_update(index_elements=[key], set_=new))
+        return
+    lite = sqlite.insert(table).values(**values)
+    new = {name: lite.excluded[name] for name in values if name != key and name not in keep}
+    connection.execute(lite.on_conflict_do_update(index_elements=[key], set_=new))
+
+
+def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
+    """Write them all; the caller commits."""
+    for change in changes:
+        _apply(connection, change)
+
+
+def _apply(connection: Connection, change: Change) -> None:
+    if isinstance(change, PutGate):
+        _put_gate(connection, change.gate)
+    elif isinstance(change, PutEvidence):
+        # What a check is for is in its documentation; in evidence it would be most of the bytes.
+        slim = [replace(state, checks=tuple(replace(spec, doc="") for spec in state.checks)) for state in change.states]
+        upsert(connection, EVIDENCE, "gate", {"gate": change.gate, "states": zlib.compress(wire.encode(slim), 1)})
+    elif isinstance(change, PutLease):
+        _put_lease(connection, change.row)
+    elif isinstance(change, PutQuarantine):
+        _put_record(connection, QUARANTINES, "node", change.node, change.quarantine)
+    elif isinstance(change, PutOverride):
+        _put_record(connection, OVERRIDES, "job", change.job, change.override)
+    elif isinstance(change, PutOutcome):
+        upsert(connection, OUTCOMES, "gate", vars(change))
+    elif isinstance(change, (PutNode, PutKey, ForgetNode)):
+        _apply_node(connection, change)
+    elif isinstance(change, PutEvent):
+        connection.execute(EVENTS.insert().values(**vars(change)))
+    else:
+        upsert(connection, META, "key", {"key": change.key, "value": change.value})
+
+
+def _apply_node(connection: Connection, change: PutNode | PutKey | ForgetNode) -> None:
+    if isinstance(change, ForgetNode):
+        connection.execute(delete(NODES).where(NODES.c.node == change.node))
+        connection.execute(delete(QUARANTINES).where(QUARANTINES.c.node == change.node))
+        return
+    key_hash = change.key_hash if isinstance(change, PutKey) else None
+    labels = change.labels if isinstance(change, PutNode) else {}
+    values = {
+        "node": change.node,
+        "key_hash": key_hash,
+        "labels": wire.encode(labels).decode(),
+        "first_seen": change.seen_at,
+        "last_seen": change.seen_at,
+    }
+    keep = ("first_seen", "key_hash" if isinstance(change, PutNode) else "labels")
+    upsert(connection, NODES, "node", values, keep=keep)
+
+
+def _put_gate(connection: Connection, gate: Gate) -> None:
+    values = {
+        "id": gate.id,
+        "job": gate.request.job,
+        "attempt": gate.request.attempt,
+        "phase": gate.phase.value,
+        "created_at": gate.created_at,
+        "decided_at": gate.decision.decided_at if gate.decision is not None else None,
+        "record": wire.encode(replace(gate, waiting=())).decode(),
+    }
+    upsert(connection, GATES, "id", values)
+
+
+def _put_lease(connection: Connection, row: LeaseRow) -> None:
+    values = {
+        "id": row.lease.id,
+        "gate": row.lease.gate,
+        "node": row.node,
+        "state": row.state.value,
+        "granted_at": row.granted_at,
+        "adopted": row.adopted,
+        "record": wire.encode(row).decode(),
+    }
+    upsert(connection, LEASES, "id", values)
+
+
+def _put_record(
+    connection: Connection, table: Table, key: str, name: str, record: Quarantine | Override | None
+) -> None:
+    if record is None:
+        connection.execute(delete(table).where(table.c[key] == name))
+    else:
+        upsert(connection, table, key, {key: name, "record": wire.encode(record).decode()})
+
+
+def load(connection: Connection) -> Loaded:
+    """Read what an aggregator starts from; BadInputError when a record is not of our making."""
+    open_gates = select(GATES.c.id, GATES.c.record).where(GATES.c.phase != Phase.DECIDED.value).order_by(GATES.c.id)
+    open_leases = (
+        select(LEASES.c.id, LEASES.c.record).where(LEASES.c.state != LeaseState.CLOSED.value).order_by(LEASES.c.id)
+    )
+    return Loaded(
+        gates=tuple(wire.decode(r.record.encode(), Gate, what=f"gate {r.id}") for r in connection.execute(open_gates)),
+        keys={(r.job, r.attempt): r.id for r in connection.execute(select(GATES.c.job, GATES.c.attempt, GATES.c.id))},
+        leases=tuple(
+            wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in connection.execute(open_leases)
+        ),
+        quarantines={
+            r.node: wire.decode(r.record.encode(), Quarantine, what=f"quarantine of {r.node}")
+            for r in connection.execute(select(QUARANTINES))
+        },
+        overrides={
+            r.job: wire.decode(r.record.encode(), Override, what=f"override of {r.job}")
+            for r in connection.execute(select(OVERRIDES))
+        },
+        nodes=tuple(
+            NodeRow(
+                node=r.node,
+                key_hash=r.key_hash,
+                labels=wire.decode(r.labels.encode(), dict[str, str], what=f"labels of {r.node}"),
+                first_seen=r.first_seen,
+                last_seen=r.last_seen,
+            )
+            for r in connection.execute(select(NODES).order_by(NODES.c.node))
+        ),
+        meta={r.key: r.value for r in connection.execute(select(META))},
+    )
+
+
+def read_gate(connection: Connection, gate_id: str) -> Gate | None:
+    """One gate, open or decided."""
+    row = connection.execute(select(GATES.c.record).where(GATES.c.id == gate_id)).one_or_none()
+    return None if row is None else wire.decode(row.record.encode(), Gate, what=f"gate {gate_id}")
+
+
+def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]:
+    """The states that a decision went by; empty for an open gate."""
+    row = connection.execute(select(EVIDENCE.c.states).where(EVIDENCE.c.gate == gate_id)).one_or_none()
+    if row is None:
+        return ()
+    return wire.decode(zlib.decompress(row.states), tuple[NodeState, ...], what=f"evidence of gate {gate_id}")
+
+
+def read_gates(connection: Connection, *, limit: int, before: str | None, job: str | None) -> tuple[Gate, ...]:
+    """Gates, newest first; `before` is the id to go on from."""
+    query = select(GATES.c.id, GATES.c.record).order_by(GATES.c.id.desc()).limit(limit)
+    query = query if before is None else query.where(GATES.c.id < before)
+    query = query if job is None else query.where(GATES.c.job == job)
+    return tuple(wire.decode(r.record.encode(), Gate, what=f"gate {r.id}") for r in connection.execute(query))
+
+
+def read_events(connection: Connection, subject: str, *, limit: int) -> tuple[PutEvent, ...]:
+    """The audit trail of a node or job, newest first."""
+    query = select(EVENTS).where(EVENTS.c.subject == subject).order_by(EVENTS.c.id.desc()).limit(limit)
+    rows = connection.execute(query)
+    return tuple(PutEvent(at=r.at, subject=r.subject, kind=r.kind, message=r.message) for r in rows)
+
+
+def read_outcome(connection: Connection, gate_id: str) -> PutOutcome | None:
+    """How the job of a gate ended, if anybody told."""
+    row = connection.execute(select(OUTCOMES).where(OUTCOMES.c.gate == gate_id)).one_or_none()
+    return None if row is None else PutOutcome(**row._mapping)
+
+
+def prune(connection: Connection, *, before: float, most_gates: int, most_events: int) -> tuple[str, ...]:
+    """
+    Drop decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
+    gates that are gone; all but the newest `most_events` events of each subject. Returns the ids of the gates dropped.
+    """
+    leased = select(LEASES.c.gate).where(LEASES.c.state != LeaseState.CLOSED.value)
+    newest = select(GATES.c.id).order_by(GATES.c.id.desc()).limit(most_gates)
+    old = (GATES.c.created_at < before) | GATES.c.id.not_in(newest)
+    where = (GATES.c.phase == Phase.DECIDED.value) & old & GATES.c.id.not_in(leased)
+    dropped = tuple(connection.execute(select(GATES.c.id).where(where)).scalars())
+    connection.execute(delete(GATES).where(where))
+    connection.execute(
+        delete(LEASES).where(LEASES.c.state == LeaseState.CLOSED.value, LEASES.c.gate.not_in(select(GATES.c.id)))
+    )
+    rank = func.row_number().over(partition_by=EVENTS.c.subject, order_by=EVENTS.c.id.desc()).label("rank")
+    ranked = select(EVENTS.c.id, rank).subquery()
+    connection.execute(delete(EVENTS).where(EVENTS.c.id.in_(select(ranked.c.id).where(ranked.c.rank > most_events))))
+    return dropped
+
+
+def check_whole(connection: Connection) -> str | None:
+    """What is wrong with the database file; None when nothing is. PostgreSQL looks after itself."""
+    if connection.dialect.name != "sqlite":
+        return None
+    found = connection.execute(text("PRAGMA quick_check(1)")).scalar()
+    return None if found == "ok" else str(found)

@@ -1,0 +1,67 @@
+"""
+The two-step end of a preflight: decision, acknowledgement by all included, then go for all or for none.
+
+Pure data. Only the aggregator that lives for one gate (preflight) needs it: a standing one ends a gate with the decision,
+because its callers are one hook for the whole job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handshake:
+    """
+    Who is to acknowledge and who has, for one decided gate.
+
+    `everyone` was asked for and waits for the outcome; `included` must all acknowledge before `deadline` (monotonic
+    seconds). `go` is None until that is settled, and never changes afterwards, so that nobody starts when another was told
+    not to. `told` are those who have fetched the outcome, `ended` those whose command is over.
+    """
+
+    everyone: frozenset[str]
+    included: frozenset[str]
+    deadline: float
+    acknowledged: frozenset[str] = frozenset()
+    told: frozenset[str] = frozenset()
+    ended: frozenset[str] = frozenset()
+    go: bool | None = None
+
+    def acknowledge(self, node: str, now: float) -> Handshake:
+        """`node` has read the decision. Once the deadline has passed, or all are here, `go` is settled."""
+        if self.go is None and now < self.deadline and node in self.included:
+            return dataclasses.replace(self, acknowledged=self.acknowledged | {node}).settle(now)
+        return self.settle(now)
+
+    def settle(self, now: float) -> Handshake:
+        """The handshake as of now."""
+        if self.go is not None:
+            return self
+        if self.included <= self.acknowledged:
+            return dataclasses.replace(self, go=True)
+        return dataclasses.replace(self, go=False) if now >= self.deadline else self
+
+    def tell(self, node: str) -> Handshake:
+        """`node` has been given the outcome."""
+        return self if self.go is None else dataclasses.replace(self, told=self.told | {node})
+
+    def end(self, node: str) -> Handshake:
+        """The command of `node` is over."""
+        return dataclasses.replace(self, ended=self.ended | ({node} & self.included))
+
+    @property
+    def all_told(self) -> bool:
+        """Whether nobody waits for the outcome any more."""
+        return self.go is not None and self.everyone <= self.told
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended on all nodes that ran it, so that those who were left out may leave."""
+        return self.go is False or (self.go is True and self.included <= self.ended)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Who has not acknowledged, sorted."""
+        return tuple(sorted(self.included - self.acknowledged))

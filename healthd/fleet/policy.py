@@ -1,0 +1,81 @@
+"""What a gate goes by where the request does not say: the operator's choice. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from checks.contract import Tier
+from healthd.model import Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Every field has its meaning, unit and the reason for its default below it."""
+
+    tier: Tier = Tier.QUICK
+    """Evidence asked of a node when the request names no tier. quick: what the design runs before every job."""
+
+    max_age_seconds: float = 3600.0
+    """How old evidence may be when the request does not say. An hour: short jobs in a row need no new run each."""
+
+    wait_seconds: float = 600.0
+    """How long a gate holds when the request does not say. Ten minutes: a reboot fits."""
+
+    max_wait_seconds: float = 86400.0
+    """The longest wait that may be asked for. A day: who waits longer is better queued by a scheduler."""
+
+    mode: Mode = Mode.ENFORCE
+    """enforce or observe, when the request does not say. It means what it says unless told otherwise."""
+
+    require: tuple[str, ...] = ()
+    """Checks that must be among the evidence of every node. None: what the node has enabled is what is asked."""
+
+    admit_degraded: bool = True
+    """Whether a node with warnings only may be admitted. Yes: a warning is not a reason to lose a night."""
+
+    node_grace_seconds: float = 60.0
+    """How long a gate holds for a node that nobody ever heard of. A minute: daemons and pods start in that time."""
+
+    silent_seconds: float = 60.0
+    """A node that was not heard for so long is excluded. Two held syncs of 25 s and some."""
+
+    run_seconds: Mapping[Tier, float] = field(
+        default_factory=lambda: {
+            Tier.PASSIVE: 60.0,
+            Tier.QUICK: 300.0,
+            Tier.DEEP: 1800.0,
+            Tier.SOAK: 14400.0,
+        }
+    )
+    """Within how many seconds an ordered run must be done. Generous: a first run compiles; the run bounds itself."""
+
+    max_rounds: int = 3
+    """How many runs one gate may order on one node. Three: its evidence may age while others are waited for."""
+
+    lease_ack_seconds: float = 30.0
+    """Within how many seconds a node must have stored its lease. One held sync of 25 s and some."""
+
+    lease_grace_seconds: float = 900.0
+    """How long a node waits for the workload of a lease to be seen. 15 min: images are pulled."""
+
+    lease_max_seconds: float = 2592000.0
+    """How long a lease may last when nobody can see its workload. 30 days: longer than jobs, shorter than for ever."""
+
+    observe_seconds: float = 60.0
+    """In observe mode the answer comes after so long at the latest: watching must not hold up a job."""
+
+    settle_seconds: float = 60.0
+    """After a start nothing is called impossible for so long. Two held syncs: each node could have reported twice."""
+
+    recovery_seconds: float = 300.0
+    """After the loss of the database nothing is admitted for so long: nodes that back off come by then. 0: never."""
+
+    pool_recheck_seconds: float = 1.0
+    """A gate that waits for nodes of a pool looks at the pool at most so often. Keeps a large pool from costing."""
+
+    max_open_gates: int = 1000
+    """More open gates than that are refused. A limit on everything."""
+
+    max_nodes_per_gate: int = 20000
+    """More names or a larger count than that are refused. Twice the largest fleet this was measured with."""

@@ -1,0 +1,275 @@
+"""
+What the aggregator remembers of one node, and what a sync does to it: ages, order of arrival, who speaks. No I/O.
+
+Ages cross the wire, not clocks. An age now is the age at sending, plus the time since arrival, plus what the way here
+may have taken: the time between our last answer's departure and this arrival that the node does not account for. A
+node that cannot name an answer of ours has an unbounded way behind it, so it is not confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import math
+import re
+from collections.abc import Mapping
+
+from checks.contract import Status, Tier
+from checks.reasons import action_of, blame_of
+from healthd.errors import BadInputError
+from healthd.evidence import aged, judge_health
+from healthd.fleet.model import FleetNode
+from healthd.model import Health, NodeState, Order, OrderReport, Quarantine, Reason, SyncRequest
+
+# Answers remembered of a node: it may have a held and an urgent request under way, and some answers get lost.
+REMEMBERED_ANSWERS = 8
+# Former incarnations remembered: one that speaks again after so many restarts passes for a new one for one sync.
+REMEMBERED_INCARNATIONS = 8
+# Reports that one sync may carry; an aggregator never has nearly as many orders open on one node.
+MAX_REPORTS = 1000
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+
+def check_name(node: str) -> None:
+    """BadInputError unless the text can be a node's name: a host name or an instance id."""
+    if not _NAME.fullmatch(node):
+        raise BadInputError(f"{node[:80]!r} cannot name a node; use letters, digits, dots and dashes (at most 253)")
+
+
+class Arrival(enum.Enum):
+    """
+    What a sync came to. TAKEN: it brought something. OLD: it was overtaken by a later one and has no effect.
+    FORMER: an earlier incarnation speaks; nothing of it is taken. DUPLICATE: that incarnation is proven alive.
+    """
+
+    TAKEN = "taken"
+    OLD = "old"
+    FORMER = "former"
+    DUPLICATE = "duplicate"
+
+
+@dataclasses.dataclass(slots=True)
+class NodeRecord:
+    """
+    One node. Mutable, on the event loop alone; `now` is always the registry's clock.
+
+    The ages in `state` stand for the moment `state_at`, newer `ages` that came without a state for `ages_at`.
+    `expiring` lists what grows stale: check, age at `state_at`, bound. `orders` None means that no statement is made.
+    `revision` counts what the node is to be told; an answer remembers the revision that it told, so that a lost answer
+    is told again. `refused_key_hash` is the last key that was not the node's.
+    """
+
+    node: str
+    key_hash: str | None = None
+    refused_key_hash: str | None = None
+    pool: str | None = None
+    # what the node says
+    incarnation: str | None = None
+    seq: int = -1
+    digest: str | None = None
+    state: NodeState | None = None
+    state_at: float = 0.0
+    ages: Mapping[str, float] | None = None
+    ages_at: float = 0.0
+    expiring: tuple[tuple[str, float, float], ...] = ()
+    version: int = 0
+    stale_at: float = math.inf
+    heard_at: float | None = None
+    confirmed: bool = False
+    duplicate: str | None = None
+    reports: Mapping[str, OrderReport] = dataclasses.field(default_factory=dict)
+    issuer: str | None = None
+    former: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    # what we say
+    orders: tuple[Order, ...] | None = None
+    quarantine: Quarantine | None = None
+    acknowledged: frozenset[str] = frozenset()
+    revision: int = 0
+    answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
+    held: asyncio.Future[None] | None = None
+
+    def take(self, request: SyncRequest, now: float) -> Arrival:
+        """Take in a sync whose key was checked. BadInputError when it makes no sense; then nothing was changed."""
+        _check(self.node, request)
+        arrival = self._order_of_arrival(request)
+        if arrival is not Arrival.TAKEN:
+            return arrival
+        self.seq = request.seq
+        sent = self.answers.get(request.last_answer or "")
+        since = request.since_answer_seconds
+        known = sent is not None and since is not None
+        unaccounted = max(0.0, now - sent[0] - since) if sent is not None and since is not None else 0.0
+        based_at = now - unaccounted
+        self.heard_at = based_at if self.heard_at is None else max(self.heard_at, based_at)
+        if request.state is not None:
+            self._replace_state(request.state, request.digest, based_at)
+            self.confirmed = known
+        elif request.digest == self.digest and (known or not self.confirmed):
+            # Ages with an unbounded way behind them say less than older ages whose way was bounded.
+            self.ages, self.ages_at, self.confirmed = request.ages, based_at, known
+            self._moved()
+        self.reports = request.orders
+        self.issuer = request.issuer
+        if self.acknowledged:
+            self.acknowledged &= request.orders.keys()
+        return Arrival.TAKEN
+
+    def _order_of_arrival(self, request: SyncRequest) -> Arrival:
+        if request.incarnation == self.incarnation:
+            return Arrival.OLD if request.seq <= self.seq else Arrival.TAKEN
+        if request.incarnation in self.former:
+            given = self.former[request.incarnation]
+            # A request of before the restart may come late; one that has read what we answered to that cannot.
+            if given is not None and request.last_answer == given:
+                self.duplicate = "two daemons that hold the same key sync under this name in turn"
+                return Arrival.DUPLICATE
+            return Arrival.FORMER
+        if self.incarnation is not None:
+            self.former[self.incarnation] = None
+            if len(self.former) > REMEMBERED_INCARNATIONS:
+                del self.former[next(iter(self.former))]
+        self.incarnation = request.incarnation
+        self.answers.clear()
+        self.digest, self.confirmed = None, False
+        return Arrival.TAKEN
+
+    def _replace_state(self, state: NodeState, digest: str, now: float) -> None:
+        self.state, self.digest, self.state_at, self.ages = state, digest, now, None
+        bounds = {
+            spec.name: spec.expires_seconds
+            for spec in state.checks
+            if spec.expires_seconds is not None and not (state.allocated and spec.tier is not Tier.PASSIVE)
+        }
+        self.expiring = tuple((r.check, r.age_seconds, bounds[r.check]) for r in state.results if r.check in bounds)
+        self._moved()
+
+    def _moved(self) -> None:
+        """The ages changed: from when on is something stale, if nothing more is heard?"""
+        self.version += 1
+        ages, at = self.ages or {}, self.ages_at
+        self.stale_at = min(
+            (
+                bound + (at - ages[check] if check in ages else self.state_at - age)
+                for check, age, bound in self.expiring
+            ),
+            default=math.inf,
+        )
+
+    def _fold(self) -> None:
+        """Put the ages that came last into the state: done when somebody looks, since at most syncs nobody does."""
+        if self.state is None or self.ages is None:
+            return
+        ages, moved = self.ages, self.ages_at - self.state_at
+        self.state = dataclasses.replace(
+            self.state,
+            results=tuple(
+                dataclasses.replace(r, age_seconds=ages.get(r.check, r.age_seconds + moved)) for r in self.state.results
+            ),
+            leases=tuple(
+                dataclasses.replace(lease, age_seconds=lease.age_seconds + moved) for lease in self.state.leases
+            ),
+        )
+        self.expiring = tuple((c, ages.get(c, age + moved), bound) for c, age, bound in self.expiring)
+        self.state_at, self.ages = self.ages_at, None
+
+    def view(self, now: float) -> FleetNode:
+        """The node as the gate sees it."""
+        self._fold()
+        return FleetNode(
+            node=self.node,
+            state=self.state,
+            version=self.version,
+            behind_seconds=max(0.0, now - self.state_at),
+            heard_seconds=None if self.heard_at is None else max(0.0, now - self.heard_at),
+            confirmed=self.confirmed,
+            duplicate=self.duplicate is not None,
+            quarantine=self.quarantine,
+            orders={i: r for i, r in self.reports.items() if i not in self.acknowledged},
+            issuer=self.issuer,
+        )
+
+    def health(self, now: float, silent_seconds: float) -> Health:
+        """The node's own word, as long as it was heard lately, both ways, and its evidence has not expired since."""
+        if self.state is None or self.heard_at is None or now - self.heard_at > silent_seconds or self.duplicate:
+            return Health.UNKNOWN
+        if self.state.health is Health.UNHEALTHY:
+            return Health.UNHEALTHY
+        if not self.confirmed or now > self.stale_at:
+            return Health.UNKNOWN
+        return self.state.health
+
+    def reasons(self, now: float, silent_seconds: float) -> tuple[Reason, ...]:
+        """Why `health` is what it is: what the aggregator adds comes first."""
+        own: list[Reason] = []
+        if self.duplicate:
+            own.append(_reason(self.node, "DuplicateNode", f"{self.duplicate}; an admin must decide"))
+        if self.heard_at is None:
+            own.append(_reason(self.node, "Silent", "not heard of since the aggregator started"))
+        elif now - self.heard_at > silent_seconds:
+            text = f"last heard {now - self.heard_at:.0f} s ago, may be silent for {silent_seconds:.0f} s"
+            own.append(_reason(self.node, "Silent", text))
+        elif self.state is None:
+            own.append(_reason(self.node, "NoData", "the node has not sent its state yet"))
+        elif not self.confirmed:
+            own.append(_reason(self.node, "Recovering", "heard in one direction only: its ages are not bounded yet"))
+        if self.state is None:
+            return tuple(own)
+        if now > self.stale_at:
+            self._fold()
+            return (*own, *judge_health(aged(self.state, now - self.state_at))[1])
+        return (*own, *self.state.reasons)
+
+    def remember_answer(self, answer: str, now: float) -> None:
+        """An answer leaves now; it tells the present revision."""
+        self.answers[answer] = (now, self.revision)
+        if len(self.answers) > REMEMBERED_ANSWERS:
+            del self.answers[next(iter(self.answers))]
+
+    def told(self, last_answer: str | None) -> bool:
+        """Whether the node has read all that it is to be told."""
+        sent = self.answers.get(last_answer or "")
+        return sent is not None and sent[1] == self.revision
+
+    def wake(self) -> None:
+        """Answer the held request now."""
+        if self.held is not None and not self.held.done():
+            self.held.set_result(None)
+        self.held = None
+
+    def changed(self) -> None:
+        """There is something new to tell the node."""
+        self.revision += 1
+        self.wake()
+
+
+def _check(node: str, request: SyncRequest) -> None:
+    """Numbers and names that types cannot bound; msgspec has refused what is no finite number."""
+    if request.state is not None and request.state.node != node:
+        raise BadInputError(f"the state is that of {request.state.node[:80]!r}, but the path says {node!r}")
+    since = request.since_answer_seconds
+    if since is not None and since < 0:
+        raise BadInputError(f"since_answer_seconds is {since}, must not be negative")
+    if request.seq < 0 or not request.incarnation or len(request.incarnation) > 128 or len(request.digest) > 128:
+        raise BadInputError("seq must not be negative; incarnation and digest have at most 128 characters")
+    if len(request.orders) > MAX_REPORTS:
+        raise BadInputError(f"{len(request.orders)} order reports in one sync; at most {MAX_REPORTS}")
+    for check, age in request.ages.items():
+        if age < 0:
+            raise BadInputError(f"the age of {check[:80]!r} is {age} s, must not be negative")
+    if request.state is not None:
+        for result in request.state.results:
+            if result.age_seconds < 0:
+                raise BadInputError(f"the age of {result.check[:80]!r} is {result.age_seconds} s, must not be negative")
+
+
+def _reason(node: str, code: str, message: str) -> Reason:
+    return Reason(
+        code=code,
+        message=message,
+        status=Status.UNKNOWN,
+        blame=blame_of(code),
+        action=action_of(code),
+        node=node,
+    )

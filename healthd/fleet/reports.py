@@ -1,0 +1,158 @@
+"""
+What nodes report, taken into the ledger: leases that were stored, ended or are unknown to us; and what nodes are told.
+
+Leases that this database does not know mean that it is not the one that gave them: they are adopted, so that nobody
+gives their nodes away, and unless the database has proved itself nothing is admitted for a while (`recovering`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+from healthd.fleet.changes import Loaded, PutMeta, PutNode
+from healthd.fleet.ledger import Batch, Ledger
+from healthd.fleet.model import FleetNode, LeaseRow, LeaseState, Registry
+from healthd.fleet.policy import Policy
+from healthd.model import Lease
+
+FINAL = ("done", "refused", "cancelled")
+
+
+class Reports:
+    """See the module. Facts about the database as a whole are kept under `recovering_until` and `established`."""
+
+    def __init__(self, ledger: Ledger, registry: Registry, policy: Policy, loaded: Loaded, *, now: float) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._policy = policy
+        self._settled_at = now + policy.settle_seconds
+        self._established = "established" in loaded.meta
+        self._proved_at = now + policy.recovery_seconds
+        self._recovering_until = float(loaded.meta.get("recovering_until", "-inf"))
+        self._met: set[str] = set()
+        self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
+        self._before = (self._recovering_until, self._established)
+
+    # --- the database as a whole --------------------------------------------------------------------------------------
+
+    def recovering(self, now: float) -> str | None:
+        """Why nothing is admitted; None in good days."""
+        if now >= self._recovering_until:
+            return None
+        return (
+            "nodes hold leases that this database does not know, so it may have been lost: nothing is admitted until "
+            f"{self._policy.recovery_seconds:.0f} s have passed or somebody says `healthd fleet recover`"
+        )
+
+    def settling(self, now: float) -> str | None:
+        """Why nothing is called impossible yet; None later on."""
+        return "the aggregator has just started" if now < self._settled_at else None
+
+    def next_due(self, now: float) -> float:
+        """When one of the two ends, for all gates."""
+        ends = (self._recovering_until, self._settled_at, math.inf if self._established else self._proved_at)
+        return min((at for at in ends if at > now), default=math.inf)
+
+    def recover(self, batch: Batch, owner: str) -> bool:
+        """A person ends the recovery."""
+        was = batch.now < self._recovering_until
+        self._set(batch, recovering_until=-math.inf, established=True)
+        batch.event("fleet", "recovered", f"by {owner}")
+        return was
+
+    def _set(self, batch: Batch, *, recovering_until: float, established: bool) -> None:
+        self._recovering_until, self._established = recovering_until, established
+        batch.changes.append(PutMeta(key="recovering_until", value=str(recovering_until)))
+        if established:
+            batch.changes.append(PutMeta(key="established", value="yes"))
+
+    def undo(self) -> None:
+        """The transaction failed: back to what is on disk."""
+        self._recovering_until, self._established = self._before
+
+    # --- what was heard -----------------------------------------------------------------------------------------------
+
+    def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
+        """Follow the leases of the nodes that were heard."""
+        self._before = (self._recovering_until, self._established)
+        for name in sorted(heard):
+            node = self._registry.node(name)
+            if node is None or node.state is None or node.duplicate:
+                continue
+            self._adopt(batch, node)
+            self._follow(batch, node)
+            labels = node.state.labels
+            if self._labels.get(name) != labels:
+                batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
+        if not self._established and batch.now >= max(self._proved_at, self._recovering_until):
+            self._set(batch, recovering_until=-math.inf, established=True)
+
+    def _follow(self, batch: Batch, node: FleetNode) -> None:
+        """Leases of ours: stored, refused, ended by the node, or gone."""
+        assert node.state is not None
+        there = {lease.id for lease in node.state.leases}
+        for lease_id in self._ledger.leases_of.get(node.node, ()):
+            row = self._ledger.leases[lease_id]
+            report = node.orders.get(lease_id)
+            status = "" if report is None else report.status
+            if status in FINAL and report is not None:
+                self._ledger.close_lease(batch, row, f"{status} by the node: {report.message or 'no reason given'}")
+            elif row.state is LeaseState.GRANTED and status in ("accepted", "running") and lease_id in there:
+                self._ledger.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
+            elif row.state is not LeaseState.GRANTED and lease_id not in there and node.confirmed:
+                self._ledger.close_lease(batch, row, "the node does not hold it any more")
+
+    def _adopt(self, batch: Batch, node: FleetNode) -> None:
+        """Leases and a quarantine that another database gave."""
+        assert node.state is not None
+        foreign = [lease for lease in node.state.leases if self._unknown(lease)]
+        for lease in foreign:
+            row = LeaseRow(
+                node=node.node,
+                lease=dataclasses.replace(lease, age_seconds=0.0),
+                state=LeaseState.ACKNOWLEDGED,
+                granted_at=batch.now - lease.age_seconds,
+                adopted=True,
+            )
+            self._ledger.put_lease(batch, row)
+        other = node.issuer is not None and node.issuer != self._ledger.store_id
+        kept = node.state.quarantine
+        if other and kept is not None and kept.owner_kind != "rule" and node.node not in self._ledger.quarantines:
+            self._ledger.put_quarantine(batch, node.node, kept)
+        restored = any(lease.issuer == self._ledger.store_id for lease in foreign)
+        lost = restored or (not self._established and (other or bool(foreign)))
+        if lost and batch.now >= self._recovering_until:
+            until = batch.now + self._policy.recovery_seconds
+            self._set(batch, recovering_until=until, established=self._established and not restored)
+            batch.event("fleet", "recovering", f"{node.node} took orders from {node.issuer}")
+
+    def _unknown(self, lease: Lease) -> bool:
+        """Not given by this database as it is now: by another one, or by this one before an old copy was restored."""
+        if lease.id in self._ledger.leases:
+            return False
+        return lease.issuer != self._ledger.store_id or lease.gate not in self._ledger.gate_ids
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def tell(self, batch: Batch, heard: Iterable[str]) -> None:
+        """All of it is on disk: nodes get their orders, and need not repeat what is final."""
+        for name in sorted({*heard, *batch.touched}):
+            node = self._registry.node(name)
+            if node is not None and node.state is not None and name not in self._met:
+                self._met.add(name)
+                batch.touched.add(name)
+            if node is not None and node.state is not None:
+                self._labels[name] = node.state.labels
+            if name in batch.touched:
+                self._registry.set_quarantine(name, self._ledger.quarantines.get(name))
+            # A node whose own leases are not taken in yet must not be told that it has none.
+            orders = self._ledger.orders(name) if name in self._met else ()
+            if name in self._met and name in batch.touched:
+                self._registry.set_orders(name, orders)
+            if node is not None and node.orders:
+                listed = {order.id for order in orders}
+                over = [key for key, report in node.orders.items() if report.status in FINAL and key not in listed]
+                if over:
+                    self._registry.acknowledge(name, over)

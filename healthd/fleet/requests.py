@@ -1,0 +1,123 @@
+"""Asking for a gate: what a request may be, what a repeated one gets, what a later attempt does to an earlier one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from healthd.errors import BadInputError, ConflictError, StoreError
+from healthd.fleet import answers
+from healthd.fleet.ledger import Batch, Ledger
+from healthd.fleet.model import Closing, Gate, Terms
+from healthd.fleet.policy import Policy
+from healthd.model import GateRequest
+
+LONGEST_NAME = 253
+"""Of a node (DNS allows as many) or a pool."""
+LONGEST_JOB = 256
+
+
+def check(request: GateRequest, policy: Policy) -> None:
+    """BadInputError with one sentence when the request cannot be meant."""
+    if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
+        raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
+    if not 0 <= request.attempt < 2**31:
+        raise BadInputError(f"attempt must be 0 or more, not {request.attempt}")
+    if bool(request.nodes) == (request.pool is not None):
+        raise BadInputError("name either nodes or a pool with a count")
+    _check_size(request, policy)
+    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
+        if not name or len(name) > LONGEST_NAME or not name.isprintable():
+            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
+    if request.max_age_seconds is not None and not (
+        request.max_age_seconds > 0 and math.isfinite(request.max_age_seconds)
+    ):
+        raise BadInputError(f"max_age_seconds must be greater than 0, not {request.max_age_seconds}")
+    if request.wait_seconds is not None and not 0 <= request.wait_seconds <= policy.max_wait_seconds:
+        raise BadInputError(f"wait_seconds must be 0 to {policy.max_wait_seconds:.0f}, not {request.wait_seconds}")
+
+
+def _check_size(request: GateRequest, policy: Policy) -> None:
+    if request.nodes and request.count is not None:
+        raise BadInputError("count goes with a pool; of named nodes all are meant, or min_nodes of them")
+    if request.pool is not None and request.count is None:
+        raise BadInputError(f"how many nodes of pool {request.pool}? give a count")
+    wanted = len(request.nodes) or request.count or 0
+    if not 1 <= wanted <= policy.max_nodes_per_gate:
+        raise BadInputError(f"1 to {policy.max_nodes_per_gate} nodes can be asked for, not {wanted}")
+    if len(set(request.nodes)) != len(request.nodes):
+        twice = sorted({name for name in request.nodes if request.nodes.count(name) > 1})
+        raise BadInputError(f"node named twice: {', '.join(twice[:5])}")
+    if request.min_nodes is not None and not 1 <= request.min_nodes <= wanted:
+        raise BadInputError(f"min_nodes must be 1 to {wanted}, not {request.min_nodes}")
+
+
+def terms_of(request: GateRequest, policy: Policy) -> Terms:
+    """The request with the policy filled in."""
+    wanted = len(request.nodes) or request.count or 0
+    return Terms(
+        tier=request.tier or policy.tier,
+        max_age_seconds=policy.max_age_seconds if request.max_age_seconds is None else request.max_age_seconds,
+        wait_seconds=policy.wait_seconds if request.wait_seconds is None else request.wait_seconds,
+        mode=request.mode or policy.mode,
+        wanted=wanted,
+        needed=wanted if request.min_nodes is None else request.min_nodes,
+    )
+
+
+def new_gate(gate_id: str, request: GateRequest, policy: Policy, now: float) -> Gate:
+    """The gate as it begins."""
+    terms = terms_of(request, policy)
+    return Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
+
+
+def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
+    """
+    ConflictError unless the request is the one that the gate answers, and its admission still stands.
+
+    Who asks again because the answer was lost gets it again; who asks after the leases ended must not start on nodes
+    that may be somebody else's by now.
+    """
+    who = f"job {request.job} attempt {request.attempt}"
+    if gate.request != request:
+        raise ConflictError(f"{who} was asked before with another request (gate {gate.id}); use the next attempt")
+    if gate.granted and gate.decision is not None:
+        ended = [name for name, grant in gate.granted.items() if not ledger.holds(grant.lease_id)]
+        if ended:
+            raise ConflictError(
+                f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; "
+                "use the next attempt"
+            )
+
+
+def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest) -> Gate:
+    """The gate of this job and attempt: the open one, or a new one, which takes the place of earlier attempts."""
+    key = (request.job, request.attempt)
+    known = ledger.gates.get(ledger.keys.get(key, "")) or ledger.decided.get(ledger.keys.get(key, ""))
+    if known is not None:
+        same(known, request, ledger)
+        return known
+    if len(ledger.gates) >= policy.max_open_gates:
+        raise StoreError(f"{policy.max_open_gates} gates are open already; ask again later, or raise max_open_gates")
+    gate = new_gate(ledger.new_id(batch.now), request, policy, batch.now)
+    newest = ledger.newest.get(request.job)
+    ledger.add(gate)
+    if newest is not None and newest > request.attempt:
+        text = f"attempt {newest} of job {request.job} was asked before this one"
+        after, effects = answers.close(batch.now, gate, policy, Closing.SUPERSEDED, text)
+        ledger.carry_out(batch, after, effects, ())
+        return after
+    text = f"attempt {request.attempt} of job {request.job} takes its place (gate {gate.id})"
+    for other in [g for g in ledger.gates.values() if g.request.job == request.job and g.id != gate.id]:
+        after, effects = answers.close(batch.now, other, policy, Closing.SUPERSEDED, text)
+        ledger.carry_out(batch, after, effects, ())
+    for row in ledger.leases_of_job(request.job, before_attempt=request.attempt):
+        ledger.end_lease(batch, row.lease.id, text)
+    # Written even when its first step changes nothing: who asked must be able to ask after it.
+    ledger.carry_out(batch, gate, (), ())
+    return gate
+
+
+def durable(gate: Gate) -> Gate:
+    """The gate without what is not kept on disk."""
+    return dataclasses.replace(gate, waiting=())

@@ -1,0 +1,338 @@
+"""
+The aggregator's database: what must survive. SQLite by default, PostgreSQL by URL, one writer thread for both.
+
+Everything that touches the database runs on that thread, in the order in which it was asked; what waits together is
+committed together, because a commit costs a disk flush. A failure is a StoreError of one line and never a guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.resources
+import logging
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from healthd.errors import BadInputError, StoreError
+from healthd.fleet import changes as rows
+from healthd.fleet.changes import Change, Loaded, PutKey, PutMeta
+from healthd.fleet.tables import META, NODES
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Job = tuple[Callable[[sa.Connection], Any], Callable[[Any, Exception | None], None]]
+
+MOST_WAITING = 2000
+"""Jobs that may wait for the writer: 0.2 s of work at 5 ms a commit of 64; more means that it stands still."""
+MOST_TOGETHER = 64
+"""Jobs in one transaction: bounds how long the first of them waits for the last."""
+LOCK_KEY = 0x6865616C746864
+"""PostgreSQL advisory lock of an aggregator: "healthd" in ASCII."""
+
+
+class Store:
+    """
+    An open database. `store_id` names it for life: nodes know by it who issued a lease. `generation` counts its
+    openings, so that numbers of this process can be told from those of the last.
+
+    Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop.
+    """
+
+    def __init__(self, engine: sa.Engine, place: str, lock: int | None) -> None:
+        self._engine = engine
+        self._place = place
+        self._lock = lock
+        self._connection: sa.Connection | None = None
+        self._jobs: queue.Queue[Job | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+        self._closed = False
+        self.store_id = ""
+        self.generation = 0
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Open or make the database and bring its schema up to date. StoreError names place and remedy."""
+        try:
+            parsed = sa.make_url(url)
+            path = _file_of(parsed)
+            place = (
+                f"database {path}" if path is not None else f"database {parsed.render_as_string(hide_password=True)}"
+            )
+            lock = None if path is None else _lock_file(path)
+            engine = _engine(parsed)
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise StoreError(
+                f"cannot use the database URL: {_line(error)}; write sqlite:///PATH or postgresql+psycopg://..."
+            ) from None
+        store = cls(engine, place, lock)
+        try:
+            store._prepare()
+        except StoreError:
+            store.close()
+            raise
+        store._thread.start()
+        return store
+
+    def close(self) -> None:
+        """Finish what waits, then let go of the database. Safe to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join(timeout=10.0)
+        self._disconnect()
+        self._engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def load(self) -> Loaded:
+        """What an aggregator starts from. Blocks."""
+        done = threading.Event()
+        box: list[Any] = []
+
+        def deliver(value: Any, error: Exception | None) -> None:
+            box.extend((value, error))
+            done.set()
+
+        self._submit(rows.load, deliver)
+        done.wait()
+        if box[1] is not None:
+            raise box[1]
+        loaded: Loaded = box[0]
+        return loaded
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        """Commit them all or none; returns once they are on disk."""
+        await self.run(lambda connection: rows.apply_changes(connection, changes))
+
+    async def enrol(self, node: str, key_hash: str, *, now: float) -> str:
+        """The hash of the key that the name belongs to: this one, if it belonged to none."""
+
+        def work(connection: sa.Connection) -> str:
+            query = sa.select(NODES.c.key_hash).where(NODES.c.node == node)
+            known = connection.execute(query).scalar_one_or_none()
+            if known is None:
+                rows.apply_changes(connection, [PutKey(node=node, key_hash=key_hash, seen_at=now)])
+            return known or key_hash
+
+        return await self.run(work)
+
+    async def run(self, work: Callable[[sa.Connection], T]) -> T:
+        """
+        Run `work` in a transaction on the writer thread; its result once it is committed.
+
+        `work` must be safe to repeat: when one of several that share a transaction fails, each is tried by itself.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def resolve(value: Any, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        def deliver(value: Any, error: Exception | None) -> None:
+            # The loop may be gone when the aggregator stops in the middle: then nobody waits for this either.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(resolve, value, error)
+
+        self._submit(work, deliver)
+        return await future
+
+    # --- the writer thread --------------------------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[sa.Connection], Any], deliver: Callable[[Any, Exception | None], None]) -> None:
+        if self._closed:
+            raise StoreError(f"{self._place} is closed")
+        try:
+            self._jobs.put_nowait((work, deliver))
+        except queue.Full:
+            raise StoreError(f"{self._place} does not keep up: {MOST_WAITING} writes wait; look at its disk") from None
+
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            batch: list[Job] = []
+            job = self._jobs.get()
+            while job is not None:
+                batch.append(job)
+                if len(batch) >= MOST_TOGETHER:
+                    break
+                try:
+                    job = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+            ending = job is None
+            if batch:
+                self._commit(batch)
+
+    def _commit(self, batch: Sequence[Job]) -> None:
+        """One transaction for all; when it fails, one for each, so that nobody fails for another's fault."""
+        try:
+            results = self._transact([work for work, _ in batch])
+        except (StoreError, BadInputError) as error:
+            if len(batch) > 1:
+                for job in batch:
+                    self._commit([job])
+                return
+            batch[0][1](None, error)
+            return
+        except Exception as error:
+            # A fault of ours in one job must not end the thread and leave everybody waiting.
+            log.exception("%s: a job failed", self._place)
+            for _, deliver in batch:
+                deliver(None, StoreError(f"{self._place}: internal error: {_line(error)}"))
+            return
+        for (_, deliver), result in zip(batch, results, strict=True):
+            deliver(result, None)
+
+    def _transact(self, works: Sequence[Callable[[sa.Connection], Any]]) -> list[Any]:
+        try:
+            connection = self._connect()
+            with connection.begin():
+                return [work(connection) for work in works]
+        except SQLAlchemyError as error:
+            self._disconnect()
+            raise self._failed(error) from None
+
+    def _connect(self) -> sa.Connection:
+        if self._connection is None:
+            connection = self._engine.connect()
+            if connection.dialect.name == "postgresql":
+                taken = connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
+                connection.commit()
+                if not taken:
+                    connection.close()
+                    raise StoreError(f"{self._place} is in use by another aggregator; stop it or use another database")
+            self._connection = connection
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """Drop the connection after an error, unless the database lives in it."""
+        if self._connection is None or (self._engine.dialect.name == "sqlite" and not self._engine.url.database):
+            return
+        with contextlib.suppress(SQLAlchemyError):
+            self._connection.close()
+            self._engine.dispose()
+        self._connection = None
+
+    def _failed(self, error: SQLAlchemyError) -> StoreError:
+        line = _line(error)
+        remedies = {
+            "disk is full": "free some space",
+            "locked": "another program holds it; end that program",
+            "readonly": "make it writable for this user",
+            "unable to open": "make its directory writable for this user",
+            "not a database": "restore a backup, or move the file away: nodes report their leases again",
+            "malformed": "restore a backup, or move the file away: nodes report their leases again",
+        }
+        remedy = next((text for sign, text in remedies.items() if sign in line), "look at the database and its log")
+        return StoreError(f"{self._place}: {line}; {remedy}")
+
+    # --- at the start -------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Check the file, migrate it, read who it is."""
+        try:
+            connection = self._connect()
+            with connection.begin():
+                wrong = rows.check_whole(connection)
+            if wrong is not None:
+                raise StoreError(
+                    f"{self._place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file away: "
+                    "nodes report their leases again"
+                )
+            self._migrate(connection)
+            with connection.begin():
+                meta = {r.key: r.value for r in connection.execute(sa.select(META))}
+                self.store_id = meta.get("store_id") or f"store-{secrets.token_hex(8)}"
+                self.generation = int(meta.get("generation", "0")) + 1
+                facts = (("store_id", self.store_id), ("generation", str(self.generation)))
+                rows.apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts])
+        except SQLAlchemyError as error:
+            raise self._failed(error) from None
+
+    def _migrate(self, connection: sa.Connection) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(importlib.resources.files("healthd.fleet") / "migrations"))
+        config.set_main_option("path_separator", "os")
+        config.attributes["connection"] = connection
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        with connection.begin():
+            current = set(MigrationContext.configure(connection).get_current_heads())
+        if current - known:
+            versions = ", ".join(sorted(current - known))
+            raise StoreError(
+                f"{self._place} is of a newer healthd (schema {versions}); upgrade healthd or use another database"
+            )
+        try:
+            with connection.begin():
+                command.upgrade(config, "head")
+        except CommandError as error:
+            raise StoreError(f"{self._place} cannot be migrated: {_line(error)}") from None
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(url, poolclass=sa.NullPool)
+    engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args={"check_same_thread": False, "timeout": 5.0})
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:
+        # Transactions begin where we say so (below), not where the driver guesses.
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _file_of(url: sa.URL) -> Path | None:
+    """The file of a SQLite URL; None for one in memory or another kind of database."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        return None
+    return Path(url.database)
+
+
+def _lock_file(path: Path) -> int:
+    """Two aggregators on one database would give one node to two jobs: the second is refused."""
+    try:
+        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"database {path}: {error.strerror}; make its directory exist and be writable") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise StoreError(f"database {path} is in use by another aggregator; stop it or use another file") from None
+    return handle
+
+
+def _line(error: Exception) -> str:
+    """The first line of what the driver said."""
+    cause = getattr(error, "orig", None) or error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]

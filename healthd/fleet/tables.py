@@ -1,0 +1,119 @@
+"""
+The tables of the aggregator's database.
+
+What decides is in columns; what is only read back whole is JSON of the model (`healthd.wire`). A change here needs a
+file in `migrations/versions`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+METADATA = MetaData()
+
+META = Table(
+    "meta",
+    METADATA,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""`store_id` names the database for life; other keys are the engine's."""
+
+NODES = Table(
+    "nodes",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("key_hash", String(128)),
+    Column("labels", Text, nullable=False),
+    Column("first_seen", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+)
+
+GATES = Table(
+    "gates",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("job", String(256), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("decided_at", Double),
+    Column("record", Text, nullable=False),
+    UniqueConstraint("job", "attempt", name="one_gate_for_each_attempt"),
+    Index("gates_by_phase", "phase"),
+    Index("gates_by_age", "created_at"),
+)
+"""`record` is the whole `Gate`: request, reservation, ordered runs, decision."""
+
+EVIDENCE = Table(
+    "evidence",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("states", LargeBinary, nullable=False),
+)
+"""The states of the nodes that a decision went by, as JSON packed by zlib."""
+
+LEASES = Table(
+    "leases",
+    METADATA,
+    Column("id", String(400), primary_key=True),
+    Column("gate", String(64), nullable=False),
+    Column("node", String(253), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("granted_at", Double, nullable=False),
+    Column("adopted", Boolean, nullable=False),
+    Column("record", Text, nullable=False),
+    Index("leases_by_state", "state"),
+    Index("leases_by_gate", "gate"),
+)
+"""No key into gates: a lease adopted from another database has its gate there."""
+
+QUARANTINES = Table(
+    "quarantines",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+
+OVERRIDES = Table(
+    "overrides",
+    METADATA,
+    Column("job", String(256), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+
+OUTCOMES = Table(
+    "outcomes",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("job", String(256), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("status", String(64), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("told_at", Double, nullable=False),
+)
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("subject", String(300), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("message", Text, nullable=False),
+    Index("events_by_subject", "subject", "id"),
+)
+"""The audit trail: `subject` is a node's name, or `job:NAME`."""

@@ -1,0 +1,212 @@
+"""
+Orders of the aggregator: each is done once, whatever is lost or repeated on the way; it ends when no longer listed.
+
+A lease is reported as accepted only once it is on disk and no probe of ours uses the devices any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from healthd.model import Lease, Order, OrderReport
+from healthd.node.allocation import describe
+from healthd.node.clock import Clock
+from healthd.node.leases import Ledger, Sight, fate, process_of, process_start
+from healthd.node.scheduler import Scheduler
+from healthd.node.settings import NodeSettings
+from healthd.node.state import NodeBook
+from healthd.node.tasks import Tasks, wait_for
+
+log = logging.getLogger(__name__)
+
+FINAL = frozenset({"done", "refused", "cancelled"})
+# While nothing is open the watch only wakes up when something is.
+IDLE_WATCH_SECONDS = 3600.0
+
+
+@dataclasses.dataclass(eq=False)
+class Open:
+    """An order that has not ended. `due_at` is its deadline by CLOCK_BOOTTIME."""
+
+    order: Order
+    issuer: str
+    due_at: float
+    report: OrderReport
+
+
+class Orders:
+    """Start `watch` as an eternal task; `changed` is called after every change of a report."""
+
+    def __init__(
+        self,
+        book: NodeBook,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        settings: NodeSettings,
+        *,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self._book = book
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._settings = settings
+        self._clock = clock
+        self._tasks = tasks
+        self._open: dict[str, Open] = {}
+        self._untold: dict[str, OrderReport] = {}
+        self._wake = asyncio.Event()
+        self.changed: Callable[[], None] = lambda: None
+        book.set_leases(ledger.stamped())
+
+    def reports(self) -> dict[str, OrderReport]:
+        """How far all orders are: the open ones, the leases in force, and ends that were not acknowledged yet."""
+        accepted = {held.lease.id: OrderReport(status="accepted") for held in self._ledger.held}
+        return {**accepted, **{key: one.report for key, one in self._open.items()}, **self._untold}
+
+    def apply(
+        self,
+        orders: tuple[Order, ...] | None,
+        *,
+        issuer: str,
+        acknowledged: tuple[str, ...],
+        carried: Mapping[str, OrderReport],
+    ) -> None:
+        """
+        Take in an answer: all open orders, or None for no statement. `carried` are the reports that it answers.
+        """
+        for order_id in acknowledged:
+            self._untold.pop(order_id, None)
+        if orders is None:
+            return
+        listed = {order.id for order in orders}
+        leases = [order.lease.id for order in orders if order.lease is not None]
+        # An end that was told and is no longer asked for needs no repeating.
+        for order_id in [key for key, report in self._untold.items() if carried.get(key) == report]:
+            if order_id not in listed:
+                del self._untold[order_id]
+        self._cancel_absent(listed | set(leases), issuer)
+        self._ledger.listed(leases, issuer)
+        for order in orders:
+            if order.id in self._open:
+                continue
+            if (ended := self._ledger.fate(order.id)) is not None:
+                if order.id not in acknowledged:
+                    self._untold[order.id] = ended
+            elif order.lease is None or all(held.lease.id != order.lease.id for held in self._ledger.held):
+                self._begin(order, issuer)
+        self._wake.set()
+
+    def _cancel_absent(self, listed: set[str], issuer: str) -> None:
+        for order_id, one in list(self._open.items()):
+            if one.issuer == issuer and order_id not in listed and one.order.kind == "run":
+                self._scheduler.cancel(order_id, "the aggregator called it off")
+        for held in self._ledger.held:
+            if held.issuer == issuer and held.lease.id not in listed:
+                self._end_lease(held.lease, OrderReport(status="cancelled", message="the aggregator released it"))
+
+    def _begin(self, order: Order, issuer: str) -> None:
+        due_at = self._clock.boot() + max(0.0, order.deadline_seconds)
+        self._open[order.id] = Open(order=order, issuer=issuer, due_at=due_at, report=OrderReport(status="accepted"))
+        if order.kind == "run" and order.run is not None:
+            self._scheduler.order(
+                order.id, order.run.tier, order.run.checks, lambda report: self._report(order.id, report)
+            )
+        elif order.kind == "lease" and order.lease is not None:
+            # Nothing is said of it before it is stored.
+            self._open[order.id].report = OrderReport(status="running", message="about to be stored")
+            self._tasks.start(f"lease {order.lease.id}", self._take_lease(order, order.lease, issuer))
+        else:
+            self._report(order.id, OrderReport(status="refused", message=f"no such kind of order here: {order.kind!r}"))
+
+    def _report(self, order_id: str, report: OrderReport) -> None:
+        one = self._open.get(order_id)
+        if one is None or one.report.status in FINAL:
+            return
+        one.report = report
+        if report.status in FINAL:
+            del self._open[order_id]
+            self._untold[order_id] = report
+            self._ledger.settle(order_id, report)
+            log.info("order %s: %s%s", order_id, report.status, f" ({report.message})" if report.message else "")
+        self.changed()
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    async def _take_lease(self, order: Order, lease: Lease, issuer: str) -> None:
+        try:
+            report = await self._stored(lease, issuer)
+        except OSError as error:
+            report = OrderReport(status="refused", message=f"the lease cannot be stored: {error.strerror}")
+        if report.status == "accepted":
+            self._open.pop(order.id, None)
+            if all(held.lease.id != lease.id for held in self._ledger.held):
+                return  # it was cancelled meanwhile, and that was told
+            log.info("lease %s: job %s attempt %d has the node", lease.id, lease.job, lease.attempt)
+            self._wake.set()
+            self.changed()
+        else:
+            self._report(order.id, report)
+
+    async def _stored(self, lease: Lease, issuer: str) -> OrderReport:
+        """Take the devices for the lease: first the claim, so that no probe starts, then a look at who has them."""
+        if other := [held.lease for held in self._ledger.held]:
+            return OrderReport(status="refused", message=f"job {other[0].job} has a lease on the node")
+        self._ledger.take(lease, issuer)
+        self._book.set_leases(self._ledger.stamped())
+        await self._scheduler.stand_down(f"job {lease.job} gets the node")
+        await self._scheduler.refresh()
+        own = process_of(lease.workload)
+        foreign = [
+            claim
+            for claim in self._book.allocated
+            if claim.by in ("process", "scheduler") and f"pid {own} " not in f"{claim.holder} "
+        ]
+        if foreign:
+            report = OrderReport(status="refused", message=f"the devices are taken: {describe(foreign)}")
+            self._ledger.release(lease.id, report)
+            self._book.set_leases(self._ledger.stamped())
+            return report
+        return OrderReport(status="accepted")
+
+    def _end_lease(self, lease: Lease, report: OrderReport) -> None:
+        self._ledger.release(lease.id, report)
+        self._untold[lease.id] = report
+        self._book.set_leases(self._ledger.stamped())
+        self._scheduler.look()
+        log.info("lease %s of job %s: %s (%s)", lease.id, lease.job, report.status, report.message)
+        self.changed()
+
+    # --- what time brings ---------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """The eternal look at deadlines and workloads; sleeps while there is neither."""
+        while True:
+            busy = bool(self._open or self._ledger.held)
+            await wait_for(self._wake, self._settings.lease.watch_seconds if busy else IDLE_WATCH_SECONDS)
+            self.tick()
+
+    def tick(self) -> None:
+        """Call off runs past their deadline, and end leases whose workload is gone."""
+        now = self._clock.boot()
+        for order_id, one in list(self._open.items()):
+            if one.order.kind == "run" and now >= one.due_at:
+                self._scheduler.cancel(order_id, f"not done within {one.order.deadline_seconds:.0f} s")
+        if not self._ledger.held or self._book.surveyed_at is None:
+            return
+        proc = (self._settings.host_root or Path("/")) / "proc"
+        sight = Sight(
+            start_of=lambda pid: process_start(proc, pid),
+            holders=self._book.holders,
+            looked_at=self._book.surveyed_at,
+        )
+        for held in self._ledger.held:
+            end = fate(held, sight, now=now, settle_seconds=self._settings.lease.settle_seconds)
+            if end.ended:
+                self._end_lease(held.lease, OrderReport(status="done", message=end.ended))
+            elif end.seen:
+                self._ledger.seen(held.lease.id, process_start=end.process_start)

@@ -1,0 +1,354 @@
+"""
+Runs what is due: passive checks by their ticks, the quick tier by its rule, and what was ordered, which goes first.
+
+One passive and one active run at a time. Nothing active starts unless the devices were seen to be free a moment before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from checks.contract import Status, Tier
+from checks.faults import Fault, parse_fault
+from healthd.model import CheckResult, OrderReport
+from healthd.node.allocation import describe
+from healthd.node.catalogue import in_tier
+from healthd.node.clock import Clock
+from healthd.node.settings import NodeSettings
+from healthd.node.state import NodeBook, by_name, is_busy
+from healthd.node.tasks import Tasks, wait_for
+from healthd.node.timetable import PassiveTimetable, QuickFacts, quick_due_at
+from healthd.runner import OnResult, Plan, Survey
+
+log = logging.getLogger(__name__)
+
+# Longest sleep: timers count CLOCK_MONOTONIC, which stands still while the machine sleeps.
+LONGEST_SLEEP_SECONDS = 60.0
+# Orders that may wait for their turn; an aggregator has one or two open for a node.
+MAX_QUEUED = 32
+# A look at the devices that is older than this is repeated before an active run.
+FRESH_LOOK_SECONDS = 1.0
+
+Report = Callable[[OrderReport], None]
+
+
+class Probes(Protocol):
+    """What the daemon needs of the runner."""
+
+    @property
+    def latest(self) -> Survey | None:
+        """The last look at the machine; every run takes one first, and one after active checks."""
+
+    @property
+    def probe_device_seconds(self) -> float:
+        """What active runs took of the devices since the start."""
+
+    async def survey(self) -> Survey:
+        """Look at the machine; never raises."""
+
+    async def run(
+        self, plan: Plan, *, faults: Sequence[Fault] = (), on_result: OnResult | None = None
+    ) -> tuple[CheckResult, ...]:
+        """Run a plan; raises nothing but CancelledError."""
+
+
+@dataclass(eq=False)
+class Ordered:
+    """A run that somebody ordered. `left` are the checks that have not run for it yet."""
+
+    id: str
+    tier: Tier
+    left: tuple[str, ...]
+    report: Report
+    seen: collections.Counter[Status] = field(default_factory=collections.Counter)
+    busy: str = ""
+
+
+@dataclass(eq=False)
+class Flight:
+    """A run under way. `ordered` are those it is for; empty when nobody asked."""
+
+    tier: Tier
+    checks: tuple[str, ...]
+    ordered: list[Ordered]
+    task: asyncio.Task[tuple[CheckResult, ...]] | None = None
+
+
+class Scheduler:
+    """Start `run_passive` and `run_active` as eternal tasks; everything else is called on the event loop."""
+
+    def __init__(
+        self,
+        book: NodeBook,
+        probes: Probes,
+        settings: NodeSettings,
+        *,
+        clock: Clock,
+        tasks: Tasks,
+        seed: int | None = None,
+    ) -> None:
+        self._book = book
+        self._probes = probes
+        self._settings = settings
+        self._clock = clock
+        self._tasks = tasks
+        chance = random.Random(seed)  # noqa: S311
+        self._table = PassiveTimetable(book.specs, now=clock.boot(), phase_ratio=chance.random())
+        self._jitter = chance.uniform(-1.0, 1.0)
+        self._passive_wake = asyncio.Event()
+        self._active_wake = asyncio.Event()
+        self._queue: collections.deque[Ordered] = collections.deque()
+        self._flight: Flight | None = None
+        self._attempted_at: float | None = None
+        self._released = False
+        self._forced = False
+        self._was_taken = False
+        self._fault_epoch = 0
+        self._last_look: Survey | None = None
+        book.listen(self._see_release)
+
+    # --- asked from outside -------------------------------------------------------------------------------------------
+
+    def order(self, order_id: str, tier: Tier, checks: Sequence[str], report: Report) -> None:
+        """
+        Run a tier, or only `checks` of it, as soon as possible. `report` is told accepted, running, and how it ended.
+
+        Joins a run under way as far as that does the same work.
+        """
+        specs = by_name(self._book.specs)
+        unknown = [name for name in checks if name not in specs]
+        if unknown:
+            report(OrderReport(status="refused", message=f"no such check is enabled here: {unknown[0]!r}"))
+            return
+        names = tuple(name for name in in_tier(self._book.specs, tier) if not checks or name in checks)
+        if not names:
+            report(OrderReport(status="refused", message=f"no check of tier {tier.value} is enabled here"))
+            return
+        if len(self._queue) >= MAX_QUEUED:
+            report(OrderReport(status="refused", message=f"{MAX_QUEUED} runs are waiting already"))
+            return
+        ordered = Ordered(id=order_id, tier=tier, left=names, report=report)
+        if self._needs_devices(names) and (why := self._taken()):
+            report(OrderReport(status="refused", message=why))
+            return
+        report(OrderReport(status="accepted"))
+        flight = self._flight
+        if (
+            flight is not None
+            and tier.rank <= flight.tier.rank
+            and self._needs_devices(set(names) & set(flight.checks))
+        ):
+            flight.ordered.append(ordered)
+            report(OrderReport(status="running", message="joined the run that was under way"))
+        else:
+            self._queue.append(ordered)
+            self._active_wake.set()
+
+    def cancel(self, order_id: str, why: str) -> None:
+        """Call an order off; a run that is for nobody else is stopped."""
+        for ordered in [o for o in self._queue if o.id == order_id]:
+            self._queue.remove(ordered)
+            ordered.report(OrderReport(status="cancelled", message=why))
+        flight = self._flight
+        if flight is None:
+            return
+        mine = [o for o in flight.ordered if o.id == order_id]
+        for ordered in mine:
+            flight.ordered.remove(ordered)
+            ordered.report(OrderReport(status="cancelled", message=why))
+        if mine and not flight.ordered and flight.task is not None:
+            flight.task.cancel()
+
+    async def stand_down(self, why: str) -> None:
+        """A job is about to have the devices: call off all active runs; returns when none is under way."""
+        for ordered in [o for o in self._queue if self._needs_devices(o.left)]:
+            self._queue.remove(ordered)
+            ordered.report(OrderReport(status="cancelled", message=why))
+        flight = self._flight
+        if flight is not None and flight.task is not None and self._needs_devices(flight.checks):
+            for ordered in flight.ordered:
+                ordered.report(OrderReport(status="cancelled", message=why))
+            flight.ordered.clear()
+            flight.task.cancel()
+            await asyncio.wait([flight.task])
+
+    async def refresh(self) -> None:
+        """Look at the machine now, and return when that is known."""
+        await self._probes.survey()
+        self._take_look()
+
+    def set_faults(self, faults: tuple[str, ...]) -> None:
+        """These faults are in force from now on. Drops what earlier ones latched; what is touched runs at once."""
+        touched = {text.partition("=")[0].partition("@")[0] for text in {*faults} ^ {*self._book.faults}}
+        self._fault_epoch += 1
+        self._book.set_faults(faults)
+        self._book.drop_injected()
+        self._table.force(in_tier(self._book.specs, Tier.PASSIVE), self._clock.boot())
+        self._passive_wake.set()
+        if self._needs_devices(touched):
+            self._forced = True
+            self._active_wake.set()
+
+    def look(self) -> None:
+        """Look at the machine again now, because something about it has changed."""
+        self._table.force(in_tier(self._book.specs, Tier.PASSIVE), self._clock.boot())
+        self._passive_wake.set()
+
+    # --- passive ------------------------------------------------------------------------------------------------------
+
+    async def run_passive(self) -> None:
+        """The eternal round of the passive checks, and of the look at who holds the devices."""
+        while True:
+            now = self._clock.boot()
+            due = self._table.due(now)
+            if due or self._book.surveyed_at is None:
+                self._table.started(due, now)
+                await self._passive_round(due)
+            else:
+                await wait_for(self._passive_wake, max(0.0, min(self._table.next_at() - now, LONGEST_SLEEP_SECONDS)))
+
+    async def _passive_round(self, due: tuple[str, ...]) -> None:
+        if not due:
+            await self.refresh()
+            return
+        plan = Plan(tier=Tier.PASSIVE, checks=due, executor="daemon")
+        await self._probes.run(plan, faults=self._faults(), on_result=self._recorder(()))
+        self._take_look()
+
+    def _take_look(self) -> None:
+        """Every run looks at the machine first, so what it saw costs nothing more."""
+        if self._probes.latest is not None and self._probes.latest is not self._last_look:
+            self._last_look = self._probes.latest
+            self._book.survey(self._last_look)
+
+    def _faults(self) -> tuple[Fault, ...]:
+        return tuple(parse_fault(text) for text in self._book.faults)
+
+    # --- active -------------------------------------------------------------------------------------------------------
+
+    async def run_active(self) -> None:
+        """The eternal turn of ordered runs and of the quick tier."""
+        while True:
+            if self._queue:
+                first = self._queue.popleft()
+                await self._fly(Flight(tier=first.tier, checks=first.left, ordered=[first]))
+                continue
+            pause = self._quick_in()
+            if pause <= 0:
+                specs = self._book.specs
+                quick = tuple(spec.name for spec in specs if spec.tier is Tier.QUICK)
+                await self._fly(Flight(tier=Tier.QUICK, checks=quick, ordered=[]))
+                continue
+            await wait_for(self._active_wake, min(pause, LONGEST_SLEEP_SECONDS))
+
+    def _quick_in(self) -> float:
+        """Seconds until the quick tier is due by itself; suspended while somebody has the devices."""
+        if self._book.allocated:
+            return LONGEST_SLEEP_SECONDS  # a release wakes us
+        now = self._clock.boot()
+        facts = QuickFacts(
+            specs=self._book.specs,
+            result=self._book.result,
+            attempted_at=self._attempted_at,
+            released=self._released,
+            forced=self._forced,
+            jitter=self._jitter,
+        )
+        return quick_due_at(facts, self._settings.active, now=now) - now
+
+    async def _fly(self, flight: Flight) -> None:
+        """One active run from the look at the devices to the last report."""
+        needs_devices = self._needs_devices(flight.checks)
+        if needs_devices:
+            looked_at = self._book.surveyed_at
+            if looked_at is None or self._clock.boot() - looked_at > FRESH_LOOK_SECONDS:
+                await self.refresh()
+            if why := self._taken():
+                for ordered in flight.ordered:
+                    ordered.report(OrderReport(status="refused", message=why))
+                return
+            self._attempted_at, self._released, self._forced = self._clock.boot(), False, False
+        self._flight = flight
+        order_id = flight.ordered[0].id if flight.ordered else None
+        self._book.set_running(f"{flight.tier.value} (order {order_id})" if order_id else flight.tier.value)
+        for ordered in flight.ordered:
+            ordered.report(OrderReport(status="running"))
+        plan = Plan(tier=flight.tier, checks=flight.checks, executor="daemon", order=order_id)
+        try:
+            work = self._probes.run(plan, faults=self._faults(), on_result=self._recorder(flight.ordered))
+            flight.task = self._tasks.start(f"run of {flight.tier.value}", work)
+            try:
+                await flight.task
+            except asyncio.CancelledError:
+                if not flight.task.cancelled() or _is_cancelling():
+                    raise
+        finally:
+            self._flight = None
+            self._take_look()
+            self._book.spent(self._probes.probe_device_seconds)
+            self._book.set_running(None)
+        self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        """Tell those it was for; what joined late gets the rest in a run of its own."""
+        for ordered in flight.ordered:
+            ordered.left = tuple(name for name in ordered.left if name not in flight.checks)
+            if ordered.left:
+                self._queue.appendleft(ordered)
+            elif ordered.busy:
+                ordered.report(OrderReport(status="refused", message=ordered.busy))
+            else:
+                counts = ", ".join(
+                    f"{ordered.seen[status]} {status.value}" for status in Status if ordered.seen[status]
+                )
+                ordered.report(OrderReport(status="done", message=f"{ordered.tier.value}: {counts or 'nothing ran'}"))
+
+    def _recorder(self, ordered: Sequence[Ordered]) -> OnResult:
+        """Takes in results of a run that starts now; what a fault touched that is cleared by then is not kept."""
+        epoch = self._fault_epoch
+
+        def record(result: CheckResult) -> None:
+            self._take_look()
+            for one in ordered:
+                one.seen[result.status] += 1
+                if is_busy(result):
+                    one.busy = result.findings[0].message
+            if not result.injected or epoch == self._fault_epoch:
+                self._book.record(result)
+
+        return record
+
+    # --- who has the devices ------------------------------------------------------------------------------------------
+
+    def _needs_devices(self, names: Sequence[str] | set[str]) -> bool:
+        specs: Mapping[str, Tier] = {spec.name: spec.tier for spec in self._book.specs}
+        return any(specs.get(name, Tier.PASSIVE) is not Tier.PASSIVE for name in names)
+
+    def _taken(self) -> str:
+        """Why nothing active may run now; empty when the devices are free."""
+        claims = self._book.allocated
+        if self._book.surveyed_at is None:
+            claims = tuple(claim for claim in claims if claim.by != "unseen")  # looked at before the run
+        return f"the devices are taken: {describe(claims)}" if claims else ""
+
+    def _see_release(self) -> None:
+        """Once the devices are free again, the evidence of the time before is overdue."""
+        taken = self._book.surveyed_at is not None and bool(self._book.allocated)
+        if self._was_taken and not taken:
+            self._released = True
+            self._active_wake.set()
+        elif not taken:
+            self._active_wake.set()
+        self._was_taken = taken
+
+
+def _is_cancelling() -> bool:
+    """Whether the task at hand is itself being cancelled, rather than the run that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,139 @@
+"""What the daemon of a node needs to know. Built by the command line from file, variables and arguments."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class Unprompted(str, enum.Enum):
+    """When active checks run without anybody asking."""
+
+    IDLE = "idle"
+    BOOT = "boot"
+    OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveSettings:
+    """When active checks run."""
+
+    unprompted: Unprompted = Unprompted.IDLE
+    """idle: whenever the devices are seen to be free and the evidence is old. boot: once after each boot, for hosts
+    whose scheduler hides its allocations. off: on order alone. idle is safe, since holders that cannot
+    be seen count as a job."""
+
+    interval_seconds: float = 3600.0
+    """How often the quick tier repeats while the node is idle. One hour: about ten seconds of device time an hour are
+    0.3 % of an idle machine, and a gate seldom has to wait for a fresh run."""
+
+    jitter_ratio: float = 0.1
+    """By how much of itself an interval may vary, so that a fleet that booted together does not probe together."""
+
+    retry_seconds: float = 120.0
+    """How soon a quick tier that did not end well is repeated. Two minutes: a repaired node is back soon, and a broken
+    one is not worn out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncSettings:
+    """The line to the aggregator."""
+
+    aggregators: tuple[str, ...] = ()
+    """URLs in order of preference; the first that answers is used. Empty: the node stands alone."""
+
+    token_file: Path | None = None
+    """File whose first line is the bearer token with scope `sync`. Read again for each request."""
+
+    ca_file: Path | None = None
+    """PEM file of the CA that signed the aggregator's certificate; None trusts the system's."""
+
+    wait_seconds: float = 25.0
+    """How long the aggregator may hold an answer back. Load balancers cut at 30 s or later."""
+
+    full_seconds: float = 60.0
+    """The whole state is sent at least this often, so that measured values in the fleet's views are never older."""
+
+    backoff_max_seconds: float = 30.0
+    """Longest pause between attempts while no aggregator answers. Short, since a gate may be waiting for this node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseSettings:
+    """How the end of a job is seen."""
+
+    settle_seconds: float = 60.0
+    """How long devices must be free after a job held them until its lease ends, where the lease names no process. A
+    minute: launchers that restart their ranks do it in less."""
+
+    watch_seconds: float = 5.0
+    """How often a workload that is a process of this host is looked at. It costs one read of /proc."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """All of the daemon. Every field is followed by its meaning, its unit and the reason for its default."""
+
+    name: str
+    """Name of the node in the fleet. The instance id where there is one, since host names get reused; no default here,
+    because two nodes of one name are an error that is found late."""
+
+    state_dir: Path
+    """Directory for what must survive the daemon: results, leases, the node's key. The user decides."""
+
+    run_dir: Path
+    """Directory for what must not survive a reboot: the control socket, lock files, device files of CPU devices."""
+
+    listen: str = "0.0.0.0:8080"
+    """HOST:PORT of the read-only HTTP port. All addresses: it is made for Prometheus, load balancers and people."""
+
+    address: str | None = None
+    """HOST:PORT under which others reach that port. None: `listen`, or the host's name where it listens on all
+    addresses."""
+
+    aliases: tuple[str, ...] = ()
+    """Other names of the node that a gate may use, such as the scheduler's."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the node; `pool` is what gates choose by."""
+
+    host_root: Path | None = None
+    """Directory that stands for the machine (recorded machines, containers with the host mounted); None is this one."""
+
+    checks: tuple[str, ...] = ()
+    """Names of the checks that are enabled; empty means all. A name that matches nothing is an error at the start."""
+
+    disabled: tuple[str, ...] = ()
+    """Names of checks that are left out of those."""
+
+    faults: tuple[str, ...] = ()
+    """Faults to inject from the start, as `CHECK[@TARGET]=KIND[:VALUE]`."""
+
+    passive_floor_seconds: float = 5.0
+    """No passive check runs more often than this, whatever its own interval: each round starts a process."""
+
+    active: ActiveSettings = field(default_factory=ActiveSettings)
+    """When active checks run."""
+
+    sync: SyncSettings = field(default_factory=SyncSettings)
+    """The line to the aggregator."""
+
+    lease: LeaseSettings = field(default_factory=LeaseSettings)
+    """How the end of a job is seen."""
+
+    history_results: int = 16
+    """Recent results kept of each check; as many that did not pass are kept besides. Shows a day of quick runs."""
+
+    save_seconds: float = 60.0
+    """Results of passive checks are written to the state directory at most this often: disks are small and slow.
+    Active results and leases are written at once."""
+
+    stop_seconds: float = 3.0
+    """Time that children and requests have to end after SIGTERM. With the flush the daemon is gone in under 5 s."""
+
+    @property
+    def control_socket(self) -> Path:
+        """The Unix socket of local operators."""
+        return self.run_dir / "node.sock"

@@ -1,0 +1,275 @@
+"""
+The node's one line outwards: what it knows goes to the first aggregator that answers, its orders come back.
+
+A held request is always open; a change goes at once by a second one. Nobody's clock is trusted: time is counted by
+CLOCK_BOOTTIME from the last answer that was read, and an answer that lay about while this process was frozen is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from healthd import wire
+from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError
+from healthd.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
+from healthd.node.clock import Clock
+from healthd.node.digest import digest_of
+from healthd.node.orders import Orders
+from healthd.node.settings import SyncSettings
+from healthd.node.state import NodeBook
+
+log = logging.getLogger(__name__)
+
+ANSWER_BYTES = 2 << 20
+CONNECT_SECONDS = 5.0
+# Beyond the wait that was asked for: the way there and back, and a busy aggregator.
+SLACK_SECONDS = 10.0
+# Results of one round come within milliseconds of each other; one message for all of them is enough.
+GATHER_SECONDS = 0.05
+FIRST_PAUSE_SECONDS = 0.5
+
+
+class Line:
+    """Start `run_held` and `run_urgent` as eternal tasks; `changed` is called after every change that may matter."""
+
+    def __init__(
+        self, book: NodeBook, orders: Orders, settings: SyncSettings, *, key: str, clock: Clock, seed: int | None = None
+    ) -> None:
+        self._book = book
+        self._orders = orders
+        self._settings = settings
+        self._key = key
+        self._clock = clock
+        self._chance = random.Random(seed)  # noqa: S311
+        self._incarnation = secrets.token_hex(8)
+        self._seq = 0
+        self._url: str | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._answered: SyncAnswer | None = None
+        self._answered_at = 0.0
+        self._issuer: str | None = None
+        self._known_digest: str | None = None
+        self._full_at = 0.0
+        self._told: tuple[str, Mapping[str, OrderReport]] | None = None
+        self._complaint = ""
+        self._news = asyncio.Event()
+        self._tls = _tls_context(settings.ca_file) if any(u.startswith("https") for u in settings.aggregators) else None
+        for url in settings.aggregators:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f"node.sync.aggregators: {url!r} is not a URL; write http://host:8090 or https://...")
+
+    def changed(self) -> None:
+        """Something changed; whether it is worth a message is seen later."""
+        self._news.set()
+
+    @property
+    def connected_to(self) -> str | None:
+        """The aggregator that answered last; None while none does."""
+        return self._url
+
+    # --- the two eternal loops ----------------------------------------------------------------------------------------
+
+    async def run_held(self) -> None:
+        """Always one request open; connects, and fails over to the next of the list."""
+        pause = FIRST_PAUSE_SECONDS
+        try:
+            while True:
+                if self._url is None and not await self._connect():
+                    await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
+                    pause = min(2 * pause, self._settings.backoff_max_seconds)
+                    continue
+                pause = FIRST_PAUSE_SECONDS
+                try:
+                    await self._exchange(self._settings.wait_seconds)
+                except UnreachableError as error:
+                    await self._disconnect(error)
+        finally:
+            await self._close()
+
+    async def run_urgent(self) -> None:
+        """Sends what is new at once, beside the request that is held."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._news.clear()
+            if self._url is None or not self._worth_telling():
+                continue
+            try:
+                await self._exchange(0.0)
+            except UnreachableError as error:
+                await self._disconnect(error)
+
+    def _worth_telling(self) -> bool:
+        return self._told != (digest_of(self._book.snapshot()), self._orders.reports())
+
+    async def _connect(self) -> bool:
+        """Try all aggregators in order; the first exchange is not held, so that both sides know at once."""
+        for url in self._settings.aggregators:
+            await self._close()
+            self._http = httpx.AsyncClient(
+                verify=self._tls if self._tls is not None else False,  # never used without TLS
+                trust_env=False,
+                timeout=httpx.Timeout(CONNECT_SECONDS),
+                limits=httpx.Limits(max_connections=4, keepalive_expiry=60.0),
+            )
+            self._url, self._known_digest, self._full_at = url, None, 0.0
+            try:
+                await self._exchange(0.0)
+            except UnreachableError as error:
+                self._url = None
+                self._complain(str(error))
+            else:
+                log.info("aggregator %s answers", url)
+                self._complaint = ""
+                return True
+        return False
+
+    async def _disconnect(self, error: UnreachableError) -> None:
+        self._complain(str(error))
+        self._url = None
+        await self._close()
+
+    async def _close(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    def _complain(self, complaint: str) -> None:
+        """Once for each new complaint: an aggregator that is away for an hour is one line."""
+        if complaint != self._complaint:
+            log.warning("%s", complaint)
+        self._complaint = complaint
+
+    # --- one exchange -------------------------------------------------------------------------------------------------
+
+    async def _exchange(self, wait_seconds: float) -> None:
+        """One request and its answer. UnreachableError when there is no answer that can be used."""
+        request = self.compose()
+        sent_at = self._clock.boot()
+        answer = await self._post(request, wait_seconds)
+        if self._clock.boot() - sent_at > wait_seconds + 2 * SLACK_SECONDS:
+            raise UnreachableError(f"aggregator {self._url}: its answer is too old to act on")
+        self.take(request, answer, sent_at)
+        if answer.retry_after_seconds > 0:
+            await asyncio.sleep(min(answer.retry_after_seconds, self._settings.backoff_max_seconds))
+
+    def compose(self) -> SyncRequest:
+        """What there is to say now: the whole state when its digest is new to the other side, or a while has passed."""
+        now = self._clock.boot()
+        state = self._book.snapshot()
+        digest = digest_of(state)
+        reports = self._orders.reports()
+        full = digest != self._known_digest or now - self._full_at >= self._settings.full_seconds
+        self._seq += 1
+        self._told = (digest, reports)
+        return SyncRequest(
+            protocol=PROTOCOL,
+            incarnation=self._incarnation,
+            seq=self._seq,
+            last_answer=self._answered.answer if self._answered is not None else None,
+            since_answer_seconds=now - self._answered_at if self._answered is not None else None,
+            state=state if full else None,
+            digest=digest,
+            ages={result.check: result.age_seconds for result in state.results},
+            orders=reports,
+            issuer=self._issuer,
+        )
+
+    def take(self, request: SyncRequest, answer: SyncAnswer, sent_at: float) -> bool:
+        """
+        Take in an answer; false when a newer one was read already.
+
+        Answers are counted by the aggregator; one to a request that was sent after the newest answer was read is newer
+        whatever its count says, because the aggregator may have lost count.
+        """
+        last = self._answered
+        if last is not None and answer.issuer == last.issuer and answer.seq <= last.seq and sent_at < self._answered_at:
+            return False
+        self._answered, self._answered_at, self._issuer = answer, self._clock.boot(), answer.issuer
+        if answer.send_all:
+            self._known_digest = None
+        elif request.state is not None:
+            self._known_digest = request.digest
+            # Spread, so that a fleet that started together does not send all states in one second.
+            self._full_at = sent_at - self._chance.uniform(0.0, 0.2) * self._settings.full_seconds
+        self._book.set_quarantine(answer.quarantine)
+        self._orders.apply(
+            answer.orders, issuer=answer.issuer, acknowledged=answer.acknowledged, carried=request.orders
+        )
+        return True
+
+    async def _post(self, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+        http, url = self._http, self._url
+        if http is None or url is None:
+            raise UnreachableError("aggregator: the line was closed")
+        address = f"{url.rstrip('/')}/v1/nodes/{self._book.settings.name}/sync"
+        timeout = httpx.Timeout(CONNECT_SECONDS, read=wait_seconds + SLACK_SECONDS)
+        try:
+            async with http.stream(
+                "POST",
+                address,
+                params={"wait": f"{wait_seconds:g}"},
+                content=wire.encode(request),
+                headers=self._headers(),
+                timeout=timeout,
+            ) as response:
+                body = await _bounded(response)
+        except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
+            # RuntimeError: the other loop has closed the client under us.
+            text = str(error) or type(error).__name__
+            raise UnreachableError(f"aggregator {url} cannot be reached: {text}") from None
+        except HealthdError as error:
+            raise UnreachableError(f"aggregator {url}: {error}") from None
+        if response.status_code != 200:
+            raise UnreachableError(f"aggregator {url} refuses: {_detail(response.status_code, body)}")
+        try:
+            return wire.decode(body, SyncAnswer, what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {url}: {error}") from None
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "X-Healthd-Node-Key": self._key}
+        file = self._settings.token_file
+        if file is not None:
+            try:
+                headers["Authorization"] = f"Bearer {file.read_text(encoding='ascii').split()[0]}"
+            except (OSError, UnicodeDecodeError, IndexError) as error:
+                raise UnreachableError(f"{file}: holds no token that can be read: {error}") from None
+        return headers
+
+
+async def _bounded(response: httpx.Response) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.aiter_raw():
+        size += len(chunk)
+        if size > ANSWER_BYTES:
+            raise BadInputError(f"its answer is larger than {ANSWER_BYTES} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _detail(status: int, body: bytes) -> str:
+    """What the problem document says, in one line, else the status alone."""
+    try:
+        problem: Any = wire.decode(body[:65536], dict, what="problem")
+    except BadInputError:
+        return f"HTTP {status}"
+    detail = " ".join(str(problem.get("detail") or problem.get("title") or "").split())
+    return f"HTTP {status}: {detail[:300]}" if detail else f"HTTP {status}"
+
+
+def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{ca_file}: not a CA file: {error}; name another with --ca-file") from None

@@ -1,0 +1,38 @@
+"""
+Run a plan of checks in child processes, bound them, kill them, and turn anything into a CheckResult.
+
+    runner = Runner(RunnerSettings(...))
+    catalogue = await runner.catalogue()          # name -> CheckInfo; ConfigError for what cannot be loaded
+    survey = await runner.survey()                # never raises
+    results = await runner.run(plan, faults=(), on_result=None, on_progress=None, previous=None)
+
+`run` raises nothing but CancelledError. Two runs at a time are fine; active ones exclude each other by the lock file.
+"""
+
+from __future__ import annotations
+
+from healthd.runner.core import Runner
+from healthd.runner.settings import (
+    CheckInfo,
+    Limits,
+    OnProgress,
+    OnResult,
+    Plan,
+    ProgramSpec,
+    RunnerSettings,
+    RunProgress,
+    Survey,
+)
+
+__all__ = [
+    "CheckInfo",
+    "Limits",
+    "OnProgress",
+    "OnResult",
+    "Plan",
+    "ProgramSpec",
+    "RunProgress",
+    "Runner",
+    "RunnerSettings",
+    "Survey",
+]

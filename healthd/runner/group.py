@@ -1,0 +1,166 @@
+"""
+A collective: one check on all workers at once, as ranks of one group, under one deadline.
+
+The group stays open over consecutive collectives as long as all ranks are well; after anything else all ranks are
+started anew, because a group that has lost a member is of no use to anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from checks.contract import Missing
+from checks.faults import Fault
+from healthd.runner.lane import Job, Lane
+from healthd.runner.outcome import Outcome
+from healthd.runner.settings import CheckInfo
+from healthd.runner.workers import Workers
+
+# Beyond our own deadline: the operation must not give up before we have looked at who is where.
+_BEYOND_DEADLINE_SECONDS = 30.0
+
+Command = Callable[[CheckInfo, Sequence[str], dict[str, Any]], dict[str, Any]]
+
+
+class Collective:
+    """The ranks of one run: rank R is the R-th device of the inventory."""
+
+    def __init__(self, workers: Workers, lanes: Sequence[Lane], folder: Path) -> None:
+        self._workers = workers
+        self._lanes = lanes
+        self._folder = folder
+        self._generation = 0
+        self._seed = secrets.randbits(31)
+
+    async def run(
+        self, info: CheckInfo, timeout_seconds: float, command: Command, faults: Sequence[Fault]
+    ) -> tuple[list[Outcome], bool]:
+        """
+        The outcomes of all ranks, and whether the group was whole, so that a judge can speak about it.
+
+        A rank that dies without an injected fault is a transient cause: all run again, and the death is remembered.
+        """
+        attempt = 0
+        crashes: dict[str, tuple[str, ...]] = {}
+        while True:
+            attempt += 1
+            not_whole = await self._gather(info, faults)
+            if not_whole:
+                return not_whole, False
+            outcomes = await self._attempt(info, timeout_seconds, command)
+            for outcome in outcomes:
+                outcome.attempts, outcome.crashes = attempt, crashes.get(outcome.target, ())
+            dead = [o for o in outcomes if o.missing is not None and o.missing.reason == "Crashed"]
+            if not dead or faults or attempt > self._workers.settings.retries:
+                return outcomes, True
+            for outcome in dead:
+                if outcome.missing is not None:
+                    crashes[outcome.target] = (*crashes.get(outcome.target, ()), outcome.missing.message)
+            await self._workers.back_off(attempt)
+
+    async def _gather(self, info: CheckInfo, faults: Sequence[Fault]) -> list[Outcome]:
+        """Have all workers ready; the outcomes of those that cannot be, when the group cannot be whole."""
+        waiting = [
+            self._absent(lane) if _is_missing(info, faults, rank, lane) else lane.ensure()
+            for rank, lane in enumerate(self._lanes)
+        ]
+        lost: list[Outcome] = []
+        for rank, missing in enumerate(await asyncio.gather(*waiting)):
+            if missing is not None:
+                target = self._lanes[rank].target
+                text = f"{target}: {missing.message}; a group of {len(self._lanes)} cannot be whole without it"
+                lost.append(Outcome(target=f"rank:{rank}").lost(missing.reason, text))
+        return lost
+
+    async def _absent(self, lane: Lane) -> Missing:
+        return Missing(target=lane.target, reason="MissingDevice", message=f"no such device: {lane.target}")
+
+    async def _attempt(self, info: CheckInfo, timeout_seconds: float, command: Command) -> list[Outcome]:
+        """One round of all ranks; afterwards all are well, or all are gone."""
+        rendezvous = (self._folder / f"rendezvous-{self._generation}").as_uri()
+        jobs = []
+        for rank, lane in enumerate(self._lanes):
+            group = {
+                "rank": rank,
+                "size": len(self._lanes),
+                "rendezvous": rendezvous,
+                "interface": "lo",
+                "seed": self._seed,
+                "timeout_seconds": timeout_seconds + _BEYOND_DEADLINE_SECONDS,
+                "targets": [other.target for other in self._lanes],
+            }
+            jobs.append(
+                Job(
+                    check=info.name,
+                    command=command(info, (lane.target, f"rank:{rank}"), group),
+                    timeout_seconds=timeout_seconds,
+                    finish=_nobody,
+                )
+            )
+        tasks = [
+            asyncio.create_task(self._rank(lane, job), name=f"rank {rank} of {info.name}")
+            for rank, (lane, job) in enumerate(zip(self._lanes, jobs, strict=True))
+        ]
+        try:
+            outcomes = await self._supervise(tasks, timeout_seconds)
+        finally:
+            for task in tasks:
+                task.cancel()
+        for rank, outcome in enumerate(outcomes):
+            outcome.target = f"rank:{rank}"
+            if outcome.missing is not None:
+                outcome.missing = dataclasses.replace(outcome.missing, target=outcome.target)
+        if any(outcome.missing is not None for outcome in outcomes):
+            self._generation += 1
+            await asyncio.gather(*(lane.bury(info.name) for lane in self._lanes))
+        return outcomes
+
+    async def _rank(self, lane: Lane, job: Job) -> Outcome:
+        if lane.child is not None:
+            lane.child.send(lane.line(job, lane.child))
+        return await lane.collect(job, None)
+
+    async def _supervise(self, tasks: Sequence[asyncio.Task[Outcome]], timeout_seconds: float) -> list[Outcome]:
+        """
+        Wait for all; when the time is up, or a rank has ended badly and the others have had their grace, kill the rest.
+
+        All that are late are noted before the first is killed, so that the kill of one does not pass for what ailed
+        another.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        pending = set(tasks)
+        why = f"did not end within {timeout_seconds:g} s"
+        ended_badly = False
+        while pending and (left := deadline - time.monotonic()) > 0:
+            done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not ended_badly and any(task.result().missing is not None for task in done):
+                ended_badly = True
+                grace_seconds = self._workers.settings.peer_grace_seconds
+                if time.monotonic() + grace_seconds < deadline:
+                    deadline = time.monotonic() + grace_seconds
+                    why = f"was still waiting {grace_seconds:g} s after another rank had ended"
+        late = [rank for rank, task in enumerate(tasks) if not task.done()]
+        for rank in late:
+            child = self._lanes[rank].child
+            if child is not None:
+                child.kill()
+        outcomes = [await task for task in tasks]
+        for rank in late:
+            last = outcomes[rank].progress[-1] if outcomes[rank].progress else None
+            seen = f"; last seen: {last.event} {last.step}" if last else "; it never joined"
+            outcomes[rank].lost("Timeout", why + seen, error=outcomes[rank].error)
+        return outcomes
+
+
+def _is_missing(info: CheckInfo, faults: Sequence[Fault], rank: int, lane: Lane) -> bool:
+    return any(fault.kind == "missing" and fault.hits(info.name, (lane.target, f"rank:{rank}")) for fault in faults)
+
+
+def _nobody(_: Outcome) -> None:
+    """The outcome of a rank is awaited, not announced."""

@@ -1,0 +1,182 @@
+"""
+What the lanes of one run share: how a worker is started, which ones there are, and which could not be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import checks
+from checks.contract import Missing
+from checks.protocol import from_limits
+from healthd.runner.child import Child
+from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
+
+WORKER = str(Path(next(iter(checks.__path__))).resolve() / "worker.py")
+
+# What a job or a launcher sets for its own processes and would change ours: another rank, another library in our way.
+_DROPPED = frozenset(
+    {"LD_PRELOAD", "LD_AUDIT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+_DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_")
+
+
+class Corpses:
+    """Killed workers that the kernel does not let go, by device target or `node/CHECK`. Lives as long as the runner."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Child] = {}
+
+    def add(self, key: str, child: Child) -> None:
+        """Remember one."""
+        self._by_key[key] = child
+
+    def of(self, key: str) -> Child | None:
+        """The one that is still there."""
+        child = self._by_key.get(key)
+        if child is not None and child.is_gone():
+            del self._by_key[key]
+            return None
+        return child
+
+    def __contains__(self, child: object) -> bool:
+        return any(child is other for other in self._by_key.values())
+
+    def keys(self) -> tuple[str, ...]:
+        """Where there still is one."""
+        return tuple(key for key in list(self._by_key) if self.of(key) is not None)
+
+
+class Workers:
+    """The children of one run."""
+
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        corpses: Corpses,
+        versions: dict[str, str],
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.settings = settings
+        self.inventory: dict[str, Any] = {}
+        self.device_seconds = 0.0
+        self.python = str(settings.probe_python or sys.executable)
+        self._corpses = corpses
+        self._versions = versions
+        self._on_progress = on_progress
+        self._children: list[tuple[str, Child]] = []
+        self._node_corpses = 0
+        self._env = environment(self.python, settings.env, os.environ)
+        self._extra_files = check_files(settings.directories)
+
+    def spawn(self, target: str | None) -> Child:
+        """Start a worker. Raises OSError."""
+        # Without site-packages the interpreter starts a third faster; only checks from outside may need them.
+        alone = target is None and not (self.settings.third_party or self.settings.directories)
+        child = Child([self.python, "-I", *(["-S"] if alone else []), WORKER], self._env)
+        self._children = [(name, other) for name, other in self._children if not other.reaped.is_set()]
+        self._children.append((target or "node", child))
+        return child
+
+    def setup(self, target: str | None) -> dict[str, Any]:
+        """What a worker has to know first."""
+        settings = self.settings
+        options = {**settings.options, "ignore_pids": [os.getpid(), *settings.options.get("ignore_pids", ())]}
+        if settings.run_dir is not None:
+            options["run_dir"] = str(settings.run_dir)
+        return {
+            "host_root": str(settings.host_root) if settings.host_root else None,
+            "target": target,
+            "accelerator": self.inventory.get("accelerator") or settings.accelerator,
+            "inventory": self.inventory,
+            "options": options,
+            "limits": from_limits(settings.limits),
+            "extra_files": self._extra_files,
+            "third_party": list(settings.third_party),
+            "programs": [
+                {
+                    "name": program.name,
+                    "argv": list(program.argv),
+                    "protocol": program.protocol,
+                    "tier": program.tier.value,
+                    "interval_seconds": program.interval_seconds,
+                    "timeout_seconds": program.timeout_seconds,
+                }
+                for program in settings.programs
+            ],
+        }
+
+    def learn_versions(self, versions: object) -> None:
+        """What a worker says of its libraries."""
+        if isinstance(versions, dict):
+            self._versions.update({str(k)[:64]: str(v)[:64] for k, v in list(versions.items())[:32]})
+
+    def progress(self, event: RunProgress) -> None:
+        """Tell who watches."""
+        if self._on_progress is not None:
+            self._on_progress(event)
+
+    async def back_off(self, attempt: int) -> None:
+        """Before another attempt at what may be transient."""
+        await asyncio.sleep(min(10.0, self.settings.retry_backoff_seconds * 2 ** (attempt - 1)))
+
+    def stuck(self, target: str) -> Missing | None:
+        """Why no worker may be started for a target: one that could not be killed is still there."""
+        child = self._corpses.of(target)
+        if child is None and not (target == "node" and self._node_corpses > 1):
+            return None
+        who = f"pid {child.pid}" if child is not None else "more than one"
+        text = f"a killed probe ({who}) does not end: the kernel or the device's driver holds it; reboot the node"
+        return Missing(target=target, reason="Stuck", message=text)
+
+    def keep_corpse(self, key: str, child: Child) -> None:
+        """A worker that was killed and is not gone."""
+        self._node_corpses += key.startswith("node/")
+        self._corpses.add(key, child)
+
+    def kill_all(self) -> None:
+        """At once, without waiting."""
+        for _, child in self._children:
+            child.kill()
+
+    async def bury_all(self, within_seconds: float) -> None:
+        """Wait until all that were killed are gone; those that are not when the time is up are remembered."""
+        left = [(name, child) for name, child in self._children if child not in self._corpses]
+        deadline = time.monotonic() + within_seconds
+        for name, child in left:
+            if not await child.gone(max(0.0, deadline - time.monotonic())) and name != "node":
+                self.keep_corpse(name, child)
+
+
+def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of workers: ours without what a job put there for its own, the interpreter's tools first."""
+    env = {
+        name: value for name, value in own.items() if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    }
+    # Not resolved: in a virtual environment the interpreter is a link, and its tools are beside the link.
+    folder = os.path.dirname(python)
+    path = env.get("PATH") or os.defpath
+    env["PATH"] = f"{folder}{os.pathsep}{path}" if folder else path
+    env.update(extra)
+    return env
+
+
+def check_files(directories: tuple[Path, ...]) -> list[str]:
+    """The check files of an operator, sorted; a directory that cannot be read is left to the loading to complain of."""
+    found: list[str] = []
+    for directory in directories:
+        try:
+            names = sorted(os.listdir(directory))
+        except OSError:
+            found.append(str(directory.absolute()))
+            continue
+        found.extend(
+            str(directory.absolute() / name) for name in names if name.endswith(".py") and not name.startswith("_")
+        )
+    return found

@@ -1,0 +1,141 @@
+"""Fixtures for tests of checks: a machine, a CPU device with real torch, a context, and ranks as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.accelerators import cpu
+from checks.contract import Check, Context, Evidence, Limit, Missing, Progress, Tier, load_params
+from checks.host import Host
+
+LAUNCHER = Path(__file__).with_name("launch_ranks.py")
+
+
+@pytest.fixture(scope="session")
+def cpu_device() -> cpu.CpuDevice:
+    """The first of two CPU devices, in this process; the cores of the test run stay as they were."""
+    cores = os.sched_getaffinity(0)
+    try:
+        return cpu.bind("cpu:0", cpu.find(Host(None), {"cpu_devices": 2}), {})
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@pytest.fixture
+def context() -> Callable[..., Context[Any]]:
+    """Make the context of a check: `context(matmul, device=..., seed=1)`; what it does not know is a parameter."""
+
+    def make(
+        check: Check,
+        *,
+        device: Any = None,
+        group: Any = None,
+        host: Host | None = None,
+        tier: Tier = Tier.QUICK,
+        inventory: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Limit] | None = None,
+        previous: Any = None,
+        **params: Any,
+    ) -> Context[Any]:
+        return Context(
+            host=host or Host(None),
+            params=load_params(check.params_type, params),
+            tier=tier,
+            device=device,
+            group=group,
+            previous=previous,
+            inventory=inventory or {},
+            limits=limits or {},
+        )
+
+    return make
+
+
+class Tampering:
+    """A device that shows the host something else than it holds, as `change(tensor, number of the read)` says."""
+
+    def __init__(self, device: Any, change: Callable[[Any, int], Any], **others: Any) -> None:
+        self._device, self._change, self._others, self._reads = device, change, others, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return self._others[name] if name in self._others else getattr(self._device, name)
+
+    def read(self, tensor: Any) -> Any:
+        self._reads += 1
+        return self._change(self._device.read(tensor).clone(), self._reads)
+
+
+@pytest.fixture
+def tampering(cpu_device: cpu.CpuDevice) -> Callable[..., Tampering]:
+    def make(change: Callable[[Any, int], Any] = lambda tensor, _: tensor, **others: Any) -> Tampering:
+        return Tampering(cpu_device, change, **others)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def rank_process() -> Iterator[subprocess.Popen[str]]:
+    """One process with torch imported, which forks the ranks of every test: so torch is imported once."""
+    with subprocess.Popen(
+        [sys.executable, str(LAUNCHER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.fixture
+def run_ranks(
+    rank_process: subprocess.Popen[str], tmp_path: Path
+) -> Callable[..., tuple[list[list[Any]], list[Missing]]]:
+    """
+    Run checks over real ranks: `run_ranks(["all_reduce"], size=2)` -> (evidence of each check, missing ranks).
+
+    `faults` maps a rank to what it does: {"event": [step, event], "kind": "hang" | "crash" | "raise" | "absent" |
+    "corrupt"}.
+    """
+
+    def run(
+        checks: list[str],
+        *,
+        size: int,
+        params: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        faults: Mapping[int, Any] | None = None,
+        fresh_groups: bool = False,
+        timeout_seconds: float = 20.0,
+        deadline_seconds: float = 25.0,
+    ) -> tuple[list[list[Any]], list[Missing]]:
+        assert rank_process.stdin
+        assert rank_process.stdout
+        order = {
+            "checks": checks,
+            "size": size,
+            "rendezvous": f"file://{tmp_path}/{uuid.uuid4().hex}",
+            "params": params or {},
+            "limits": limits or {},
+            "faults": faults or {},
+            "fresh_groups": fresh_groups,
+            "timeout_seconds": timeout_seconds,
+            "deadline_seconds": deadline_seconds,
+        }
+        rank_process.stdin.write(json.dumps(order) + "\n")
+        rank_process.stdin.flush()
+        answer = json.loads(rank_process.stdout.readline())
+        evidence = [[Evidence(**item) for item in items] for items in answer["evidence"]]
+        missing = [
+            Missing(**{**item, "progress": tuple(Progress(**progress) for progress in item["progress"])})
+            for item in answer["missing"]
+        ]
+        return evidence, missing
+
+    return run

@@ -1,0 +1,123 @@
+"""The matmul probe, with real products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from checks.contract import Finding, Limit, Status
+from checks.device.matmul import matmul
+
+
+def run(ctx: Any) -> list[Finding]:
+    return [item for item in matmul(ctx) if isinstance(item, Finding)]
+
+
+def test_right_products_pass_with_a_number_for_each_dtype(context: Any, cpu_device: Any) -> None:
+    findings = run(context(matmul, device=cpu_device))
+    assert [f.status for f in findings] == [Status.PASS, Status.PASS]
+    assert [f.measurements[0].labels["dtype"] for f in findings] == ["fp32", "bf16"]
+    for finding in findings:
+        (measured,) = finding.measurements
+        assert finding.target == "cpu:0"
+        assert measured.name == "matmul_flops_per_second"
+        assert measured.value is not None
+        assert measured.value > 1e6
+        assert measured.origin == "none"
+        assert "exact to rounding (seed " in finding.message
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("size", [1, 3, 64, 600])
+def test_bound_holds_for_any_seed_and_size(context: Any, cpu_device: Any, dtype: str, size: int) -> None:
+    for seed in range(5):
+        (finding,) = run(
+            context(matmul, device=cpu_device, dtypes=[dtype], sizes=[size], seed=seed, repeats=1, warmup=0)
+        )
+        assert finding.status is Status.PASS, finding.message
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("fp32", 1.001), ("bf16", 1.03)])
+@pytest.mark.parametrize("size", [64, 700])
+def test_small_error_in_the_largest_element_is_a_wrong_result(
+    context: Any, tampering: Any, dtype: str, factor: float, size: int
+) -> None:
+    def scale_largest(tensor: Any, _: int) -> Any:
+        place = tensor.abs().argmax()
+        tensor.view(-1)[place] *= factor
+        return tensor
+
+    def flat(tensor: Any, _: int) -> Any:
+        return scale_largest(tensor, 0) if size <= 512 else tensor.mul_(factor)  # of many rows some are only summed
+
+    device = tampering(flat)
+    (finding,) = run(context(matmul, device=device, dtypes=[dtype], sizes=[size], seed=11, repeats=1))
+    assert (finding.status, finding.reason) == (Status.FAIL, "WrongResult")
+    assert "seed 11" in finding.message
+    assert finding.measurements[0].value is not None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
+def test_value_that_cannot_be_is_found_in_every_row_of_a_large_product(
+    context: Any, tampering: Any, value: float
+) -> None:
+    for row in (0, 350, 699):
+
+        def spoil(tensor: Any, _: int, row: int = row) -> Any:
+            tensor[row, 5] = value
+            return tensor
+
+        (finding,) = run(context(matmul, device=tampering(spoil), dtypes=["fp32"], sizes=[700], repeats=1))
+        assert finding.reason == "WrongResult"
+
+
+def test_wrong_element_is_named_with_what_it_should_be(context: Any, tampering: Any) -> None:
+    def spoil(tensor: Any, _: int) -> Any:
+        tensor[2, 3] = 77.0
+        return tensor
+
+    (finding,) = run(context(matmul, device=tampering(spoil), dtypes=["fp32"], sizes=[8]))
+    assert "1 of 64 elements, the first at [2, 3]: 77 instead of " in finding.message
+
+
+def test_slow_device_fails_at_its_limit_and_the_origin_is_shown(context: Any, cpu_device: Any) -> None:
+    limits = {
+        "matmul_flops_per_second": Limit(lower=1.0, upper=None, origin="catalogue"),
+        "matmul_flops_per_second/bf16@cpu:0": Limit(lower=1e18, upper=None, origin="config"),
+    }
+    fp32, bf16 = run(context(matmul, device=cpu_device, sizes=[64, 64], limits=limits))
+    assert (fp32.status, fp32.measurements[0].origin) == (Status.PASS, "catalogue")
+    assert (bf16.status, bf16.reason, bf16.measurements[0].origin) == (Status.FAIL, "SlowDevice", "config")
+
+
+def test_time_that_was_not_measured_is_no_pass(context: Any, cpu_device: Any, tampering: Any) -> None:
+    """Rival fault 2: a probe that ends well without a number is no evidence."""
+
+    def measure(operation: Any, *, repeats: int, warmup: int) -> list[float]:
+        operation()
+        return [0.0] * repeats
+
+    device = tampering(measure=measure)
+    assert {f.status for f in run(context(matmul, device=device, sizes=[8, 8]))} == {Status.FAIL}
+    assert {f.status for f in run(context(matmul, device=cpu_device, sizes=[8, 8], repeats=0))} == {Status.FAIL}
+
+
+def test_data_is_new_each_run_and_the_same_for_the_same_seed(context: Any, tampering: Any) -> None:
+    seen: list[bytes] = []
+
+    def keep(tensor: Any, _: int) -> Any:
+        seen.append(str(tensor.tolist()).encode())
+        return tensor
+
+    for seed in (None, None, 5, 5):
+        run(context(matmul, device=tampering(keep), dtypes=["fp32"], sizes=[4], seed=seed))
+    assert seen[0] != seen[1]
+    assert seen[2] == seen[3]
+
+
+def test_parameters_that_make_no_sense_are_named(context: Any, cpu_device: Any) -> None:
+    with pytest.raises(ValueError, match="no such dtype 'fp8'; known are fp32, bf16, fp16"):
+        run(context(matmul, device=cpu_device, dtypes=["fp8"]))
+    with pytest.raises(ValueError, match="'sizes' must have one number per dtype"):
+        run(context(matmul, device=cpu_device, sizes=[1, 2, 3]))

@@ -1,0 +1,74 @@
+"""Device and group checks for the tests of the runner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from checks.contract import Context, Evidence, Finding, Missing, NoParams, Progress, Status, check
+
+
+@dataclass(frozen=True)
+class Where:
+    """What to do on which target."""
+
+    target: str = ""
+    folder: str = ""
+
+
+def passed(message: str, target: str) -> Finding:
+    return Finding(status=Status.PASS, reason=None, message=message, target=target)
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="device")
+def present(ctx: Context[NoParams]) -> Iterator[Finding]:
+    assert ctx.device is not None
+    yield passed(f"pid {os.getpid()}", ctx.device.target)
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=0.6, scope="device")
+def hangs_there(ctx: Context[Where]) -> Iterator[Finding]:
+    assert ctx.device is not None
+    if ctx.device.target == ctx.params.target:
+        time.sleep(600)
+    yield passed("done", ctx.device.target)
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="device")
+def dies_once(ctx: Context[Where]) -> Iterator[Finding]:
+    assert ctx.device is not None
+    marker = os.path.join(ctx.params.folder, "died")
+    if ctx.device.target == ctx.params.target and not os.path.exists(marker):
+        os.close(os.open(marker, os.O_CREAT))
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield passed("done", ctx.device.target)
+
+
+def judge_met(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
+    """Names who was there, and tells of each that was not all that is known."""
+    there = ", ".join(item.target for item in evidence)
+    yield passed(f"met: {there}" if there else "nobody met", "node")
+    for item in missing:
+        seen = ", ".join(f"{progress.event} {progress.step}" for progress in item.progress)
+        text = f"{item.reason}; order {item.order}; seen {seen}"
+        yield Finding(status=Status.FAIL, reason="RankDied", message=text, target=item.target)
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=3, scope="group", judge=judge_met)
+def meets(ctx: Context[Where]) -> Iterator[Evidence | Progress]:
+    """A meeting by files: each rank leaves one and waits for those of all others."""
+    assert ctx.group is not None
+    group = ctx.group
+    base = group.rendezvous.removeprefix("file://") + "-" + str(os.getpid() * 0) + ctx.params.target
+    yield Progress(step="meeting", event="joined", monotonic_seconds=time.monotonic())
+    yield Progress(step="meeting", event="entered", monotonic_seconds=time.monotonic())
+    with open(f"{base}.{group.rank}", "w"):
+        pass
+    while not all(os.path.exists(f"{base}.{rank}") for rank in range(group.size)):
+        time.sleep(0.005)
+    yield Progress(step="meeting", event="left", monotonic_seconds=time.monotonic())
+    data = {"pid": os.getpid(), "rendezvous": group.rendezvous, "targets": list(group.targets), "seed": group.seed}
+    yield Evidence(target=f"rank:{group.rank}", key="", data=data)

@@ -1,0 +1,76 @@
+"""What the tests of the runner share: a runner on the misbehaving checks, and a look for processes that are left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from checks.contract import Tier
+from checks.faults import parse_fault
+from healthd.model import CheckResult
+from healthd.runner import OnProgress, OnResult, Plan, Runner, RunnerSettings
+
+CHECKS = Path(__file__).parent / "runner_checks"
+
+
+def make_runner(**changes: Any) -> Runner:
+    values: dict[str, Any] = {
+        "accelerator": "cpu",
+        "directories": (CHECKS,),
+        "retry_backoff_seconds": 0.01,
+        "peer_grace_seconds": 0.3,
+        "lock_wait_seconds": 0.2,
+        "judge_timeout_seconds": 1.0,
+    }
+    return Runner(RunnerSettings(**{**values, **changes}))
+
+
+def run_checks(
+    *names: str,
+    runner: Runner | None = None,
+    faults: Sequence[str] = (),
+    tier: Tier = Tier.PASSIVE,
+    on_result: OnResult | None = None,
+    on_progress: OnProgress | None = None,
+    timeout_seconds: float | None = None,
+    **changes: Any,
+) -> Mapping[str, CheckResult]:
+    """Results by name; afterwards no worker may be left."""
+    runner = runner or make_runner(**changes)
+    plan = Plan(tier=tier, checks=names, executor="test", timeout_seconds=timeout_seconds)
+    parsed = [parse_fault(text) for text in faults]
+    results = asyncio.run(runner.run(plan, faults=parsed, on_result=on_result, on_progress=on_progress))
+    assert [result.check for result in results] == list(dict.fromkeys(names))
+    assert workers_left() == []
+    return {result.check: result for result in results}
+
+
+def workers_left() -> list[str]:
+    """Workers of this process that still run, by their command lines."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                line = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if stat[0] != "Z" and int(stat[1]) == os.getpid() and "worker.py" in line:
+                    found.append(f"{name} {line}")
+    return found
+
+
+def wait_gone(pid: int, within_seconds: float = 2.0) -> bool:
+    """Whether a process that is not ours ends within that time."""
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
