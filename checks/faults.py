@@ -8,7 +8,6 @@ the node: the check, its judge and the runner find that out as they would for a 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import time
@@ -99,6 +98,8 @@ def _factor(where: str, text: str) -> float:
 
 
 def _nearest(word: str, known: Collection[str]) -> str:
+    import difflib  # an operator's slip may cost a millisecond; a round of checks may not
+
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
 

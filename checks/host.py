@@ -15,13 +15,18 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from checks import kernel
+from checks.kernel import ClockState, LogLine
 
 MAX_READ_BYTES = 4 << 20
-MAX_KMSG_BYTES = 8 << 20
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_ENTRIES = 65536
+RESOLVER_SECONDS = 3.0  # its own first retry comes after 5 s, and the check that asks has 5 s
 TOOL_PATHS = ("/opt/aws/neuron/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+T = TypeVar("T")
 
 
 class HostError(OSError):
@@ -52,14 +57,6 @@ class FileSystem(NamedTuple):
     inodes: int
     available_inodes: int
     read_only: bool
-
-
-class ClockState(NamedTuple):
-    """What the kernel says of its clock. `offset_seconds` is the last offset that its keeper measured."""
-
-    synchronized: bool
-    offset_seconds: float
-    max_error_seconds: float
 
 
 class Host:
@@ -120,44 +117,25 @@ class Host:
         except OSError as error:
             raise _translated(error, path) from None
 
-    def kernel_log(self) -> list[tuple[float | None, str]]:
+    def kernel_log(self) -> list[LogLine]:
         """
         The lines of the kernel log since boot, oldest first: seconds since boot (None where a line has none) and text.
 
-        Of /dev/kmsg only what is there now is read; it never waits for more.
+        Of /dev/kmsg only what is there now is read, the newest lines if there are very many; it never waits for more.
         """
         if self.root is not None:
-            return [_plain_line(line) for line in self.read("/dev/kmsg").splitlines() if line.strip()]
+            return [kernel.parse_line(line) for line in self.read("/dev/kmsg").splitlines() if line.strip()]
         try:
-            descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return kernel.read_log()
         except OSError as error:
             raise _translated(error, "/dev/kmsg") from None
-        lines: list[tuple[float | None, str]] = []
-        size = 0
-        try:
-            while size < MAX_KMSG_BYTES:
-                try:
-                    record = os.read(descriptor, 8192)
-                except BlockingIOError:
-                    break
-                except OSError as error:
-                    if error.errno == errno.EPIPE:  # the ring was overwritten while we read: go on with what is left
-                        continue
-                    raise _translated(error, "/dev/kmsg") from None
-                if not record:
-                    break
-                size += len(record)
-                lines.append(_kmsg_record(record.decode("utf-8", "replace")))
-        finally:
-            os.close(descriptor)
-        return lines
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
     def find_program(self, name: str) -> str:
         """The path of a program; HostError MissingTool when there is none."""
         if "/" in name:
-            candidates = [name]
+            candidates = [self.path(name), name] if self.root else [name]
         else:
             folders = [self.path("/bin")] if self.root else []
             folders += [*os.environ.get("PATH", "").split(os.pathsep), *TOOL_PATHS]
@@ -173,39 +151,41 @@ class Host:
 
         HostError Timeout or MissingTool. Output that a grandchild keeps open is not waited for.
         """
-        import subprocess
-        import tempfile
+        from checks.running import TimeUpError, run_program
 
         program = self.find_program(argv[0])
         environment = {**os.environ, "LC_ALL": "C"}
         if self.root is not None:
             environment["PATH"] = self.path("/bin") + os.pathsep + environment.get("PATH", "")
             environment["HEALTHD_HOST_ROOT"] = str(self.root)
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # files: nobody waits for a pipe's end
-            try:
-                process = subprocess.Popen(
-                    [program, *argv[1:]],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env=environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise HostError("MissingTool", f"{program} cannot be started: {error.strerror}") from None
-            try:
-                code = process.wait(timeout_seconds)
-            except subprocess.TimeoutExpired:
-                _kill_group(process.pid)
-                raise HostError("Timeout", f"{argv[0]} did not end within {timeout_seconds:g} s") from None
-            _kill_group(process.pid)
-            return Completed(code, _output(out), _output(err))
+        try:
+            code, out, err = run_program(
+                [program, *argv[1:]],
+                environment=environment,
+                timeout_seconds=timeout_seconds,
+                max_bytes=MAX_OUTPUT_BYTES,
+            )
+        except OSError as error:
+            raise HostError("MissingTool", f"{program} cannot be started: {error.strerror or error}") from None
+        except TimeUpError as error:
+            rest = "" if error.killed else ", and cannot be killed"
+            raise HostError("Timeout", f"{argv[0]} did not end within {timeout_seconds:g} s{rest}") from None
+        return Completed(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
 
     def monotonic_seconds(self) -> float:
         """CLOCK_MONOTONIC."""
         return time.monotonic()
+
+    def uptime_seconds(self) -> float:
+        """Seconds since boot, as the kernel log counts them. As data: `/proc/uptime`."""
+        if self.root is None:
+            return time.monotonic()
+        try:
+            return float(self.read("/proc/uptime").split()[0])
+        except (ValueError, IndexError):
+            raise HostError("NoData", "/proc/uptime: holds no number") from None
 
     def time_seconds(self) -> float:
         """Seconds since the epoch."""
@@ -224,7 +204,7 @@ class Host:
             systems = self._data("file_systems")
             if path not in systems:
                 raise HostError("NoData", f"{path}: no such file or directory")
-            return FileSystem(**systems[path])
+            return _made(FileSystem, systems[path], f"file_systems {path}")
         try:
             found = os.statvfs(path)
         except OSError as error:
@@ -240,8 +220,11 @@ class Host:
     def clock(self) -> ClockState:
         """adjtimex(2) without changing anything. As data: `{"clock": {...}}`."""
         if self.root is not None:
-            return ClockState(**self._data("clock"))
-        return _adjtimex()
+            return _made(ClockState, self._data("clock"), "clock")
+        try:
+            return kernel.read_clock()
+        except OSError as error:
+            raise _translated(error, "adjtimex") from None
 
     def process_limit(self, name: str) -> float:
         """The soft limit of this process: memlock in bytes or nofile; inf where there is none. As data: `limits`."""
@@ -259,19 +242,18 @@ class Host:
         return self.read("/etc/hostname").strip() if self.root is not None else os.uname().nodename
 
     def resolve(self, name: str) -> list[str]:
-        """The addresses that a name resolves to here. As data: `/etc/hosts` alone."""
+        """
+        The addresses that a name resolves to here. As data: `/etc/hosts` alone.
+
+        HostError NoData where it has none, Timeout where the resolver does not answer.
+        """
         if self.root is not None:
             rows = (line.split("#")[0].split() for line in self.read("/etc/hosts").splitlines())
             found = sorted({row[0] for row in rows if name in row[1:]})
         else:
-            import socket
-
-            try:
-                found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})
-            except OSError as error:
-                raise HostError("NoData", f"{name}: {error.strerror or error}") from None
+            found = _look_up(name)
         if not found:
-            raise HostError("NoData", f"{name}: does not resolve")
+            raise HostError("NoData", f"{name} does not resolve to any address")
         return found
 
     def _data(self, name: str) -> Any:
@@ -293,68 +275,34 @@ def _translated(error: OSError, path: str) -> HostError:
     return HostError("NoData", text)
 
 
-def _kmsg_record(record: str) -> tuple[float | None, str]:
-    """`6,1234,98765432,-;text` and more lines: the third member of the head is microseconds since boot."""
-    head, _, rest = record.partition(";")
-    fields = head.split(",")
-    stamp = float(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdecimal() else None
-    return stamp, rest.partition("\n")[0]
-
-
-def _plain_line(line: str) -> tuple[float | None, str]:
-    """A line as dmesg prints it, `[   12.345678] text`, or as /dev/kmsg gives it."""
-    if line.startswith("["):
-        stamp, closed, text = line[1:].partition("]")
-        try:
-            return (float(stamp), text.strip()) if closed else (None, line)
-        except ValueError:
-            return None, line
-    return _kmsg_record(line) if ";" in line and line.split(",")[0].isdecimal() else (None, line)
-
-
-def _output(file: Any) -> str:
-    file.seek(0)
-    text: bytes = file.read(MAX_OUTPUT_BYTES)
-    return text.decode("utf-8", "replace")
-
-
-def _kill_group(pid: int) -> None:
-    import signal
-
+def _made(kind: type[T], members: Any, what: str) -> T:
+    """A record from a member of `host.json`."""
     try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        return kind(**members)
+    except TypeError as error:
+        raise HostError("NoData", f"host.json: {what}: {error}") from None
 
 
-def _adjtimex() -> ClockState:
-    """Read the kernel's clock discipline. Source: adjtimex(2), <sys/timex.h>."""
-    import ctypes
+def _look_up(name: str) -> list[str]:
+    """
+    What the system's resolver says.
 
-    class Timex(ctypes.Structure):
-        _fields_ = [
-            ("modes", ctypes.c_uint),
-            ("offset", ctypes.c_long),
-            ("freq", ctypes.c_long),
-            ("maxerror", ctypes.c_long),
-            ("esterror", ctypes.c_long),
-            ("status", ctypes.c_int),
-            ("constant", ctypes.c_long),
-            ("precision", ctypes.c_long),
-            ("tolerance", ctypes.c_long),
-            ("time", ctypes.c_long * 2),
-            ("tick", ctypes.c_long),
-            ("rest", ctypes.c_byte * 128),
-        ]
+    In a thread, because the resolver knows no time limit and asks servers that are away for half a minute.
+    """
+    import socket
+    import threading
 
-    unsynchronized, nanoseconds = 0x0040, 0x2000  # STA_UNSYNC, STA_NANO
-    state = Timex()
-    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state)) < 0:
-        number = ctypes.get_errno()
-        raise _translated(OSError(number, os.strerror(number)), "adjtimex")
-    scale = 1e-9 if state.status & nanoseconds else 1e-6
-    return ClockState(
-        synchronized=not state.status & unsynchronized,
-        offset_seconds=state.offset * scale,
-        max_error_seconds=state.maxerror * 1e-6,
-    )
+    answers: list[list[str]] = []
+
+    def ask() -> None:
+        try:
+            answers.append(sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name.encode(), None)}))
+        except (OSError, ValueError):  # ValueError: a null character
+            answers.append([])
+
+    thread = threading.Thread(target=ask, name="resolver", daemon=True)
+    thread.start()
+    thread.join(RESOLVER_SECONDS)
+    if not answers:
+        raise HostError("Timeout", f"{name}: the resolver did not answer within {RESOLVER_SECONDS:g} s")
+    return answers[0]

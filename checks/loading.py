@@ -25,16 +25,19 @@ def load_check(name: str, setup: Mapping[str, Any]) -> Check:
     """
     One check by name. Raises LookupError for a name that nothing has, ValueError for what cannot be loaded.
 
-    Built-in checks come first and alone, because importing little is what keeps a passive round short.
+    Built-in checks come first, those of the host before those of devices: importing little keeps a passive round short.
     """
-    from checks.discover import find_builtin
+    from checks.discover import builtin_checks, find_builtin
 
-    found = find_builtin(name) or load_all(setup).get(name, (None, ""))[0]
+    if not _of_the_host:
+        _of_the_host.update(builtin_checks(("checks.system",)))
+    found = _of_the_host.get(name) or find_builtin(name) or load_all(setup).get(name, (None, ""))[0]
     if found is None:
         raise LookupError(f"no such check: {name}")
     return found
 
 
+_of_the_host: dict[str, Check] = {}
 _loaded: dict[int, dict[str, tuple[Check, str]]] = {}
 
 

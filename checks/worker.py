@@ -89,13 +89,15 @@ class Worker:
 
     def setup(self, command: Mapping[str, Any]) -> None:
         """Load what will run; take and open the device, if this worker has one; then say ready."""
-        from pathlib import Path
-
         from checks.host import Host
 
         self._setup = dict(command)
-        root = command["host_root"]
-        self._host = Host(Path(root) if root else None)
+        if command["host_root"]:
+            from pathlib import Path
+
+            self._host = Host(Path(command["host_root"]))
+        else:
+            self._host = Host(None)
         versions = {"python": sys.version.split()[0]}
         target = command["target"]
         if target is not None:

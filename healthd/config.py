@@ -63,9 +63,10 @@ def load(
     """
     An instance of `schema`, a tree of dataclasses.
 
-    `arguments` maps dotted keys (`node.listen`) to values; None means not given. In variables and arguments the names of
-    `sections` may be left out (`HEALTHD_LISTEN`, `listen`): they are what the command at hand is about, the first that
-    has the key is meant. `defaults` are dotted keys too, for what no constant can be. Raises ConfigError with one line.
+    `arguments` maps dotted keys (`node.listen`) to values; None means not given. In variables and arguments the names
+    of `sections` may be left out (`HEALTHD_LISTEN`, `listen`): they are what the command at hand is about, the first
+    that has the key is meant. `defaults` are dotted keys too, for what no constant can be. Raises ConfigError with one
+    line.
     """
     tree: dict[str, Any] = {}
     for dotted, value in (defaults or {}).items():
@@ -192,7 +193,7 @@ def _resolve(schema: Any, path: tuple[str, ...], sections: Sequence[str]) -> tup
         for depth, key in enumerate(full):
             if key not in keys:
                 break
-            if depth == len(full) - 1:
+            if depth == len(full) - 1 and not _is_record(keys[key][1]):
                 return full
             keys = _fields(keys[key][1]) if _is_record(keys[key][1]) else {}
     return path
@@ -248,7 +249,7 @@ def _leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text:
                 raise ValueError(f"{value!r} must be written name=value,name=value")
             value = {key.strip(): item.strip() for key, _, item in pairs}
         if wanted is Path:
-            return Path(msgspec.convert(value, str)).expanduser()
+            return Path(value if isinstance(value, Path) else msgspec.convert(value, str)).expanduser()
         if wanted is bool and text:
             return _boolean(value)
         return msgspec.convert(value, wanted, strict=not text)
@@ -278,9 +279,8 @@ def _fields(schema: Any) -> dict[str, tuple[str, Any]]:
         if field.metadata.get("internal"):
             continue
         annotation = hints[field.name]
-        if field.name.endswith("_seconds") and (annotation is float or float in typing.get_args(annotation)):
-            if typing.get_origin(annotation) not in _MAPPINGS:
-                annotation = _Seconds | None if _is_union(annotation) else _Seconds
+        if field.name.endswith("_seconds") and annotation in (float, float | None):
+            annotation = _Seconds | None if _is_union(annotation) else _Seconds
         found[key_of(field.name)] = (field.name, annotation)
     return found
 

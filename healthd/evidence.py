@@ -96,7 +96,7 @@ def aged(state: NodeState, seconds: float) -> NodeState:
 
 
 def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reason]:
-    """The reasons in one result; a result without findings, or one skipped for another reason than its nature, is unknown."""
+    """The reasons in one result; no findings, or a skip for another reason than the check's nature, is unknown."""
     if not result.findings:
         return [_reason(node, result.check, "NoData", f"{result.check} yielded nothing", injected=result.injected)]
     reasons = []

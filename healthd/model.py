@@ -51,7 +51,7 @@ class CheckResult:
     What a run of one check came to. Made by the runner out of *anything* that a child did.
 
     `tier` is the tier of the run, not of the check. `error` holds the child's last words (None when it ended well).
-    `injected` is true when a fault was injected into it. `executor` says who ran it: `daemon`, `check` or a hook's name.
+    `injected` is true when a fault was injected into it. `executor` says who ran it: `daemon`, `check` or a hook.
     """
 
     check: str
@@ -202,7 +202,7 @@ class GateRequest:
     May this job start on these nodes, now?
 
     Either `nodes`, or `pool` and `count`. `min_nodes` None means all of them. None as `tier`, `max_age_seconds`,
-    `wait_seconds` or `mode` means the aggregator's policy. `workload` names the job's process or pod, where there is one.
+    `wait_seconds` or `mode` means the aggregator's policy. `workload` names the job's process or pod.
     """
 
     job: str
@@ -326,7 +326,7 @@ class SyncAnswer:
 
     `seq` counts answers to this node: an older one than the newest read is dropped. `orders` lists all open orders, or
     is None when the aggregator makes no statement (it does not know the node again yet): then nothing is cancelled.
-    `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word, None none.
+    `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word.
     """
 
     answer: str

@@ -111,9 +111,12 @@ def bind_unix(path: Path, *, backlog: int = 16) -> socket.socket:
             else:
                 raise ListenError(f"{path}: another daemon listens there; stop it or give this one its own directory")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # the mode must be right from the first moment on
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ListenError(f"{path.parent}: cannot be made: {error.strerror}; choose another directory") from None
+    before = os.umask(0o177)  # the mode must be right from the first moment on
+    try:
         sock.bind(str(path))
         sock.listen(backlog)
     except OSError as error:
@@ -161,6 +164,7 @@ class Server:
             lifespan="off",
             interface="asgi3",
             log_config=None,
+            log_level="warning",
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -47,6 +47,7 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "accelerator": "cpu",
         "device_count": count,
+        "expected_device_count": count,  # plain CPUs are what they are configured to be
         "core_count": len(allowed),
         "memory_bytes": memory_bytes,
         "efa_count": _efa_count(host),

@@ -113,14 +113,14 @@ def _judge_stuck(
         return
     for one in behind:
         if last is None:
-            what = "did not join"
+            what = f"did not join {name}"
         elif last.event != "left":
             what = f"did not leave {last.step}"
         elif len(ahead) > least:
             what = f"did not enter {ahead[least].step}"
         else:
             what = f"did not go on after {last.step}"
-        text = f"{_named(one.target, devices)} hangs: it {what} of {name}, as the others did"
+        text = f"{_named(one.target, devices)} hangs: it {what}, as the others did"
         yield _finding(Status.FAIL, "RankHung", text, one.target, gone, behind)
 
 
@@ -213,9 +213,9 @@ def _judge_speed(name: str, ranks: Sequence[Evidence]) -> Iterator[Finding]:
     count = len(ranks)
     factor = (2 if name == "all_reduce" else 1) * (count - 1) / count
     for size_bytes, measured in _sizes(ranks):
-        slowest = max(measured, key=lambda rank: float(measured[rank]["seconds"]))
-        size = measured[slowest]
-        seconds = float(size["seconds"])
+        times = [float(one["seconds"]) for one in measured.values()]
+        seconds = max(times)
+        size = next(iter(measured.values()))
         algbw = int(size["bytes"]) / seconds if seconds > 0 else float("nan")
         values = {
             "busbw_bytes_per_second": algbw * factor,
@@ -238,7 +238,9 @@ def _judge_speed(name: str, ranks: Sequence[Evidence]) -> Iterator[Finding]:
             )
         worst = max(judged, key=lambda finding: SEVERITY[finding.status])
         exact = not any(one["mismatches"] for one in measured.values())
-        text = f"{worst.message} in {quantity('duration_seconds', seconds)}, rank:{slowest} the slowest"
+        # No rank is named: the longest time is that of a rank which waited for another, not of the one that was late.
+        span = " to ".join(quantity("duration_seconds", value) for value in (min(times), seconds))
+        text = f"{worst.message}; ranks took {span}"
         yield Finding(
             status=worst.status,
             reason=worst.reason,

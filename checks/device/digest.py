@@ -52,11 +52,12 @@ def _judge_group(devices: Sequence[Evidence], absent: str) -> Iterator[Finding]:
         return
     for device in devices:
         if device.data["digest"] != right:
-            text = f"digest {_short(device)} differs from {right[:12]} of {count} others of its kind{absent}"
+            text = f"digest {_short(device)} differs from {right[:12]} of the {count} others of its kind{absent}"
             yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=device.target)
             continue
         repeats = int(device.data["repeats"])
-        compared = f"as {count - 1} others of its kind" if count > 1 else "no other of its kind to compare with"
+        peers = f"{count - 1} other{'s' if count > 2 else ''}"
+        compared = f"as {peers} of its kind" if count > 1 else "no other of its kind to compare with"
         yield Finding(
             status=Status.PASS,
             reason=None,

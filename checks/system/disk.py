@@ -1,24 +1,21 @@
-"""File systems: room, inodes, and whether they can be written."""
+"""Room on file systems, by statvfs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.contract import Context, Finding, Limit, Status, check
+from checks.contract import NO_LIMIT, Context, Finding, Limit, Status, check
+from checks.host import FileSystem
 from checks.limits import quantity, within
-
-# Mounts that are read-only by nature, or are no disk.
-_NO_DISK = frozenset(
-    {"proc", "sysfs", "tmpfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "squashfs", "iso9660", "overlay"}
-)
+from checks.system.bounds import bound
 
 
 @dataclass(frozen=True)
 class Params:
-    """Which paths, and bounds."""
+    """Which paths, and bounds. Of the two for bytes the larger one holds."""
 
-    paths: tuple[str, ...] = ("/", "/tmp", "/var")
+    paths: tuple[str, ...] = ("/", "/tmp", "/var")  # noqa: S108  looked at, not written to
     min_available_ratio: float = 0.02  # of the size; ext4 keeps 5 % for root, so 2 % left to others is close to the end
     min_available_bytes: float = 1e9  # a core dump or a compile cache must fit
     min_available_inodes_ratio: float = 0.02
@@ -30,7 +27,7 @@ def disk_space(ctx: Context[Params]) -> Iterator[Finding]:
     The file systems that jobs write to have room and inodes left.
 
     Reads:   statvfs of the configured paths; a path that is not there is left out, unless none is.
-    Judges:  fail DiskFull | unknown NoData.
+    Judges:  fail DiskFull | unknown NoData | skip NotApplicable (a file system that is read-only and full by nature).
     Cost:    under 1 ms; a network file system that hangs is cut off by the time limit.
     """
     seen = 0
@@ -39,79 +36,42 @@ def disk_space(ctx: Context[Params]) -> Iterator[Finding]:
             continue
         seen += 1
         room = ctx.host.file_system(path)
-        target = f"path:{path}"
-        floor = max(ctx.params.min_available_bytes, ctx.params.min_available_ratio * room.size_bytes)
-        yield within(
-            float(room.available_bytes),
-            name="disk_available_bytes",
-            target=target,
-            limit=ctx.limits.get("disk_available_bytes") or Limit(lower=floor, upper=None, origin="default"),
-            reason="DiskFull",
-            subject=f"{path} of {quantity('size_bytes', room.size_bytes)}: available",
-        )
-        if room.inodes:
-            yield within(
-                room.available_inodes / room.inodes,
-                name="disk_available_inodes_ratio",
-                target=target,
-                limit=ctx.limits.get("disk_available_inodes_ratio")
-                or Limit(lower=ctx.params.min_available_inodes_ratio, upper=None, origin="default"),
-                reason="DiskFull",
-                subject=f"{path}: inodes available",
-            )
+        if room.read_only:
+            text = f"{path} is read-only, so its room says nothing; the check mounts judges whether it may be"
+            yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=f"path:{path}")
+        else:
+            yield from _judge(ctx, path, room)
     if not seen:
         paths = ", ".join(ctx.params.paths) or "none is configured"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=f"no path to look at: {paths}", target="node")
 
 
-@dataclass(frozen=True)
-class MountParams:
-    """Which mounts may be read-only."""
-
-    read_only: tuple[str, ...] = ()  # mount points that are so on purpose
-    writable: tuple[str, ...] = ("/tmp",)
-
-
-@check(tier="passive", interval_seconds=60, timeout_seconds=5)
-def mounts(ctx: Context[MountParams]) -> Iterator[Finding]:
-    """
-    No disk has been turned read-only: that is what the kernel does after an error.
-
-    Reads:   /proc/self/mounts; a disk is what is mounted from /dev.
-    Judges:  fail ReadOnlyMount | unknown NoData (no mount found).
-    Cost:    under 1 ms; harmless to jobs.
-    """
-    text = ctx.host.read("/proc/self/mounts")
-    rows = [row for row in (line.split() for line in text.splitlines()) if len(row) >= 4]
-    # A later mount on the same point hides the earlier one.
-    points = {row[1]: row for row in rows}
-    bad = [
-        (point, device, kind)
-        for point, (device, _, kind, options, *_) in sorted(points.items())
-        if "ro" in options.split(",") and point not in ctx.params.read_only and _is_disk(device, kind)
-    ]
-    bad += [
-        (point, points[point][0], points[point][2])
-        for point in ctx.params.writable
-        if point in points and "ro" in points[point][3].split(",") and point not in [entry[0] for entry in bad]
-    ]
-    for point, device, kind in bad[:16]:
-        yield Finding(
-            status=Status.FAIL,
-            reason="ReadOnlyMount",
-            message=f"{point} ({device}, {kind}) is mounted read-only; look for the error in the kernel log",
-            target=f"path:{point}",
-        )
-    if not bad:
+def _judge(ctx: Context[Params], path: str, room: FileSystem) -> Iterator[Finding]:
+    target = f"path:{path}"
+    yield within(
+        float(room.available_bytes),
+        name="disk_available_bytes",
+        target=target,
+        limit=_least_bytes(ctx, target, room),
+        reason="DiskFull",
+        subject=f"{path} of {quantity('size_bytes', room.size_bytes)}: available",
+    )
+    if room.inodes:
         yield within(
-            float(len(points)) if points else None,
-            name="mounts_count",
-            target="node",
-            reason="ReadOnlyMount",
-            subject="mounts looked at, no disk is read-only:",
+            room.available_inodes / room.inodes,
+            name="disk_available_inodes_ratio",
+            target=target,
+            limit=bound(ctx, "disk_available_inodes_ratio", target, lower="min_available_inodes_ratio"),
+            reason="DiskFull",
+            subject=f"{path}: inodes available",
         )
 
 
-def _is_disk(device: str, kind: str) -> bool:
-    loop = device.startswith("/dev/loop")  # snaps and images are read-only by nature
-    return device.startswith("/dev/") and not loop and kind not in _NO_DISK
+def _least_bytes(ctx: Context[Params], target: str, room: FileSystem) -> Limit:
+    given = ctx.limit("disk_available_bytes", target)
+    if given is not NO_LIMIT:
+        return given
+    least = max(ctx.params.min_available_bytes, ctx.params.min_available_ratio * room.size_bytes)
+    names = ("min_available_bytes", "min_available_ratio")
+    changed = any(getattr(ctx.params, name) != getattr(Params, name) for name in names)
+    return Limit(lower=least, upper=None, origin="config" if changed else "default")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.contract import Context, Finding, Limit, Status, check
+from checks.contract import Context, Finding, Status, check
 from checks.limits import within
+from checks.system.bounds import bound, in_use
 
 
 @dataclass(frozen=True)
 class Params:
-    """Bounds; ctx.limits beats them."""
+    """Bounds; configured limits of the measurements beat them."""
 
     min_available_ratio: float = 0.05  # of all memory; below it a data loader is killed within minutes
     max_swap_used_ratio: float = 0.5  # of the swap there is; a training job that swaps stands still
@@ -22,8 +23,10 @@ def memory_free(ctx: Context[Params]) -> Iterator[Finding]:
     """
     Memory is available, and swap is not in heavy use.
 
-    Reads:   /proc/meminfo (MemTotal, MemAvailable, SwapTotal, SwapFree).
-    Judges:  fail LowMemory (memory), warn LowMemory (swap) | unknown NoData.
+    While a job holds the devices, or may hold them, little memory is its own affair and only a warning.
+
+    Reads:   /proc/meminfo (MemTotal, MemAvailable, SwapTotal, SwapFree). A container's own limit is not in it.
+    Judges:  fail LowMemory (memory, nobody holds the devices), warn LowMemory (memory otherwise, swap) | unknown NoData.
     Cost:    under 1 ms; harmless to jobs.
     """
     readings = parse_meminfo(ctx.host.read("/proc/meminfo"))
@@ -32,21 +35,20 @@ def memory_free(ctx: Context[Params]) -> Iterator[Finding]:
         available / total if total and available is not None else None,
         name="memory_available_ratio",
         target="node",
-        limit=_limit(ctx, "memory_available_ratio", lower=ctx.params.min_available_ratio),
+        limit=bound(ctx, "memory_available_ratio", lower="min_available_ratio"),
         reason="LowMemory",
         subject="memory available",
+        outside=Status.WARN if in_use(ctx) else Status.FAIL,
     )
     swap, free = readings.get("SwapTotal"), readings.get("SwapFree")
-    if not swap:
-        yield Finding(status=Status.PASS, reason=None, message="no swap in use: there is none", target="node")
-        return
+    used = None if swap is None or free is None else (swap - free) / swap if swap else 0.0
     yield within(
-        (swap - free) / swap if free is not None else None,
+        used,
         name="swap_used_ratio",
         target="node",
-        limit=_limit(ctx, "swap_used_ratio", upper=ctx.params.max_swap_used_ratio),
+        limit=bound(ctx, "swap_used_ratio", upper="max_swap_used_ratio"),
         reason="LowMemory",
-        subject="swap used",
+        subject="swap used" if swap else "swap used (there is none)",
         outside=Status.WARN,
     )
 
@@ -57,10 +59,6 @@ def parse_meminfo(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if words and words[0].isdecimal():
+        if words and words[0].isdecimal() and len(words[0]) < 20:
             readings[name.strip()] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return readings
-
-
-def _limit(ctx: Context[Params], name: str, *, lower: float | None = None, upper: float | None = None) -> Limit:
-    return ctx.limits.get(name) or Limit(lower=lower, upper=upper, origin="default")

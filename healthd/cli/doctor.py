@@ -64,10 +64,10 @@ def doctor(as_json: bool, **options: Any) -> int:
 
 def examine(settings: Settings) -> Iterator[Item]:
     """Everything, the basic first."""
-    python = settings.probe_python or Path(sys.executable)
+    python = settings.probe.python or Path(sys.executable)
     yield from _interpreter(python)
     yield _folder("state directory", settings.node.state_dir, "--state-dir")
-    yield _folder("run directory", settings.run_dir, "--run-dir")
+    yield _folder("run directory", settings.node.run_dir, "--run-dir")
     yield _kernel_log()
     yield _shared_memory()
     yield from _programs(settings)
@@ -131,7 +131,7 @@ def _kernel_log() -> Item:
 
 def _shared_memory() -> Item:
     try:
-        found = os.statvfs("/dev/shm")  # noqa: S108 - it is the thing looked at
+        found = os.statvfs("/dev/shm")
     except OSError as error:
         return Item("/dev/shm", "note", str(error.strerror), "mount a tmpfs there; in a container: --shm-size")
     size = found.f_frsize * found.f_blocks

@@ -44,7 +44,8 @@ def fleet(ctx: click.Context) -> None:
 @click.option("--pool", help="Only nodes of this pool.")
 def status(as_json: bool = False, health: str | None = None, pool: str | None = None, **options: Any) -> int:
     """Every node on a line, the worst first."""
-    settings, nodes = load_settings(options, section="gate"), []
+    settings = load_settings(options, section="gate")
+    nodes: list[dict[str, Any]] = []
     with _aggregator(settings) as aggregator:
         after: str | None = None
         while len(nodes) < MOST_NODES:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from healthd.cli.settings import common_options, load_settings
+from healthd.errors import ConfigError
 
 
 @click.group()
@@ -69,17 +70,26 @@ def checks(as_json: bool, **options: Any) -> int:
 
 
 @click.command()
+@click.argument("name")
 @click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeat.")
-@click.option("--owner", required=True, help="Whose it is: shown in the audit.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
-def token(scope: tuple[str, ...], owner: str, as_json: bool) -> int:
-    """Make a bearer token, and the lines for the aggregator's token file that let it in."""
-    from healthd.fleet.auth import make_token
+def token(name: str, scope: tuple[str, ...], as_json: bool) -> int:
+    """
+    Make a bearer token for NAME, and the lines that let it in.
 
-    secret, entry = make_token(owner=owner, scopes=scope)
+    The token goes to standard error, the lines for the aggregator's token file (its hash alone) to standard output:
+    'healthd token ci --scope gate >> tokens.toml'.
+    """
+    from healthd.fleet.auth import Scope, new_token
+
+    known = {item.value: item for item in Scope}
+    for text in scope:
+        if text not in known:
+            raise ConfigError(f"--scope {text!r} is none of: {', '.join(known)}")
+    secret, entry = new_token(name, [known[text] for text in scope])
     if as_json:
         sys.stdout.write(json.dumps({"token": secret, "entry": entry}) + "\n")
         return 0
-    click.echo(f"The token, for --token-file on the other side:\n\n{secret}\n", err=True)
+    click.echo(f"The token, for --token-file on the other side; it is shown this once:\n\n{secret}\n", err=True)
     click.echo(entry)
     return 0

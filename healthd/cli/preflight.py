@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import socket
 import subprocess
@@ -42,8 +43,8 @@ def preflight(keeper: int | None, as_json: bool, command: tuple[str, ...], **opt
     """
     Check the nodes of a job together, then start COMMAND on all of them, or on none.
 
-    Started on every node. Rank 0 runs the aggregator for as long as the gate lasts. Exit code: the command's, once it has
-    started; 75: not admitted; 1: impossible as asked; 2: usage.
+    Started on every node. Rank 0 runs the aggregator for as long as the gate lasts. Exit code: the command's, once it
+    has started; 75: not admitted; 1: impossible as asked; 2: usage.
     """
     settings = load_settings(options, section="preflight")
     place = find_my_place(settings)
@@ -146,6 +147,7 @@ def _show(place: Place, outcome: Any, *, as_json: bool) -> None:
 def _run_keeper(settings: Settings, place: Place, descriptor: int) -> None:
     """In the child: the executor of this node and its line to the main one."""
     from healthd import wire
+    from healthd.fleet.auth import is_loopback
     from healthd.node.daemon import run_node
     from healthd.preflight import Outcome, Task, keep, node_name
 
@@ -178,8 +180,12 @@ def _run_keeper(settings: Settings, place: Place, descriptor: int) -> None:
         os.close(descriptor)
 
     with tempfile.TemporaryDirectory(prefix="healthd-preflight-") as folder:
-        node = settings.preflight_node(task.node, task.url, Path(folder), address=_own_address(host, port))
-        asyncio.run(keep(task, lambda: run_node(node), report))
+        node = settings.executor(task.node, task.url, Path(folder), address=_own_address(host, port))
+        runner = settings.runner()
+        if runner.run_dir is not None and is_loopback(host):
+            # All "nodes" are this machine: they must not take each other's probes for jobs.
+            runner = dataclasses.replace(runner, run_dir=runner.run_dir / task.node)
+        asyncio.run(keep(task, lambda: run_node(node, runner), report))
 
 
 def _main_address(main: str, default_port: int) -> tuple[str, int]:

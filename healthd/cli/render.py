@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +13,9 @@ from rich.table import Table
 from checks.contract import SEVERITY, Finding, Measurement, Status
 from checks.limits import quantity
 from healthd.model import CheckResult, Decision, Health, NodeState, Reason, Verdict
+
+if TYPE_CHECKING:
+    from healthd.runner import CheckInfo
 
 SIGNS = {
     Status.PASS: "[green]✓ pass[/]",
@@ -161,3 +166,71 @@ def age_text(seconds: float | None) -> str:
 
 def _count(value: int | None) -> str:
     return "unknown" if value is None else str(value)
+
+
+def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
+    """`healthd fleet status`: the numbers, then every node, the worst first."""
+    console = out()
+    counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
+    console.print(f"[bold]{summary['nodes']} nodes[/]: {counts}; {summary['gates_holding']} gates holding")
+    if summary["recovering"]:
+        console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
+    for override in summary["overrides"]:
+        console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
+    if not nodes:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("node", "health", "heard", "in use by", "why"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("node", "health", "heard"))
+    order = list(HEALTH_SIGNS)
+    for node in sorted(nodes, key=lambda n: (-order.index(Health(n["health"])), n["node"])):
+        holders = ", ".join(claim["holder"] for claim in node["allocated"])
+        why = node["reasons"][0]["message"] if node["reasons"] else ""
+        if node["quarantine"]:
+            why = f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
+        heard = "never" if node["heard_seconds"] is None else f"{age_text(node['heard_seconds'])} ago"
+        table.add_row(node["node"], HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(why))
+    console.print(table)
+
+
+def print_node(record: Mapping[str, Any]) -> None:
+    """`healthd fleet show`: the node's own report as the aggregator has it, and what it says of it."""
+    from healthd import wire
+
+    console = out()
+    if record["state"] is None:
+        console.print(
+            f"[bold]{escape(record['node'])}[/]  {HEALTH_SIGNS[Health(record['health'])]}  nothing reported yet"
+        )
+    else:
+        for part in node_report(wire.convert(record["state"], NodeState, what="node")):
+            console.print(part)
+    heard = record["heard_seconds"]
+    console.print(f"[dim]last heard: {'never' if heard is None else age_text(heard) + ' ago'}[/]")
+    for event in record["events"][:10]:
+        when = datetime.datetime.fromtimestamp(event["at"], datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        console.print(f"[dim]{when}Z[/] {escape(event['kind'])} {escape(event['message'])}")
+
+
+def print_checks(infos: Iterable[CheckInfo]) -> None:
+    """`healthd checks`: what there is, lightest tier first."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("check", "tier", "runs on", "limit", "from", "what it says"):
+        table.add_column(name, overflow="fold", no_wrap=name != "what it says")
+    for info in sorted(infos, key=lambda i: (i.tier.rank, i.name)):
+        first = next((line.strip() for line in info.doc.splitlines() if line.strip()), "")
+        table.add_row(info.name, info.tier.value, info.scope.value, f"{info.timeout_seconds:g} s", info.origin, first)
+    out().print(table)
+
+
+def print_items(items: Sequence[tuple[str, str, str, str]]) -> None:
+    """`healthd doctor`: what was looked at, how it is, and the remedy."""
+    signs = {"ok": "[green]✓[/]", "missing": "[red]✗[/]", "note": "[yellow]![/]"}
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for name, state, text, remedy in items:
+        found = escape(text) + (f"\n[dim]→ {escape(remedy)}[/]" if remedy else "")
+        table.add_row(signs[state], name, found)
+    console = out()
+    console.print(table)
+    missing = sum(state == "missing" for _, state, _, _ in items)
+    console.print("\nNothing is missing." if not missing else f"\n{missing} missing.")

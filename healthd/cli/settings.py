@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from checks.contract import Limit, Tier
-from healthd.client import Endpoint, read_token
 from healthd.config import load, locate, nearest, parse_duration
 from healthd.errors import ConfigError
 from healthd.fleet.policy import Policy
 from healthd.fleet.settings import AggregatorSettings
 from healthd.model import Mode
-from healthd.node.settings import NodeSettings
+from healthd.node.settings import NodeSettings, Unprompted
 
 if TYPE_CHECKING:
+    from healthd.client import Endpoint
     from healthd.runner import RunnerSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -232,6 +232,8 @@ class Settings:
 
     def endpoint(self, url: str) -> Endpoint:
         """How to speak to an aggregator."""
+        from healthd.client import Endpoint, read_token
+
         return Endpoint(url=url, token=read_token(self.gate.token_file), ca_file=self.gate.ca_file)
 
     def limits_by_name(self) -> Mapping[str, Limit]:
@@ -243,6 +245,23 @@ class Settings:
     def where(self, *path: str) -> str:
         """Where a key is set, for errors that are found after loading."""
         return locate(self.file, path) if self.file else "configuration"
+
+    def executor(self, name: str, url: str, folder: Path, *, address: str) -> NodeSettings:
+        """The node daemon as the executor of a preflight: it keeps nothing, and works on order alone."""
+        sync = dataclasses.replace(
+            self.node.sync, aggregators=(url,), token_file=self.preflight.token_file, ca_file=None
+        )
+        return dataclasses.replace(
+            self.node,
+            name=name,
+            aliases=(socket.gethostname(),),
+            state_dir=folder,
+            run_dir=folder,
+            listen="127.0.0.1:0",
+            address=address,
+            active=dataclasses.replace(self.node.active, unprompted=Unprompted.OFF),
+            sync=sync,
+        )
 
     def runner(self) -> RunnerSettings:
         """What the runner needs. ConfigError names a check that matches nothing, or a parameter it does not have."""
@@ -280,7 +299,7 @@ class Settings:
         )
 
     def _check_params(self) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-        """`[checks.NAME]` split into parameters and the time limit, each checked against the check where it is known."""
+        """`[checks.NAME]` split into parameters and the time limit, checked against the check where it is known."""
         params: dict[str, dict[str, Any]] = {}
         timeouts: dict[str, float] = {}
         if not self.checks:

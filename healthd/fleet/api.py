@@ -10,9 +10,10 @@ import asyncio
 import http
 import logging
 import re
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -55,12 +56,17 @@ async def _only_known_query(request: Request) -> None:
     if not request.query_params:
         return
     route = request.scope["route"]
-    known = (
-        {p.alias: None for p in get_flat_dependant(route.dependant).query_params} if isinstance(route, APIRoute) else {}
-    )
+    known = dict.fromkeys(_query_names(route.dependant)) if isinstance(route, APIRoute) else {}
     for name in request.query_params:
         if name not in known:
             raise BadInputError(f"unknown query parameter {name[:80]!r}{nearest(name, known)}")
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """The query parameters of a path and of all that it depends on."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 ANSWERS_EACH_START = 1 << 32
 # Connections that are no node's: hooks that wait, Prometheus, people.
 OTHER_CONNECTIONS = 2000
+# Files that are no connection: the database, its journal, Python's own.
+OTHER_FILES = 100
 # A fleet that finds its aggregator again connects all at once.
 BACKLOG = 4096
 
@@ -75,7 +77,7 @@ async def aggregator(settings: AggregatorSettings, policy: Policy) -> AsyncItera
 
     Leaving answers every held request at once and takes less than five seconds.
     """
-    _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
+    connections = _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
     sock = bind(settings.listen, backlog=BACKLOG)
     with closing_on_error(sock):
         guard = Guard(settings.token_file)
@@ -89,9 +91,7 @@ async def aggregator(settings: AggregatorSettings, policy: Policy) -> AsyncItera
             server = Server(
                 endpoint,
                 [sock],
-                limits=replace(
-                    Limits(), connections=settings.max_nodes + OTHER_CONNECTIONS, stop_seconds=settings.stop_seconds
-                ),
+                limits=replace(Limits(), connections=connections, stop_seconds=settings.stop_seconds),
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
             )
@@ -166,13 +166,18 @@ def _make_state_dir(settings: AggregatorSettings) -> None:
         ) from None
 
 
-def _raise_open_files(wanted: int) -> None:
-    """Every node holds a connection open, and the usual soft limit is 1024: take what the hard limit gives."""
+def _raise_open_files(connections: int) -> int:
+    """
+    Every node holds a connection open, and the usual soft limit is 1024: take what the hard limit gives.
+
+    Returns how many connections there can be.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted += 100
+    wanted = connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    given = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(given, soft), hard))
-    if given < wanted:
-        log.warning("only %d open files are allowed, %d may be needed; raise LimitNOFILE or ulimit -n", given, wanted)
+        return connections
+    log.warning("%d open files are allowed, %d may be needed; raise LimitNOFILE or ulimit -n", soft, wanted)
+    return max(1, soft - OTHER_FILES)

@@ -130,6 +130,7 @@ class Engine:
         self._heard: set[str] = set()
         self._due: dict[str, float] = {}
         self._wake = asyncio.Event()
+        self._turning = asyncio.Lock()
         self._followers: dict[str, asyncio.Event] = {}
         self._retry_at = -math.inf
         self._stopping = False
@@ -169,7 +170,8 @@ class Engine:
         if gate.decision is None and seconds > 0 and not self._stopping:
             follower = self._followers.setdefault(gate_id, asyncio.Event())
             try:
-                await asyncio.wait_for(follower.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await follower.wait()
             except TimeoutError:
                 log.debug("gate %s: still held after %.0f s", gate_id, seconds)
             gate = await self.get(gate_id)
@@ -266,7 +268,9 @@ class Engine:
         while True:
             pause = min(self._next_due() - self._clock(), LONGEST_SLEEP_SECONDS)
             try:
-                await asyncio.wait_for(self._wake.wait(), max(0.0, pause))
+                # Not wait_for: in Python 3.11 it may swallow the cancellation that ends this task.
+                async with asyncio.timeout(max(0.0, pause)):
+                    await self._wake.wait()
             except TimeoutError:
                 log.debug("time is up for a gate")
             self._wake.clear()
@@ -279,7 +283,11 @@ class Engine:
             follower.set()
 
     async def turn(self) -> None:
-        """Take in what happened, step, commit, carry out. Never raises but for cancellation."""
+        """Take in what happened, step, commit, carry out; one at a time. A StoreError goes to those who wait for it."""
+        async with self._turning:
+            await self._turn()
+
+    async def _turn(self) -> None:
         now = self._clock()
         if now < self._retry_at and not self._actions:
             return

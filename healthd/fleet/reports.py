@@ -77,6 +77,8 @@ class Reports:
     def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
         """Follow the leases of the nodes that were heard."""
         self._before = (self._recovering_until, self._established)
+        if not self._established and batch.now >= max(self._proved_at, self._recovering_until):
+            self._set(batch, recovering_until=-math.inf, established=True)
         for name in sorted(heard):
             node = self._registry.node(name)
             if node is None or node.state is None or node.duplicate:
@@ -86,8 +88,6 @@ class Reports:
             labels = node.state.labels
             if self._labels.get(name) != labels:
                 batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
-        if not self._established and batch.now >= max(self._proved_at, self._recovering_until):
-            self._set(batch, recovering_until=-math.inf, established=True)
 
     def _follow(self, batch: Batch, node: FleetNode) -> None:
         """Leases of ours: stored, refused, ended by the node, or gone."""

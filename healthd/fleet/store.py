@@ -295,7 +295,9 @@ class Store:
 def _engine(url: sa.URL) -> sa.Engine:
     if url.get_backend_name() != "sqlite":
         return sa.create_engine(url, poolclass=sa.NullPool)
-    engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args={"check_same_thread": False, "timeout": 5.0})
+    # Five seconds for another program that looks into the file; `?timeout=` in the URL says otherwise.
+    arguments = {"check_same_thread": False} | ({} if "timeout" in url.query else {"timeout": 5.0})
+    engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args=arguments)
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:

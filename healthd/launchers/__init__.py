@@ -20,8 +20,8 @@ class Place:
     """
     The place of this process in its job.
 
-    `rank` and `size` count nodes, not processes; `local_rank` and `local_size` the processes of this node: only local rank
-    0 probes. `main` is the host of rank 0. `source` says where this was read.
+    `rank` and `size` count nodes, not processes; `local_rank` and `local_size` the processes of this node: only local
+    rank 0 probes. `main` is the host of rank 0. `source` says where this was read.
     """
 
     job: str | None

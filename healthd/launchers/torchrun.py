@@ -33,7 +33,7 @@ def find(environ: Mapping[str, str]) -> Place | None:
 
 
 def renumber(environ: Mapping[str, str], *, rank: int, size: int, main: str) -> dict[str, str]:
-    """torchrun's variables for a job of `size` nodes of which this is number `rank`; the store stays where it is."""
+    """Torchrun's variables for a job of `size` nodes of which this is number `rank`; the store stays where it is."""
     local_size, local_rank = number(environ, "LOCAL_WORLD_SIZE"), number(environ, "LOCAL_RANK")
     return {
         "GROUP_RANK": str(rank),

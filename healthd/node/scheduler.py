@@ -35,6 +35,9 @@ MAX_QUEUED = 32
 # A look at the devices that is older than this is repeated before an active run.
 FRESH_LOOK_SECONDS = 1.0
 
+# How long a look after an active run is repeated until it shows free devices.
+SETTLE_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.0)
+
 Report = Callable[[OrderReport], None]
 
 
@@ -223,9 +226,11 @@ class Scheduler:
 
     def _take_look(self) -> None:
         """Every run looks at the machine first, so what it saw costs nothing more."""
-        if self._probes.latest is not None and self._probes.latest is not self._last_look:
-            self._last_look = self._probes.latest
-            self._book.survey(self._last_look)
+        look = self._probes.latest
+        if look is None or look is self._last_look or (look.holders is None and self._flight is not None):
+            return  # a worker of ours that is ending cannot be told from an unseen job
+        self._last_look = look
+        self._book.survey(look)
 
     def _faults(self) -> tuple[Fault, ...]:
         return tuple(parse_fault(text) for text in self._book.faults)
@@ -289,11 +294,25 @@ class Scheduler:
                 if not flight.task.cancelled() or _is_cancelling():
                     raise
         finally:
-            self._flight = None
-            self._take_look()
             self._book.spent(self._probes.probe_device_seconds)
-            self._book.set_running(None)
+        if needs_devices:
+            await self._settle()
+        self._flight = None
+        self._take_look()
+        self._book.set_running(None)
         self._land(flight)
+
+    async def _settle(self) -> None:
+        """
+        Look until the devices are seen to be free of our own workers: a process that was just killed has its files
+        open for a moment after it has vanished, and that must not look like a job.
+        """
+        for pause in SETTLE_PAUSES_SECONDS:
+            latest = self._probes.latest
+            if latest is not None and latest.holders == ():
+                break
+            await asyncio.sleep(pause)
+            await self._probes.survey()
 
     def _land(self, flight: Flight) -> None:
         """Tell those it was for; what joined late gets the rest in a run of its own."""

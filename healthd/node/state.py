@@ -161,6 +161,11 @@ class NodeBook:
         return self._faults
 
     @property
+    def running(self) -> str | None:
+        """The active run under way."""
+        return self._running
+
+    @property
     def leases(self) -> tuple[Lease, ...]:
         """The leases in force, ages as of now."""
         now = self.clock.boot()

@@ -2,7 +2,7 @@
 The node's one line outwards: what it knows goes to the first aggregator that answers, its orders come back.
 
 A held request is always open; a change goes at once by a second one. Nobody's clock is trusted: time is counted by
-CLOCK_BOOTTIME from the last answer that was read, and an answer that lay about while this process was frozen is dropped.
+CLOCK_BOOTTIME from the last answer that was read; an answer that lay about while this process was frozen is dropped.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ SLACK_SECONDS = 10.0
 # Results of one round come within milliseconds of each other; one message for all of them is enough.
 GATHER_SECONDS = 0.05
 FIRST_PAUSE_SECONDS = 0.5
+# An aggregator that never holds an answer must not make us ask as fast as we can.
+HASTY_SECONDS = 0.5
+HASTY_ANSWERS = 8
 
 
 class Line:
@@ -80,7 +83,7 @@ class Line:
 
     async def run_held(self) -> None:
         """Always one request open; connects, and fails over to the next of the list."""
-        pause = FIRST_PAUSE_SECONDS
+        pause, hasty = FIRST_PAUSE_SECONDS, 0
         try:
             while True:
                 if self._url is None and not await self._connect():
@@ -88,10 +91,14 @@ class Line:
                     pause = min(2 * pause, self._settings.backoff_max_seconds)
                     continue
                 pause = FIRST_PAUSE_SECONDS
+                began = self._clock.boot()
                 try:
                     await self._exchange(self._settings.wait_seconds)
                 except UnreachableError as error:
                     await self._disconnect(error)
+                hasty = hasty + 1 if self._clock.boot() - began < HASTY_SECONDS else 0
+                if hasty > HASTY_ANSWERS:
+                    await asyncio.sleep(HASTY_SECONDS)
         finally:
             await self._close()
 
@@ -213,13 +220,14 @@ class Line:
             raise UnreachableError("aggregator: the line was closed")
         address = f"{url.rstrip('/')}/v1/nodes/{self._book.settings.name}/sync"
         timeout = httpx.Timeout(CONNECT_SECONDS, read=wait_seconds + SLACK_SECONDS)
+        headers = self._headers()
         try:
             async with http.stream(
                 "POST",
                 address,
                 params={"wait": f"{wait_seconds:g}"},
                 content=wire.encode(request),
-                headers=self._headers(),
+                headers=headers,
                 timeout=timeout,
             ) as response:
                 body = await _bounded(response)
@@ -237,7 +245,7 @@ class Line:
             raise UnreachableError(f"aggregator {url}: {error}") from None
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "X-Healthd-Node-Key": self._key}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "X-Healthd-Node-Key": self._key}
         file = self._settings.token_file
         if file is not None:
             try:

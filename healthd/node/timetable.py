@@ -16,6 +16,9 @@ from healthd.model import CheckSpec
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.state import Stamped, ended_well
 
+# After a release the quick tier is due at once, but not again and again when the devices are taken and left in turn.
+RELEASE_PAUSE_SECONDS = 10.0
+
 
 class PassiveTimetable:
     """
@@ -85,7 +88,7 @@ def quick_due_at(facts: QuickFacts, settings: ActiveSettings, *, now: float) -> 
         # Once a boot: evidence of this boot, good or bad, or an attempt that came to nothing.
         return math.inf if there or facts.attempted_at is not None else now
     if facts.released:
-        return now
+        return now if facts.attempted_at is None else max(now, facts.attempted_at + RELEASE_PAUSE_SECONDS)
     if not complete or not all(ended_well(stamped.result) for stamped in there):
         return now if facts.attempted_at is None else facts.attempted_at + settings.retry_seconds
     interval = settings.interval_seconds * (1 + settings.jitter_ratio * facts.jitter)

@@ -189,8 +189,7 @@ class Execution:
             await self.workers.back_off(attempt)
             surveyed = await self._submit_survey()
         self._lanes = [Lane(self.workers, device["target"]) for device in self.workers.inventory["devices"]]
-        for lane in self._lanes:
-            tasks.create_task(lane.serve(), name=f"lane of {lane.target}")
+        serving = [tasks.create_task(lane.serve(), name=f"lane of {lane.target}") for lane in self._lanes]
         devices = [info for info in infos if info.scope is Scope.DEVICE]
         groups = [info for info in infos if info.scope is Scope.GROUP]
         await self._run_devices(devices, keep=bool(groups))
@@ -198,7 +197,7 @@ class Execution:
             await self._run_groups(groups)
         for lane in self._lanes:
             lane.close()
-        await asyncio.gather(*(lane.retire() for lane in self._lanes))
+        await asyncio.gather(*serving)
         await self._submit_survey()  # the devices are free again, or it is known who has them
 
     async def _run_devices(self, infos: Sequence[CheckInfo], *, keep: bool) -> None:

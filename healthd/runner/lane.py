@@ -213,6 +213,8 @@ class Lane:
             return outcome.worker_gone("Crashed", "its worker is gone")
 
         def tell(event: str, text: str) -> None:
+            if job.command["kind"] != "run":
+                return  # surveys and judges are ours, and nobody waits for them by name
             self._workers.progress(RunProgress(check=job.check, target=self.target, event=event, text=text))
 
         try:

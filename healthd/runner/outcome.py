@@ -117,7 +117,7 @@ def compose(
             text = f"comparing what was measured: {judgement.missing.message}"
             found.append(Finding(status=Status.UNKNOWN, reason=judgement.missing.reason, message=text, target="node"))
         lost = [outcome.missing for outcome in outcomes if outcome.missing is not None]
-        if grouped and lost and all(SEVERITY[f.status] < SEVERITY[Status.UNKNOWN] for f in found):
+        if grouped and lost and all(SEVERITY[f.status] < SEVERITY[Status.UNKNOWN] for f in judgement.findings):
             found.extend(finding_of(missing) for missing in lost)
     if not found:
         found.append(nothing("node", "nothing was measured"))

@@ -82,6 +82,7 @@ def test_wrong_element_is_named_with_what_it_should_be(context: Any, tampering: 
 
 
 def test_slow_device_fails_at_its_limit_and_the_origin_is_shown(context: Any, cpu_device: Any) -> None:
+    """Rival fault 5: the limit of each dtype can be tripped."""
     limits = {
         "matmul_flops_per_second": Limit(lower=1.0, upper=None, origin="catalogue"),
         "matmul_flops_per_second/bf16@cpu:0": Limit(lower=1e18, upper=None, origin="config"),

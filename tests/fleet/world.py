@@ -193,6 +193,7 @@ class World:
 
     def __init__(self, *names: str, pool: str = "a", now: float = NOW) -> None:
         self.now = now
+        self.issuer: str | None = None
         self.pools: dict[str, str] = {}
         self.daemons: dict[str, Daemon] = {}
         self.callbacks: list[Callable[[str], None]] = []
@@ -283,7 +284,9 @@ class World:
             if order.id in daemon.done:
                 continue
             daemon.done.add(order.id)
-            if order.run is not None:
+            if any(le.id == order.id for le in kept):
+                daemon.reports[order.id] = OrderReport(status="accepted")
+            elif order.run is not None:
                 daemon.runs.append(order.id)
                 daemon.reports[order.id] = OrderReport(status="done")
                 self.renew(name, results=daemon.result_of_runs())
@@ -292,6 +295,7 @@ class World:
             elif order.lease is not None:
                 kept = (*kept, order.lease)
                 daemon.reports[order.id] = OrderReport(status="accepted")
+        daemon.issuer = self.issuer
         self.renew(name, leases=kept)
 
     def end_job(self, name: str) -> None:

@@ -48,27 +48,41 @@ def dies_once(ctx: Context[Where]) -> Iterator[Finding]:
 
 
 def judge_met(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
-    """Names who was there, and tells of each that was not all that is known."""
-    there = ", ".join(item.target for item in evidence)
-    yield passed(f"met: {there}" if there else "nobody met", "node")
-    for item in missing:
-        seen = ", ".join(f"{progress.event} {progress.step}" for progress in item.progress)
-        text = f"{item.reason}; order {item.order}; seen {seen}"
-        yield Finding(status=Status.FAIL, reason="RankDied", message=text, target=item.target)
+    """Tells who was there, where and as which process, and of each that was not all that is known."""
+    for item in evidence:
+        yield passed(f"{item.data['rendezvous']} pid {item.data['pid']} of {item.data['targets']}", item.target)
+    for lost in missing:
+        seen = ", ".join(f"{progress.event} {progress.step}" for progress in lost.progress)
+        text = f"{lost.reason}; order {lost.order}; seen {seen}"
+        yield Finding(status=Status.FAIL, reason="RankDied", message=text, target=lost.target)
 
 
-@check(tier="quick", interval_seconds=60, timeout_seconds=3, scope="group", judge=judge_met)
-def meets(ctx: Context[Where]) -> Iterator[Evidence | Progress]:
+def meet(ctx: Context[NoParams], name: str) -> Iterator[Evidence | Progress]:
     """A meeting by files: each rank leaves one and waits for those of all others."""
     assert ctx.group is not None
     group = ctx.group
-    base = group.rendezvous.removeprefix("file://") + "-" + str(os.getpid() * 0) + ctx.params.target
-    yield Progress(step="meeting", event="joined", monotonic_seconds=time.monotonic())
-    yield Progress(step="meeting", event="entered", monotonic_seconds=time.monotonic())
+    base = f"{group.rendezvous.removeprefix('file://')}-{name}"
+    yield Progress(step=name, event="joined", monotonic_seconds=time.monotonic())
+    yield Progress(step=name, event="entered", monotonic_seconds=time.monotonic())
     with open(f"{base}.{group.rank}", "w"):
         pass
     while not all(os.path.exists(f"{base}.{rank}") for rank in range(group.size)):
         time.sleep(0.005)
-    yield Progress(step="meeting", event="left", monotonic_seconds=time.monotonic())
-    data = {"pid": os.getpid(), "rendezvous": group.rendezvous, "targets": list(group.targets), "seed": group.seed}
+    yield Progress(step=name, event="left", monotonic_seconds=time.monotonic())
+    data = {"pid": os.getpid(), "rendezvous": base.split("/")[-1].split("-")[1], "targets": " ".join(group.targets)}
     yield Evidence(target=f"rank:{group.rank}", key="", data=data)
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="group", judge=judge_met)
+def meets(ctx: Context[NoParams]) -> Iterator[Evidence | Progress]:
+    yield from meet(ctx, "meets")
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="group", judge=judge_met)
+def meets_again(ctx: Context[NoParams]) -> Iterator[Evidence | Progress]:
+    yield from meet(ctx, "again")
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="group", judge=judge_met)
+def meets_later(ctx: Context[NoParams]) -> Iterator[Evidence | Progress]:
+    yield from meet(ctx, "later")

@@ -1,0 +1,126 @@
+"""
+Running a program to its end, bounded in time and output. Only `checks.host` calls this.
+
+The program leads a process group of its own, which is killed when the program ends or its time is up, and dies with
+this process. Nobody waits for the end of a pipe: a grandchild may hold it for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+_PR_SET_PDEATHSIG = 1
+_CHUNK_BYTES = 1 << 16
+_LAST_CHUNKS = 64  # what a pipe can hold at its end, twice over; a grandchild that babbles on is left alone
+_POLL_SECONDS = 0.02  # where the kernel has no pidfd (before 5.3)
+_BURIAL_SECONDS = 1.0  # SIGKILL works at once unless the kernel itself holds the process
+
+
+class TimeUpError(Exception):
+    """The program did not end in time. `killed` False: the kernel holds it, and it is still there."""
+
+    def __init__(self, killed: bool) -> None:
+        super().__init__("time is up")
+        self.killed = killed
+
+
+def run_program(
+    argv: Sequence[str], *, environment: Mapping[str, str], timeout_seconds: float, max_bytes: int
+) -> tuple[int, bytes, bytes]:
+    """
+    Exit code (negative for a signal), standard output and standard error, each cut at `max_bytes`.
+
+    Raises OSError when it cannot be started and TimeUpError.
+    """
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: the child must do as little as possible
+    process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environment),
+        start_new_session=True,
+        preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+    )
+    assert process.stdout
+    assert process.stderr
+    with process.stdout, process.stderr:
+        output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        ended = False
+        try:
+            ended = _wait(process.pid, output, time.monotonic() + timeout_seconds, max_bytes)
+        finally:
+            # Its corpse still holds the number, so the group cannot be somebody else's.
+            _kill_group(process.pid)
+            killed = _bury(process)
+        if not ended:
+            raise TimeUpError(killed)
+        out, err = (bytes(part) for part in output.values())
+        return process.returncode, out, err
+
+
+def _wait(pid: int, output: dict[int, bytearray], deadline: float, max_bytes: int) -> bool:
+    """Read along until the program itself has ended; False when its time was up before."""
+    poller = select.poll()
+    for descriptor in output:
+        os.set_blocking(descriptor, False)
+        poller.register(descriptor, select.POLLIN)
+    try:
+        watch: int | None = os.pidfd_open(pid)
+    except OSError:
+        watch = None
+    pause_seconds = _POLL_SECONDS
+    if watch is not None:
+        poller.register(watch, select.POLLIN)
+        pause_seconds = 3600.0
+    try:
+        while not _has_ended(pid):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            for descriptor, _ in poller.poll(1000 * min(left, pause_seconds)):
+                if descriptor in output and not _take(descriptor, output[descriptor], max_bytes):
+                    poller.unregister(descriptor)
+    finally:
+        if watch is not None:
+            os.close(watch)
+    for descriptor, part in output.items():
+        for _ in range(_LAST_CHUNKS):
+            if not _take(descriptor, part, max_bytes):
+                break
+    return True
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _take(descriptor: int, part: bytearray, max_bytes: int) -> bool:
+    """One chunk, of which only what is within the bound is kept; False when there is none (left)."""
+    try:
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+    except BlockingIOError:
+        return False
+    part += chunk[: max_bytes - len(part)]
+    return bool(chunk)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _bury(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_BURIAL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,145 @@
+"""`healthd check`: run checks here, now, with no daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from checks.contract import Status, Tier, worst
+from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.errors import ConfigError
+from healthd.model import NodeState
+
+if TYPE_CHECKING:
+    from checks.faults import Fault
+    from healthd.model import CheckResult
+    from healthd.runner import CheckInfo, RunProgress
+
+# As monitoring plug-ins: the worst status, not the largest code.
+EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
+
+
+@click.command()
+@common_options
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--tier", default=None, help="What to run: passive, quick (default), deep or soak.")
+@click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
+@click.option("--json", "as_json", is_flag=True, help="Print the node's state as JSON, and nothing else.")
+def check(names: tuple[str, ...], tier: str | None, as_json: bool, **options: Any) -> int:
+    """
+    Check this node now: all checks of a tier, or those named.
+
+    Exit code: 0 pass, 1 warn, 2 fail, 3 unknown (also for usage and configuration), the worst of all.
+    """
+    settings = load_settings(options, section="node")
+    state = asyncio.run(examine(settings, names, _tier(tier), quiet=as_json))
+    if as_json:
+        from healthd import wire
+
+        sys.stdout.write(wire.encode(state).decode() + "\n")
+    else:
+        from healthd.cli import render
+
+        console = render.out()
+        for part in render.node_report(state):
+            console.print(part)
+    return EXIT_CODES[worst([reason.status for reason in state.reasons] or [Status.PASS])]
+
+
+async def examine(settings: Settings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool) -> NodeState:
+    """
+    Run and report: a NodeState whose health answers strictly what was asked.
+
+    Raises ConfigError for a name that matches nothing or a fault that makes no sense.
+    """
+    from healthd.evidence import judge_tier
+    from healthd.node.catalogue import enabled_checks
+    from healthd.node.clock import system_clock
+    from healthd.node.state import NodeBook
+    from healthd.runner import Plan, Runner
+
+    runner = Runner(settings.runner())
+    catalogue = await runner.catalogue()
+    specs = enabled_checks(catalogue, settings.node)
+    if names:
+        chosen = dataclasses.replace(settings.node, checks=names, disabled=())
+        specs = enabled_checks(catalogue, chosen)
+    else:
+        specs = tuple(spec for spec in specs if spec.tier.rank <= (tier or Tier.QUICK).rank)
+    heaviest = max((spec.tier for spec in specs), key=lambda t: t.rank, default=Tier.PASSIVE)
+    run_tier = tier or (heaviest if names else Tier.QUICK)
+    faults = parse_faults(settings.node.faults, catalogue)
+    book = NodeBook(settings.node, specs, clock=system_clock(), boot_id=None)
+    plan = Plan(tier=run_tier, checks=tuple(spec.name for spec in specs), executor="check")
+    with _progress(len(specs), run_tier, quiet=quiet) as (on_result, on_progress):
+
+        def record(result: CheckResult) -> None:
+            book.record(result)
+            on_result(result)
+
+        await runner.run(plan, faults=faults, on_result=record, on_progress=on_progress)
+    if runner.latest is not None:
+        book.survey(runner.latest)
+        book.boot_id = runner.latest.boot_id
+    state = book.snapshot()
+    asked = min((run_tier, heaviest), key=lambda t: t.rank)
+    health, reasons, _ = judge_tier(state, asked, float("inf"))
+    return dataclasses.replace(state, health=health, reasons=reasons)
+
+
+def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> tuple[Fault, ...]:
+    """The faults that texts mean, on checks that there are; ConfigError for any other."""
+    from checks.faults import parse_fault
+
+    scopes = {name: info.scope.value for name, info in catalogue.items()}
+    try:
+        return tuple(parse_fault(text, scopes) for text in texts)
+    except ValueError as error:
+        raise ConfigError(f"--fault {error}") from None
+
+
+def _tier(text: str | None) -> Tier | None:
+    try:
+        return None if text is None else Tier(text)
+    except ValueError:
+        raise ConfigError(f"--tier {text!r} is none of: {', '.join(tier.value for tier in Tier)}") from None
+
+
+Callbacks = tuple[Callable[["CheckResult"], None], Callable[["RunProgress"], None] | None]
+
+
+@contextlib.contextmanager
+def _progress(count: int, tier: Tier, *, quiet: bool) -> Iterator[Callbacks]:
+    """A line that moves on a terminal: how many are done, what runs now."""
+    if quiet or not sys.stderr.isatty() or tier is Tier.PASSIVE:
+        yield (lambda result: None), None
+        return
+    from healthd.cli import render
+
+    done: list[str] = []
+    running: dict[tuple[str, str], None] = {}
+    with render.err().status("starting") as line:
+
+        def on_result(result: CheckResult) -> None:
+            done.append(result.check)
+            show()
+
+        def on_progress(progress: RunProgress) -> None:
+            key = (progress.check, progress.target)
+            if progress.event == "started":
+                running[key] = None
+            elif progress.event == "ended":
+                running.pop(key, None)
+            show()
+
+        def show() -> None:
+            now = ", ".join(f"{name} on {target}" for name, target in list(running)[-3:])
+            line.update(f"{tier.value} tier: {len(done)} of {count} checks done" + (f"; {now}" if now else ""))
+
+        yield on_result, on_progress

@@ -1,0 +1,184 @@
+"""
+The daemon of one node, put together: what it needs is checked before anything starts, and it stops in under 5 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from healthd import web
+from healthd.errors import BadInputError, ConfigError
+from healthd.node import files
+from healthd.node.api import NodeApi
+from healthd.node.catalogue import enabled_checks
+from healthd.node.clock import Clock, system_clock
+from healthd.node.control import ControlApi, check_faults
+from healthd.node.leases import Ledger
+from healthd.node.orders import Orders
+from healthd.node.scheduler import Scheduler
+from healthd.node.settings import NodeSettings
+from healthd.node.state import NodeBook
+from healthd.node.sync import Line
+from healthd.node.tasks import Tasks, wait_for
+from healthd.runner import Runner, RunnerSettings
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS = 256
+
+
+async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> None:
+    """
+    Run until SIGTERM or SIGINT. HealthdError in one line when it cannot start, or when something vital died.
+
+    Call it in the main thread: workers die with the thread that started them.
+    """
+    runner = Runner(runner_settings)
+    specs = enabled_checks(await runner.catalogue(), settings)
+    try:
+        faults = check_faults(settings.faults, specs)
+    except BadInputError as error:
+        raise ConfigError(f"node.faults: {error}") from None
+    files.prepare(settings.state_dir)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(settings.state_dir))
+        door = stack.enter_context(contextlib.closing(web.bind(settings.listen)))
+        hatch = stack.enter_context(_hatch(settings.control_socket))
+        clock = system_clock()
+        book = NodeBook(settings, specs, clock=clock, boot_id=files.boot_id(settings.host_root))
+        book.set_faults(faults)
+        book.address = settings.address or _reached_at(door)
+        book.restore(settings.state_dir / "state.json")
+        await _serve(settings, runner, book, clock, door, hatch)
+
+
+async def _serve(
+    settings: NodeSettings, runner: Runner, book: NodeBook, clock: Clock, door: socket.socket, hatch: socket.socket
+) -> None:
+    """From the first task to the last."""
+    loop = asyncio.get_running_loop()
+    tasks = Tasks()
+    stopping: asyncio.Future[None] = loop.create_future()
+    scheduler = Scheduler(book, runner, settings, clock=clock, tasks=tasks)
+    ledger = Ledger(settings.state_dir / "orders.json", clock=clock, boot_id=book.boot_id)
+    orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks)
+    saver = Saver(book, settings)
+    lines = _line(settings, book, orders, clock)
+    limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
+    control = ControlApi(book, scheduler, stopping)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _resolve, stopping)
+    try:
+        async with (
+            web.Server(NodeApi(book), [door], limits=limits),
+            web.Server(control.app, [hatch], limits=limits, owner_only=True),
+        ):
+            log.info("node %s answers on http://%s", settings.name, web.address_of(door))
+            tasks.eternal("passive checks", scheduler.run_passive())
+            tasks.eternal("active checks", scheduler.run_active())
+            tasks.eternal("watch over orders and leases", orders.watch())
+            tasks.eternal("saving of the state", saver.run())
+            for line in lines:
+                tasks.eternal("held sync", line.run_held())
+                tasks.eternal("urgent sync", line.run_urgent())
+            either: set[asyncio.Future[Any]] = {stopping, tasks.failed}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            _resolve(stopping)  # wakes requests that are held back
+            await tasks.stop(settings.stop_seconds / 2)
+            book.save(saver.path)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    if tasks.failed.done():
+        raise tasks.failed.result()
+    log.info("node %s has stopped", settings.name)
+
+
+def _line(settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock) -> list[Line]:
+    """The line to the aggregator; none where no aggregator is named."""
+    if not settings.sync.aggregators:
+        return []
+    line = Line(book, orders, settings.sync, key=files.node_key(settings.state_dir), clock=clock)
+    book.listen(line.changed)
+    orders.changed = line.changed
+    return [line]
+
+
+class Saver:
+    """Writes the state after active runs at once, and after passive ones now and then."""
+
+    def __init__(self, book: NodeBook, settings: NodeSettings) -> None:
+        self.path = settings.state_dir / "state.json"
+        self._book = book
+        self._every_seconds = settings.save_seconds
+        self._dirty = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._was_running = False
+        book.listen(self._changed)
+
+    def _changed(self) -> None:
+        self._dirty.set()
+        running = self._book.running is not None
+        if self._was_running and not running:
+            self._at_once.set()
+        self._was_running = running
+
+    async def run(self) -> None:
+        """The eternal loop."""
+        while True:
+            await self._dirty.wait()
+            await wait_for(self._at_once, self._every_seconds)
+            self._dirty.clear()
+            self._book.save(self.path)
+
+
+@contextlib.contextmanager
+def _alone(state_dir: Path) -> Iterator[None]:
+    """Keep a second daemon out of the same state directory."""
+    path = state_dir / "node.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise files.StateDirError(f"{path}: cannot be opened: {error.strerror}; name another --state-dir") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise files.StateDirError(
+                f"{state_dir}: another node daemon uses it; stop that one or name another --state-dir"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _hatch(path: Path) -> Iterator[socket.socket]:
+    """The control socket, removed when the daemon ends."""
+    sock = web.bind_unix(path)
+    try:
+        yield sock
+    finally:
+        sock.close()
+        path.unlink(missing_ok=True)
+
+
+def _reached_at(door: socket.socket) -> str:
+    """HOST:PORT by which others may reach the port."""
+    address = web.address_of(door)
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address  # noqa: S104
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

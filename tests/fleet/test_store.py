@@ -1,0 +1,322 @@
+"""The database: what is written is there after a restart, and what cannot be is one clear line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from healthd.errors import StoreError
+from healthd.fleet import changes
+from healthd.fleet.answers import close
+from healthd.fleet.changes import (
+    Change,
+    ForgetNode,
+    PutEvent,
+    PutEvidence,
+    PutGate,
+    PutKey,
+    PutLease,
+    PutMeta,
+    PutNode,
+    PutOutcome,
+    PutOverride,
+    PutQuarantine,
+)
+from healthd.fleet.model import Closing, Gate, LeaseRow, LeaseState, Override
+from healthd.fleet.requests import new_gate
+from healthd.fleet.store import Store
+from healthd.fleet.tables import METADATA
+from healthd.model import GateRequest, Quarantine
+from tests.fleet.world import NOW, POLICY, lease, state
+
+POSTGRES = shutil.which("postgres")
+
+
+def user_of_postgres() -> int | None:
+    """PostgreSQL refuses to run as root: then another user must run it."""
+    if os.geteuid() != 0:
+        return None
+    import pwd
+
+    names = {entry.pw_name: entry.pw_uid for entry in pwd.getpwall()}
+    return names.get("postgres", names.get("nobody"))
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server of our own, on a free port of loopback."""
+    programs = Path(os.path.realpath(POSTGRES)).parent if POSTGRES else None
+    if programs is None or not (programs / "initdb").exists():
+        pytest.skip("no PostgreSQL server here; install postgresql to run this")
+    pytest.importorskip("psycopg", reason="psycopg is not installed; install healthd[postgresql]")
+    place = Path(tmp_path_factory.mktemp("postgres"))
+    uid = user_of_postgres()
+    if uid is not None:
+        for folder in (place, *place.parents):
+            if folder.owner() == "root" and folder.name.startswith("pytest-"):
+                folder.chmod(0o755)
+        os.chown(place, uid, -1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    data = str(place / "data")
+    init = [
+        str(programs / "initdb"),
+        "-D",
+        data,
+        "-U",
+        "healthd",
+        "-A",
+        "trust",
+        "--no-sync",
+        "-E",
+        "UTF8",
+        "--locale=C",
+    ]
+    subprocess.run(init, check=True, capture_output=True, user=uid, cwd=place)
+    server = subprocess.Popen(
+        [
+            str(programs / "postgres"),
+            "-D",
+            data,
+            "-p",
+            str(port),
+            "-c",
+            f"unix_socket_directories={place}",
+            "-h",
+            "127.0.0.1",
+        ],
+        user=uid,
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"postgresql+psycopg://healthd@127.0.0.1:{port}/postgres"
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/aggregator.db"
+    server: str = request.getfixturevalue("postgres")
+    name = f"test_{os.getpid()}_{abs(hash(tmp_path)) % 10**9}"
+    engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine.dispose()
+    return server.rpartition("/")[0] + f"/{name}"
+
+
+def gate(number: int, job: str = "train") -> Gate:
+    request = GateRequest(job=job, attempt=number, nodes=("n1",))
+    return new_gate(f"g-{number:012x}-00", request, POLICY, NOW + number)
+
+
+def ended(number: int) -> Gate:
+    after, _ = close(NOW + number, gate(number), POLICY, Closing.RELEASED, "withdrawn")
+    return after
+
+
+def row(lease_id: str, state: LeaseState, gate_id: str = "g-0") -> LeaseRow:
+    return LeaseRow(node="n1", lease=lease(lease_id, gate_id=gate_id), state=state, granted_at=NOW)
+
+
+QUARANTINE = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=None)
+OVERRIDE = Override(job="train", reason="deadline", owner="ana", since=NOW, until=NOW + 60)
+
+
+def test_all_that_must_survive_does(url: str) -> None:
+    async def main() -> None:
+        store = Store.open(url)
+        first = store.store_id, store.generation
+        written: list[Change] = [
+            PutGate(gate=gate(1)),
+            PutGate(gate=ended(2)),
+            PutEvidence(gate=ended(2).id, states=(state("n1"),)),
+            PutLease(row=row("open", LeaseState.ACKNOWLEDGED)),
+            PutLease(row=row("shut", LeaseState.CLOSED)),
+            PutQuarantine(node="n1", quarantine=QUARANTINE),
+            PutOverride(job="train", override=OVERRIDE),
+            PutOutcome(gate=ended(2).id, job="train", attempt=2, status="failed", message="NaN", told_at=NOW),
+            PutNode(node="n1", labels={"pool": "a"}, seen_at=NOW),
+            PutMeta(key="established", value="yes"),
+            PutEvent(at=NOW, subject="n1", kind="quarantined", message="by ana"),
+        ]
+        await store.write(written)
+        assert await store.enrol("n1", "key-one", now=NOW) == "key-one"
+        assert await store.enrol("n1", "key-two", now=NOW) == "key-one"
+        await store.write(written[:10])
+        store.close()
+        store = Store.open(url)
+        loaded = store.load()
+        assert (store.store_id, store.generation) == (first[0], first[1] + 1)
+        assert loaded.gates == (gate(1),)
+        assert loaded.keys == {("train", 1): gate(1).id, ("train", 2): gate(2).id}
+        assert loaded.leases == (row("open", LeaseState.ACKNOWLEDGED),)
+        assert (loaded.quarantines, loaded.overrides) == ({"n1": QUARANTINE}, {"train": OVERRIDE})
+        assert (loaded.nodes[0].key_hash, loaded.nodes[0].labels) == ("key-one", {"pool": "a"})
+        assert loaded.meta["established"] == "yes"
+        assert await store.run(lambda c: changes.read_gate(c, ended(2).id)) == ended(2)
+        (kept,) = await store.run(lambda c: changes.read_evidence(c, ended(2).id))
+        assert kept.results == state("n1").results
+        outcome = await store.run(lambda c: changes.read_outcome(c, ended(2).id))
+        assert outcome == written[7]
+        assert [e.kind for e in await store.run(lambda c: changes.read_events(c, "n1", limit=9))] == ["quarantined"]
+        newest = await store.run(lambda c: changes.read_gates(c, limit=1, before=None, job="train"))
+        assert [g.id for g in newest] == [gate(2).id]
+        await store.write([ForgetNode(node="n1"), PutOverride(job="train", override=None)])
+        assert (store.load().nodes, store.load().quarantines, store.load().overrides) == ((), {}, {})
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_code(url: str) -> None:
+    store = Store.open(url)
+    store.close()
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        differences = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), METADATA)
+    engine.dispose()
+    assert differences == []
+
+
+def test_a_transaction_is_all_or_nothing_and_does_not_take_its_neighbours_down(url: str) -> None:
+    async def main() -> None:
+        store = Store.open(url)
+        same_key = new_gate("g-ffffffffffff-00", gate(1).request, POLICY, NOW)
+        bad = store.write([PutNode(node="n2", labels={}, seen_at=NOW), PutGate(gate=gate(1)), PutGate(gate=same_key)])
+        good = [store.write([PutNode(node=f"m{i}", labels={}, seen_at=NOW)]) for i in range(20)]
+        results = await asyncio.gather(bad, *good, return_exceptions=True)
+        assert isinstance(results[0], StoreError)
+        assert results[1:] == [None] * 20
+        loaded = store.load()
+        assert [n.node for n in loaded.nodes] == sorted(f"m{i}" for i in range(20))
+        assert loaded.gates == ()
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_pruning_keeps_open_gates_and_those_with_leases_and_bounds_the_rest(url: str) -> None:
+    async def main() -> None:
+        store = Store.open(url)
+        await store.write([PutGate(gate=ended(number)) for number in range(1, 9)])
+        await store.write([PutGate(gate=gate(100, job="held")), PutEvidence(gate=ended(1).id, states=(state("n1"),))])
+        await store.write([PutLease(row=row("open", LeaseState.GRANTED, ended(1).id))])
+        await store.write([PutLease(row=row("shut", LeaseState.CLOSED, ended(2).id))])
+        await store.write([PutEvent(at=NOW, subject="n1", kind="x", message=str(n)) for n in range(9)])
+        dropped = await store.run(lambda c: changes.prune(c, before=NOW + 4, most_gates=3, most_events=5))
+        assert dropped == tuple(ended(number).id for number in range(2, 7))
+        assert [e.message for e in await store.run(lambda c: changes.read_events(c, "n1", limit=9))] == list("87654")
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_two_aggregators_do_not_share_a_database(url: str) -> None:
+    store = Store.open(url)
+    with pytest.raises(StoreError, match="in use by another aggregator"):
+        Store.open(url)
+    store.close()
+    Store.open(url).close()
+
+
+def test_a_database_of_a_newer_healthd_is_refused(url: str) -> None:
+    Store.open(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    engine.dispose()
+    with pytest.raises(StoreError, match=r"newer healthd \(schema 9999\); upgrade healthd"):
+        Store.open(url)
+
+
+def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "aggregator.db"
+    path.write_bytes(b"this is not a database, it is a letter" * 200)
+    with pytest.raises(StoreError, match=f"database {path}: file is not a database; restore a backup"):
+        Store.open(f"sqlite:///{path}")
+    assert path.read_bytes().startswith(b"this is not")
+
+
+def test_a_damaged_database_is_noticed_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "aggregator.db"
+
+    async def fill() -> None:
+        store = Store.open(f"sqlite:///{path}")
+        await store.write([PutGate(gate=ended(number)) for number in range(1, 200)])
+        store.close()
+
+    asyncio.run(fill())
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    whole = bytearray(path.read_bytes())
+    for page in range(5, len(whole) // 4096):
+        whole[page * 4096 : page * 4096 + 200] = b"\xff" * 200
+    path.write_bytes(whole)
+    with pytest.raises(StoreError, match=r"(damaged|malformed).*restore a backup"):
+        Store.open(f"sqlite:///{path}")
+
+
+def test_a_directory_that_is_missing_and_a_url_that_is_none_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="make its directory exist and be writable"):
+        Store.open(f"sqlite:///{tmp_path}/missing/aggregator.db")
+    with pytest.raises(StoreError, match="write sqlite:///PATH"):
+        Store.open("my database")
+    with pytest.raises(StoreError, match="look at the database"):
+        Store.open("postgresql+psycopg://healthd@127.0.0.1:1/nothing?connect_timeout=2")
+
+
+def test_a_database_locked_by_another_program_fails_and_recovers(tmp_path: Path) -> None:
+    path = tmp_path / "aggregator.db"
+
+    async def main() -> None:
+        store = Store.open(f"sqlite:///{path}?timeout=0.1")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="database is locked; another program holds it"):
+            await store.write([PutMeta(key="a", value="b")])
+        other.execute("ROLLBACK")
+        other.close()
+        await store.write([PutMeta(key="a", value="b")])
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_ours_in_one_job_is_an_error_and_the_writer_goes_on() -> None:
+    async def main() -> None:
+        store = Store.open("sqlite://")
+        with pytest.raises(StoreError, match="internal error: division by zero"):
+            await store.run(lambda _: 1 / 0)
+        await store.write([PutKey(node="n1", key_hash="k", seen_at=NOW)])
+        assert store.load().nodes[0].key_hash == "k"
+        store.close()
+        store.close()
+        with pytest.raises(StoreError, match="is closed"):
+            await store.write([PutMeta(key="a", value="b")])
+
+    asyncio.run(main())
