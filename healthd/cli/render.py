@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from checks.contract import SEVERITY, Finding, Measurement, Status
+from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
 from checks.limits import quantity
 from healthd.model import CheckResult, Decision, Health, NodeState, Reason, Verdict
 
@@ -130,7 +130,7 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
         where = f"{reason.node}: " if reason.node else ""
         action = "" if reason.action.value == "none" else f" [dim]→ {reason.action.value.replace('_', ' ')}[/]"
         sign = {Status.FAIL: "[red]✗[/]", Status.WARN: "[yellow]![/]"}.get(reason.status, "[magenta]?[/]")
-        yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(reason.message)}{action}"
+        yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(_bare(reason))}{action}"
     if len(reasons) > most:
         yield f"[dim]  and {len(reasons) - most} more (--json shows all)[/]"
 
@@ -145,13 +145,30 @@ def decision_report(decision: Decision) -> Iterable[str]:
         yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
     for line in reason_lines(decision.reasons):
         yield f"  {line}"
-    told = {(reason.node, reason.code, reason.message) for reason in decision.reasons}
+    told = {(reason.node, _bare(reason)) for reason in decision.reasons}
+    unjudged = []
     for excluded in decision.excluded:
-        rest = [reason for reason in excluded.reasons if (reason.node, reason.code, reason.message) not in told]
-        if rest:
-            yield f"  [dim]excluded[/] [bold]{escape(excluded.node)}[/]"
-            for line in reason_lines(rest, most=4):
+        if decision.decision is not Verdict.ADMIT and all(r.blame is not Blame.NODE for r in excluded.reasons):
+            unjudged.append(excluded.node)
+            continue
+        worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)
+        shown = [
+            reason
+            for reason in excluded.reasons
+            if SEVERITY[reason.status] == worst and (reason.node, _bare(reason)) not in told
+        ]
+        if shown:
+            yield f"  [dim]left out:[/] [bold]{escape(excluded.node)}[/]"
+            for line in reason_lines(shown, most=3):
                 yield f"    {line}"
+    if unjudged and decision.reasons:
+        names = ", ".join(unjudged[:8]) + (f" and {len(unjudged) - 8} more" if len(unjudged) > 8 else "")
+        yield f"  [dim]no fault found or not looked at to the end: {escape(names)}[/]"
+
+
+def _bare(reason: Reason) -> str:
+    """The message without the node's name in front, which the line says already."""
+    return reason.message.removeprefix(f"{reason.node}: ")
 
 
 def age_text(seconds: float | None) -> str:

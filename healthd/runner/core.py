@@ -93,14 +93,15 @@ class Runner:
             ),
             self._workers(on_progress),
         )
+        limit = asyncio.timeout(plan.timeout_seconds)
         try:
-            async with asyncio.timeout(plan.timeout_seconds):
+            async with limit:
                 await execution.perform(await self.catalogue())
-        except TimeoutError:
-            execution.give_up("Timeout", f"the run's time of {plan.timeout_seconds:g} s was up")
         except ConfigError as error:
             execution.give_up("CheckError", str(error))
-        except Exception as error:
+        except Exception as error:  # the one place where any error of our own becomes a result
+            if limit.expired():
+                execution.give_up("Timeout", f"the run's time of {plan.timeout_seconds or 0.0:g} s was up")
             log.exception("the runner failed; the checks that were not done are unknown")
             execution.give_up("CheckError", f"internal error of healthd: {_innermost(error)}")
         finally:
