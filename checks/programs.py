@@ -110,21 +110,48 @@ def parse_perfdata(name: str, text: str) -> tuple[Measurement, ...]:
     """
     `'label'=value[UOM];warn;crit;min;max` into measurements `<program>_<label>_<unit>`.
 
-    U (the plug-in's word for unknown) and what is no number become None; thresholds are ranges in a language of their
-    own and were judged by the plug-in, so they are not repeated as limits.
+    U (the plug-in's word for unknown) and what is no number become None. The critical range is shown as the limit; it
+    was judged by the plug-in, whose word alone counts.
     """
     found = []
-    for label, number, unit, _ in _PERFDATA.findall(text)[:MAX_PERFDATA]:
+    for label, number, unit, rest in _PERFDATA.findall(text)[:MAX_PERFDATA]:
         factor, suffix = _UNITS.get(unit, (1.0, f"_{re.sub('[^a-z0-9]', '', unit.lower())}" if unit else ""))
         plain = re.sub(r"[^a-z0-9]+", "_", label.strip("'").lower()).strip("_") or "root"
-        try:
-            value: float | None = float(number) * factor
-        except ValueError:
-            value = None
-        if value is not None and not math.isfinite(value):
-            value = None
-        found.append(Measurement(name=f"{name}_{plain}{suffix}", value=value, lower=None, upper=None, origin="none"))
+        critical = [*rest.split(";"), "", "", ""][2]  # `;warn;crit;min;max`, of which any may be left out
+        lower, upper = (_scaled(bound, factor) for bound in parse_range(critical))
+        found.append(
+            Measurement(
+                name=f"{name}_{plain}{suffix}",
+                value=_scaled(number, factor),
+                lower=lower,
+                upper=upper,
+                origin="none" if lower is None and upper is None else "program",
+            )
+        )
     return tuple(found)
+
+
+def parse_range(text: str) -> tuple[str, str]:
+    """
+    What a value must be within: `10` is 0 to 10, `10:` at least 10, `~:10` at most 10, `10:20` between; empty: any.
+
+    `@10:20`, outside of a range, is more than two bounds can say and gives none.
+    """
+    if not text or text.startswith("@"):
+        return "", ""
+    lower, colon, upper = text.partition(":")
+    if not colon:
+        return "0", text
+    return ("" if lower == "~" else lower or "0"), upper
+
+
+def _scaled(number: str, factor: float) -> float | None:
+    """A number in our unit; None for what is no number."""
+    try:
+        value = float(number) * factor
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _finding(status: Status, text: str, measurements: tuple[Measurement, ...]) -> Finding:

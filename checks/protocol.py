@@ -19,7 +19,7 @@ from checks.contract import Action, Blame, Evidence, Finding, Limit, Measurement
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_FINDINGS = 256  # of one check in one worker; what is above is counted and told
-MAX_PROGRESS = 1024
+MAX_PROGRESS = 256  # kept of one check in one worker
 MAX_MESSAGE_CHARACTERS = 1000
 MAX_TRACEBACK_CHARACTERS = 4000
 MAX_MEASUREMENTS = 64

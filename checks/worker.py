@@ -18,7 +18,7 @@ if __name__ == "__main__":
     os.dup2(2, 1)
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -214,9 +214,9 @@ class Worker:
     def _stream(self, items: Any) -> None:
         """Send what a check yields as it comes; findings above the bound are counted, the worst of them told."""
         from checks.contract import SEVERITY, Evidence, Finding, Progress
-        from checks.protocol import MAX_FINDINGS, MAX_PROGRESS, from_evidence, from_finding, from_progress
+        from checks.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
 
-        findings = progress = dropped = 0
+        findings = dropped = 0
         worst_dropped: Finding | None = None
         for item in items:
             if isinstance(item, Finding):
@@ -230,9 +230,7 @@ class Worker:
             elif isinstance(item, Evidence):
                 self._say("evidence", evidence=from_evidence(item))
             elif isinstance(item, Progress):
-                progress += 1
-                if progress <= MAX_PROGRESS:
-                    self._say("progress", progress=from_progress(item))
+                self._say("progress", progress=from_progress(item))
             else:
                 raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence or Progress")
         if worst_dropped is not None:
@@ -284,6 +282,9 @@ def main(arguments: Sequence[str]) -> None:
     # can take minutes for a process with a model's memory.
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
+    # When memory runs out, the kernel takes a probe before it takes a job.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     faulthandler.enable()  # the last words of a crash say where it was
     with os.fdopen(commands, "rb") as lines:
         Worker(output).serve(lines)

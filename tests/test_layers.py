@@ -28,8 +28,16 @@ ROOMS = {
     "healthd.node": {"healthd.runner"},
     "healthd.fleet": set[str](),
     "healthd.launchers": set[str](),
-    "healthd.preflight": {"healthd.node", "healthd.fleet", "healthd.runner", "healthd.launchers"},
-    "healthd.cli": {"healthd.node", "healthd.fleet", "healthd.runner", "healthd.launchers", "healthd.preflight"},
+    "healthd.client": set[str](),
+    "healthd.preflight": {"healthd.client", "healthd.node", "healthd.fleet", "healthd.runner", "healthd.launchers"},
+    "healthd.cli": {
+        "healthd.client",
+        "healthd.node",
+        "healthd.fleet",
+        "healthd.runner",
+        "healthd.launchers",
+        "healthd.preflight",
+    },
 }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.contract import Context, Finding, Limit, Status, check
+from checks.contract import Context, Finding, Status, check
+from checks.host import HostError
 from checks.limits import within
+from checks.system.bounds import bound, is_required
 
 TIME_SERVICES = frozenset({"chronyd", "ntpd", "systemd-timesyn", "openntpd", "ptp4l", "phc2sys"})  # as /proc cuts them
 
@@ -16,7 +18,7 @@ class Params:
     """Bounds."""
 
     max_offset_seconds: float = 1.0  # logs and tokens go wrong beyond it; healthd itself trusts no clock
-    required: bool | None = None  # None: required where a time service runs
+    required: bool | None = None  # None: on nodes with accelerators, and wherever a time service runs
 
 
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
@@ -24,17 +26,19 @@ def clock(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The clock is kept right and is not far off.
 
-    Where no time service runs (containers, whose host keeps the clock) nobody measured the offset, and the check does
-    not apply unless `required` says so.
+    Where no time service runs and the kernel says that nobody keeps the clock, nobody measured the offset either. On
+    plain CPU nodes (laptops, small virtual machines) the check then does not apply unless `required` says so.
 
     Reads:   adjtimex(2), the names of processes.
-    Judges:  fail ClockOffset, warn ClockUnsynchronized | skip NotApplicable (no time service here).
+    Judges:  fail ClockOffset, warn ClockUnsynchronized | skip NotApplicable (plain CPUs without a time service).
     Cost:    1 ms for every thousand processes; harmless to jobs.
     """
     state = ctx.host.clock()
     if not state.synchronized:
         service = _time_service(ctx)
-        required = ctx.params.required if ctx.params.required is not None else service is not None
+        required = is_required(ctx, ctx.params.required)
+        if service is not None and ctx.params.required is None:
+            required = True
         who = f"{service} runs" if service else "no time service runs here"
         yield Finding(
             status=Status.WARN if required else Status.SKIP,
@@ -47,8 +51,7 @@ def clock(ctx: Context[Params]) -> Iterator[Finding]:
         abs(state.offset_seconds),
         name="clock_offset_seconds",
         target="node",
-        limit=ctx.limits.get("clock_offset_seconds")
-        or Limit(lower=None, upper=ctx.params.max_offset_seconds, origin="default"),
+        limit=bound(ctx, "clock_offset_seconds", upper="max_offset_seconds"),
         reason="ClockOffset",
         subject="clock synchronized, offset",
     )
@@ -59,7 +62,7 @@ def _time_service(ctx: Context[Params]) -> str | None:
         if entry.isdecimal():
             try:
                 name = ctx.host.read(f"/proc/{entry}/comm").strip()
-            except OSError:  # it has ended meanwhile
+            except HostError:  # it has ended meanwhile
                 continue
             if name in TIME_SERVICES:
                 return name

@@ -26,6 +26,10 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     Cost:    under 1 ms; harmless to jobs.
     """
     count = ctx.inventory.get("device_count")
+    if count is None:
+        text = "the driver does not say how many devices there are"
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
+        return
     expected, origin = ctx.params.expected, "config"
     if expected is None:
         expected, origin = ctx.inventory.get("expected_device_count"), "derived"
@@ -33,14 +37,14 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
         yield Finding(
             status=Status.UNKNOWN,
             reason="UnknownInstanceType",
-            message=f"{count} devices found and nothing to compare with; set checks.device_count.expected",
+            message=f"{count} devices found and nothing to compare with; set expected for this check",
             target="node",
         )
         return
     devices = ctx.inventory.get("devices") or ()
     names = ", ".join(device["target"] for device in devices) or "none"
     yield within(
-        count,
+        float(count),
         name="device_count",
         target="node",
         limit=Limit(lower=float(expected), upper=None, origin=origin),

@@ -15,7 +15,7 @@ from checks.system.bounds import bound
 class Params:
     """Which paths, and bounds. Of the two for bytes the larger one holds."""
 
-    paths: tuple[str, ...] = ("/", "/tmp", "/var")  # noqa: S108  looked at, not written to
+    paths: tuple[str, ...] = ("/", "/tmp", "/var")
     min_available_ratio: float = 0.02  # of the size; ext4 keeps 5 % for root, so 2 % left to others is close to the end
     min_available_bytes: float = 1e9  # a core dump or a compile cache must fit
     min_available_inodes_ratio: float = 0.02

@@ -26,7 +26,7 @@ def memory_free(ctx: Context[Params]) -> Iterator[Finding]:
     While a job holds the devices, or may hold them, little memory is its own affair and only a warning.
 
     Reads:   /proc/meminfo (MemTotal, MemAvailable, SwapTotal, SwapFree). A container's own limit is not in it.
-    Judges:  fail LowMemory (memory, nobody holds the devices), warn LowMemory (memory otherwise, swap) | unknown NoData.
+    Judges:  fail LowMemory (memory, devices free), warn LowMemory (memory otherwise, swap) | unknown NoData.
     Cost:    under 1 ms; harmless to jobs.
     """
     readings = parse_meminfo(ctx.host.read("/proc/meminfo"))

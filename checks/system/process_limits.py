@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.contract import Context, Finding, Limit, Status, check
+from checks.contract import Context, Finding, Measurement, Status, check
 from checks.limits import within
+from checks.system.bounds import bound
+
+_UNLIMITED = float(2**64 - 1)  # how the kernel writes RLIM_INFINITY; infinity itself has no place in JSON
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,14 @@ def process_limits(ctx: Context[Params]) -> Iterator[Finding]:
     Judges:  fail LimitTooLow.
     Cost:    under 1 ms; harmless to jobs.
     """
-    yield _judge(ctx, "nofile", "open_files_limit_count", float(ctx.params.min_open_files_count), "open files allowed")
-    yield _judge(ctx, "memlock", "memlock_limit_bytes", ctx.params.min_memlock_bytes, "memory that may be locked")
+    yield _judge(ctx, "nofile", "open_files_limit_count", "min_open_files_count", "open files allowed")
+    yield _judge(ctx, "memlock", "memlock_limit_bytes", "min_memlock_bytes", "memory that may be locked")
 
 
-def _judge(ctx: Context[Params], kind: str, name: str, lower: float | None, subject: str) -> Finding:
-    value = ctx.host.process_limit(kind)
-    if value == float("inf"):
-        return Finding(status=Status.PASS, reason=None, message=f"{subject}: no limit", target="node")
-    limit = ctx.limits.get(name) or Limit(lower=lower, upper=None, origin="none" if lower is None else "default")
+def _judge(ctx: Context[Params], kind: str, name: str, field: str, subject: str) -> Finding:
+    value, limit = ctx.host.process_limit(kind), bound(ctx, name, lower=field)
+    if value == math.inf:
+        shown = Measurement(name=name, value=_UNLIMITED, lower=limit.lower, upper=limit.upper, origin=limit.origin)
+        message = f"{subject}: no limit"
+        return Finding(status=Status.PASS, reason=None, message=message, target="node", measurements=(shown,))
     return within(value, name=name, target="node", limit=limit, reason="LimitTooLow", subject=f"{subject}:")

@@ -2,66 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from checks.contract import Context, Finding, Limit, Status, check
+from checks.contract import Context, Evidence, Finding, Previous, Status, check
+from checks.host import Host, HostError
 from checks.limits import within
+from checks.system.bounds import bound
+
+MAX_REMEMBERED = 256
+# Waiting there is no fault: frozen by the freezer of cgroup v1 (`docker pause`), or for a child of vfork.
+_BY_DESIGN = ("__refrigerator", "kernel_clone", "wait_for_vfork_done")
+
+
+class Process(NamedTuple):
+    """One line of /proc/*/stat: `parent` is a process id, `started` counts clock ticks since boot."""
+
+    name: str
+    state: str
+    parent: str
+    started: str
 
 
 @dataclass(frozen=True)
 class Params:
     """Bounds."""
 
-    max_stuck_count: int = 16  # a disk under load keeps a few waiting for moments
+    stuck_seconds: float = 50.0  # between two looks, a minute apart by default; the kernel itself calls 120 s hung
+    max_stuck_count: int = 0  # a process that has not moved for so long does not come back by itself
     max_zombies_count: int = 100  # each holds a process id and nothing else
 
 
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
-def processes(ctx: Context[Params]) -> Iterator[Finding]:
+def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    Few processes wait in the kernel without end, and zombies do not pile up.
+    No process hangs in the kernel, and zombies do not pile up.
 
-    Reads:   /proc/*/stat (the state: D is uninterruptible, Z a zombie). Kernel threads do not count.
+    A process waits uninterruptibly (state D) for moments whenever it reads a disk. It hangs if an earlier look found
+    the same process so and it has not run once since. The first look has nothing to compare with and counts alone.
+
+    Reads:   /proc/*/stat; of processes in state D their context switches (/proc/*/status) and wchan. No kernel threads.
     Judges:  fail StuckProcesses (D), warn StuckProcesses (Z) | unknown NoData (no process seen).
     Cost:    2 ms for every thousand processes; harmless to jobs.
     """
-    states: dict[str, list[str]] = {"D": [], "Z": []}
-    seen = 0
-    for entry in ctx.host.listdir("/proc"):
+    seen = read_processes(ctx.host)
+    blocked = {
+        f"{pid} {process.started}": {"name": process.name, "switches": _switches(ctx.host, pid)}
+        for pid, process in seen.items()
+        if process.state == "D" and not _by_design(ctx.host, pid)
+    }
+    zombies = [f"{process.name} ({pid})" for pid, process in seen.items() if process.state == "Z"]
+    before, elapsed = _earlier(ctx.previous, ctx.host.boot_id())
+    long_enough = before is not None and elapsed >= ctx.params.stuck_seconds
+    stuck = [
+        f"{entry['name']} ({key.split()[0]})"
+        for key, entry in blocked.items()
+        if before is not None and entry["switches"] is not None and before.get(key) == entry
+    ]
+    if long_enough:
+        yield within(
+            float(len(stuck)) if seen else None,
+            name="processes_stuck_count",
+            target="node",
+            limit=bound(ctx, "processes_stuck_count", upper="max_stuck_count"),
+            reason="StuckProcesses",
+            subject=f"processes that have hung in the kernel for {elapsed:.0f} s{_names(stuck)}:",
+        )
+    else:
+        yield within(
+            float(len(blocked)) if seen else None,
+            name="processes_blocked_count",
+            target="node",
+            reason="StuckProcesses",
+            subject="processes waiting in the kernel at this moment:",
+        )
+    yield within(
+        float(len(zombies)) if seen else None,
+        name="processes_zombie_count",
+        target="node",
+        limit=bound(ctx, "processes_zombie_count", upper="max_zombies_count"),
+        reason="StuckProcesses",
+        subject=f"zombies{_names(zombies)}:",
+        outside=Status.WARN,
+    )
+    if before is None or long_enough:
+        data, since = dict(list(blocked.items())[:MAX_REMEMBERED]), 0.0
+    else:  # too early to tell: the earlier look stays the one to compare with
+        data, since = dict(before), elapsed
+    yield Evidence(target="node", key="processes", data={"blocked": data, "since_seconds": since})
+
+
+def read_processes(host: Host) -> dict[str, Process]:
+    """Every process by its id, without kernel threads."""
+    found = {}
+    for entry in host.listdir("/proc"):
         if not entry.isdecimal():
             continue
         try:
-            stat = ctx.host.read(f"/proc/{entry}/stat", max_bytes=4096)
-        except OSError:  # it has ended meanwhile
+            process = parse_stat(host.read(f"/proc/{entry}/stat", max_bytes=4096))
+        except HostError:  # it has ended meanwhile
             continue
-        name, state, parent = parse_stat(stat)
-        if state is None:
-            continue
-        seen += 1
-        if state in states and parent != "2" and entry != "2":
-            states[state].append(f"{name} ({entry})")
-    for state, word, most, outside in (
-        ("D", "waiting in the kernel", ctx.params.max_stuck_count, Status.FAIL),
-        ("Z", "zombies", ctx.params.max_zombies_count, Status.WARN),
-    ):
-        found = states[state]
-        who = f" ({', '.join(found[:5])})" if found else ""
-        yield within(
-            float(len(found)) if seen else None,
-            name="processes_stuck_count" if state == "D" else "processes_zombie_count",
-            target="node",
-            limit=Limit(lower=None, upper=float(most), origin="default"),
-            reason="StuckProcesses",
-            subject=f"processes {word}{who}:",
-            outside=outside,
-        )
+        if process is not None and process.parent != "2" and entry != "2":
+            found[entry] = process
+    return found
 
 
-def parse_stat(text: str) -> tuple[str, str | None, str | None]:
-    """Name, state and parent of `12 (a (b) c) S 1 ...`: the name may hold anything, so the last bracket counts."""
+def parse_stat(text: str) -> Process | None:
+    """`12 (a (b) c) S 1 ...`: the name may hold anything, so the last bracket counts. Source: proc_pid_stat(5)."""
     head, bracket, rest = text.rpartition(")")
     words = rest.split()
-    if not bracket or len(words) < 2:
-        return "", None, None
-    return head.partition("(")[2], words[0], words[1]
+    if not bracket or len(words) < 20:
+        return None
+    return Process(name=head.partition("(")[2], state=words[0], parent=words[1], started=words[19])
+
+
+def _switches(host: Host, pid: str) -> str | None:
+    """How often a process has given up the processor so far; None where it is not told."""
+    try:
+        lines = host.read(f"/proc/{pid}/status", max_bytes=16384).splitlines()
+    except HostError:
+        return None
+    counts = [line.partition(":")[2].strip() for line in lines if "ctxt_switches:" in line]
+    return "+".join(counts) or None
+
+
+def _by_design(host: Host, pid: str) -> bool:
+    try:
+        return host.read(f"/proc/{pid}/wchan", max_bytes=256).strip() in _BY_DESIGN
+    except HostError:  # not everybody may read it
+        return False
+
+
+def _earlier(previous: Previous | None, boot_id: str | None) -> tuple[Mapping[str, Any] | None, float]:
+    """What waited in the kernel at an earlier look of this boot, and seconds since; None where there was none."""
+    if previous is None or not previous.evidence or previous.boot_id != boot_id:
+        return None, 0.0
+    data = previous.evidence[-1].data
+    return data.get("blocked"), previous.elapsed_seconds + float(data.get("since_seconds", 0.0))
+
+
+def _names(names: list[str]) -> str:
+    return f" ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})" if names else ""

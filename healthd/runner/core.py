@@ -100,10 +100,11 @@ class Runner:
         except ConfigError as error:
             execution.give_up("CheckError", str(error))
         except Exception as error:  # the one place where any error of our own becomes a result
-            if limit.expired():
+            if isinstance(error, TimeoutError) and limit.expired():
                 execution.give_up("Timeout", f"the run's time of {plan.timeout_seconds or 0.0:g} s was up")
-            log.exception("the runner failed; the checks that were not done are unknown")
-            execution.give_up("CheckError", f"internal error of healthd: {_innermost(error)}")
+            else:
+                log.exception("the runner failed; the checks that were not done are unknown")
+                execution.give_up("CheckError", f"internal error of healthd: {_innermost(error)}")
         finally:
             await execution.clean_up()
             self.probe_device_seconds += execution.workers.device_seconds

@@ -80,6 +80,8 @@ class Execution:
     async def clean_up(self) -> None:
         """Kill what is left, wait a moment for it, remove what was written."""
         self.workers.kill_all()
+        for lane in self._lanes:
+            lane.count_seconds()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         await self.workers.bury_all(self.workers.settings.kill_grace_seconds)
@@ -147,6 +149,7 @@ class Execution:
                 command=command,
                 timeout_seconds=self.workers.settings.judge_timeout_seconds,
                 finish=finish,
+                retry=False,  # pure arithmetic that dies once dies again
             )
         )
 

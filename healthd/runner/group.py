@@ -145,16 +145,18 @@ class Collective:
                 if time.monotonic() + grace_seconds < deadline:
                     deadline = time.monotonic() + grace_seconds
                     why = f"was still waiting {grace_seconds:g} s after another rank had ended"
+        words: dict[int, str] = {}
         late = [rank for rank, task in enumerate(tasks) if not task.done()]
         for rank in late:
             child = self._lanes[rank].child
             if child is not None:
+                words[rank] = child.last_words()
                 child.kill()
         outcomes = [await task for task in tasks]
         for rank in late:
             last = outcomes[rank].progress[-1] if outcomes[rank].progress else None
             seen = f"; last seen: {last.event} {last.step}" if last else "; it never joined"
-            outcomes[rank].lost("Timeout", why + seen, error=outcomes[rank].error)
+            outcomes[rank].worker_gone("Timeout", why + seen, error=f"{why}{seen}\n{words.get(rank, '')}".strip())
         return outcomes
 
 

@@ -56,6 +56,7 @@ class Lane:
         self._next_id = 0
         self._free_at = 0.0  # when the worker could begin with what it does now
         self._ready_at: float | None = None
+        self._starts = 0  # that the present worker took, or the last attempt at one
 
     def submit(self, job: Job) -> None:
         """Queue a command; it is sent at once when a worker is there."""
@@ -91,7 +92,8 @@ class Lane:
         if self.child is None and (lost := await self.ensure()) is not None:
             while self._jobs:
                 job = self._jobs.popleft()
-                job.finish(Outcome(target=self.target, attempts=job.attempts).lost(lost.reason, lost.message))
+                attempts = max(job.attempts, self._starts)
+                job.finish(Outcome(target=self.target, attempts=attempts).lost(lost.reason, lost.message))
             return
         job = self._jobs[0]
         outcome = await self.collect(job, max(self._free_at, job.submitted) + job.timeout_seconds)
@@ -119,9 +121,10 @@ class Lane:
         if self.child is not None:
             return None
         lost = self._workers.stuck(self.target)
-        attempt = 0
+        self._starts = 0
         while lost is None:
-            attempt += 1
+            self._starts += 1
+            attempt = self._starts
             lost, final = await self._start()
             if lost is None:
                 return None
@@ -183,7 +186,7 @@ class Lane:
         """Let the worker go in peace."""
         if self.child is not None:
             child = self.child
-            self._count_seconds()
+            self.count_seconds()
             self.child = None
             if not await child.retire(self._workers.settings.kill_grace_seconds):
                 self._workers.keep_corpse(self.target, child)
@@ -193,12 +196,13 @@ class Lane:
         if self.child is not None:
             child = self.child
             child.kill()
-            self._count_seconds()
+            self.count_seconds()
             self.child = None
             if not await child.gone(self._workers.settings.kill_grace_seconds):
                 self._workers.keep_corpse(self.target if self._device else f"node/{check}", child)
 
-    def _count_seconds(self) -> None:
+    def count_seconds(self) -> None:
+        """Add the time that the worker has had its device to what the run costs."""
         if self._ready_at is not None and self._device is not None:
             self._workers.device_seconds += time.monotonic() - self._ready_at
         self._ready_at = None
@@ -207,7 +211,7 @@ class Lane:
 
     async def collect(self, job: Job, deadline: float | None) -> Outcome:
         """The outcome of a command that was sent. `deadline` is monotonic; None: somebody else kills the worker."""
-        outcome = Outcome(target=self.target, attempts=job.attempts, crashes=job.crashes)
+        outcome = Outcome(target=self.target, attempts=max(job.attempts, self._starts), crashes=job.crashes)
         child = self.child
         if child is None:
             return outcome.worker_gone("Crashed", "its worker is gone")

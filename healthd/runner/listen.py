@@ -37,7 +37,9 @@ def hear(event: Event, command_id: int, outcome: Outcome, child: Child, tell: Te
         case "started":
             outcome.started_at, outcome.began = time.time(), time.monotonic()
             tell("started", "")
-        case "progress" if len(outcome.progress) < MAX_PROGRESS:
+        case "progress":
+            # The first says that a rank has joined, the last where it is; what lies between may go.
+            del outcome.progress[1 : max(1, len(outcome.progress) - MAX_PROGRESS + 2)]
             outcome.progress.append(to_progress(event.get("progress")))
             tell("step", last_step(outcome))
         case "finding" if len(outcome.findings) < MAX_FINDINGS:

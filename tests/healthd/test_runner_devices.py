@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.model import CheckResult
 from healthd.runner import Plan, RunProgress
-from tests.healthd.runner_kit import make_runner, run_checks, workers_left
+from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left
 
 
 def run_quick(*names: str, faults: Sequence[str] = (), **changes: Any) -> Mapping[str, CheckResult]:
@@ -171,6 +172,40 @@ def test_group_stays_open_while_all_are_well_and_is_new_after_a_death() -> None:
     assert not {where.split()[-1] for where, _ in later} & set(pids)
     assert lost["rank:0"] == "Crashed; order 0; seen joined again"
     assert lost["rank:1"] == "Timeout; order None; seen joined again, entered again"
+
+
+def test_group_that_got_through_after_a_death_is_no_pass(tmp_path: Path) -> None:
+    """A rival's fault 3, in a group."""
+    params = {"rank_dies_once": {"target": "cpu:1", "folder": str(tmp_path)}}
+    result = run_quick("rank_dies_once", params=params)["rank_dies_once"]
+    assert (result.status, result.attempts) == (Status.WARN, 2)
+    assert [f.target for f in result.findings if f.reason == "Crashed"] == ["rank:1"]
+
+
+def test_hang_after_many_steps_is_told_with_the_first_and_the_last() -> None:
+    result = run_quick("walks", timeouts_seconds={"walks": 1.0})["walks"]
+    assert {f.target for f in result.findings} == {"rank:0", "rank:1"}
+    for finding in result.findings:
+        assert "seen joined step 0, entered step" in finding.message
+    assert result.error
+    assert "did not end within 1 s; last seen: entered step 999" in result.error
+
+
+def test_device_whose_worker_cannot_be_reaped_is_stuck_and_the_other_is_measured(tmp_path: Path) -> None:
+    params = {"traced_device": {"target": "cpu:1", "folder": str(tmp_path)}}
+    runner = make_runner(params=params, kill_grace_seconds=0.2, timeouts_seconds={"traced_device": 1.0})
+    plan = Plan(tier=Tier.QUICK, checks=("traced_device", "present", "meets"), executor="test")
+    results = {result.check: result for result in asyncio.run(runner.run(plan))}
+    tracer, seized = (int(word) for word in (tmp_path / "seized").read_text().split())
+    assert runner.stuck() == (("cpu:1",) if seized == 0 else ())
+    os.kill(tracer, signal.SIGKILL)
+    assert wait_gone(tracer)
+    assert runner.stuck() == ()
+    if seized != 0:
+        pytest.skip("this user may not trace its own processes here")
+    assert by_target(results["traced_device"]) == {"cpu:0": ("pass", None), "cpu:1": ("unknown", "Timeout")}
+    assert by_target(results["present"]) == {"cpu:0": ("pass", None), "cpu:1": ("fail", "Stuck")}
+    assert by_target(results["meets"]) == {"rank:1": ("fail", "Stuck")}
 
 
 def test_group_that_lacks_a_device_is_not_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -9,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from checks.contract import Context, Evidence, Finding, Missing, NoParams, Progress, Status, check
+
+PTRACE_SEIZE = 0x4206
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,41 @@ def meets(ctx: Context[NoParams]) -> Iterator[Evidence | Progress]:
 @check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="group", judge=judge_met)
 def meets_again(ctx: Context[NoParams]) -> Iterator[Evidence | Progress]:
     yield from meet(ctx, "again")
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="group", judge=judge_met)
+def rank_dies_once(ctx: Context[Where]) -> Iterator[Evidence | Progress]:
+    assert ctx.device is not None
+    marker = os.path.join(ctx.params.folder, "died")
+    if ctx.device.target == ctx.params.target and not os.path.exists(marker):
+        os.close(os.open(marker, os.O_CREAT))
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield from meet(ctx, "once")
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="group", judge=judge_met)
+def walks(ctx: Context[NoParams]) -> Iterator[Evidence | Progress]:
+    """More steps than anybody keeps, and then one that is not left."""
+    for step in range(1000):
+        yield Progress(step=f"step {step}", event="joined" if step == 0 else "entered", monotonic_seconds=0.0)
+    time.sleep(600)
+
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=2, scope="device")
+def traced_device(ctx: Context[Where]) -> Iterator[Finding]:
+    """As the node check of that name: once killed, the worker is a corpse that cannot be reaped."""
+    assert ctx.device is not None
+    if ctx.device.target == ctx.params.target:
+        parent, seized = os.getpid(), os.path.join(ctx.params.folder, "seized")
+        if os.fork() == 0:
+            os.setsid()
+            done = ctypes.CDLL(None, use_errno=True).ptrace(PTRACE_SEIZE, parent, None, None)
+            with open(seized, "w") as file:
+                file.write(f"{os.getpid()} {done}")
+            time.sleep(30)
+            os._exit(0)
+        time.sleep(600)
+    yield passed("done", ctx.device.target)
 
 
 @check(tier="quick", interval_seconds=60, timeout_seconds=10, scope="group", judge=judge_met)
