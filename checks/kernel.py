@@ -27,9 +27,9 @@ class ClockState(NamedTuple):
     max_error_seconds: float
 
 
-def read_log(path: str = "/dev/kmsg") -> list[LogLine]:
+def read_log(path: str = "/dev/kmsg", *, max_lines: int = MAX_LOG_LINES) -> list[LogLine]:
     """The newest lines of the kernel's ring, oldest first, as far as they are there now. Raises OSError."""
-    lines: deque[LogLine] = deque(maxlen=MAX_LOG_LINES)
+    lines: deque[LogLine] = deque(maxlen=max_lines)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         for _ in range(_MAX_RECORDS):

@@ -148,12 +148,8 @@ async def targets(request: Request, pool: str | None = None) -> Response:
     health, but only when it is one.
     """
     found = []
-    for state in parts_of(request).fleet.states():
-        labels = {
-            "node": state.node,
-            "pool": state.labels.get("pool", ""),
-            "instance_type": state.instance_type or "",
-        }
-        if state.address and _ADDRESS.fullmatch(state.address) and (pool is None or pool == labels["pool"]):
-            found.append({"targets": [state.address], "labels": labels})
+    for target in parts_of(request).fleet.targets():
+        labels = {"node": target.node, "pool": target.pool or "", "instance_type": target.instance_type or ""}
+        if target.address and _ADDRESS.fullmatch(target.address) and pool in (None, labels["pool"]):
+            found.append({"targets": [target.address], "labels": labels})
     return answer(found)

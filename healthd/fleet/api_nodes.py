@@ -92,13 +92,14 @@ async def nodes(
     for name in names[bisect.bisect_right(names, after) if after is not None else 0 :]:
         if health is not None and registry.health_of(name) is not health:
             continue
-        view = registry.view(name)
-        if view is None or (label and (view.node.state is None or view.node.state.labels.get(key) != value)):
+        if label is not None and registry.label_of(name, key) != value:
             continue
         if len(found) == limit:
             more = True
             break
-        found.append(view)
+        view = registry.view(name)
+        if view is not None:
+            found.append(view)
     return answer({"nodes": [_summary(view) for view in found], "next": found[-1].node.node if more else None})
 
 

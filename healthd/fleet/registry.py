@@ -14,13 +14,14 @@ import logging
 import random
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd.errors import HealthdError
 from healthd.fleet.model import FleetNode
 from healthd.fleet.record import Arrival, NodeRecord, check_name
-from healthd.model import Health, NodeState, Order, Quarantine, Reason, SyncAnswer, SyncRequest
+from healthd.model import Health, Order, Quarantine, Reason, SyncAnswer, SyncRequest
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ Enrol = Callable[[str, str], Awaitable[str]]
 FORGET_AFTER_SECONDS = 86400.0
 # Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede.
 SEND_ALL_PER_SECOND = 1000
+# States that stay open as objects (see `kept`): the nodes of some gates, and what was heard in the last half second.
+MOST_OPEN = 512
 # An earlier incarnation has nothing to say; it may look again after this.
 FORMER_RETRY_SECONDS = 5.0
 
@@ -56,6 +59,16 @@ class NodeView:
     health: Health
     reasons: tuple[Reason, ...]
     orders: tuple[Order, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a node serves its own metrics, as it says; `address` None when it does not."""
+
+    node: str
+    address: str | None
+    pool: str | None
+    instance_type: str | None
 
 
 class Fleet:
@@ -91,6 +104,7 @@ class Fleet:
         self._nonce = secrets.token_hex(4)
         self._answers = 0
         self._first_seq = first_seq
+        self._opened: OrderedDict[str, None] = OrderedDict()
         self._no_room_until = float("-inf")
         self._stopping = False
 
@@ -212,7 +226,7 @@ class Fleet:
     def node(self, name: str) -> FleetNode | None:
         """The node as of now; None when nobody ever heard of it."""
         record = self._records.get(name)
-        return None if record is None else record.view(self.clock())
+        return None if record is None else self._opened_view(record, self.clock())
 
     def names(self) -> Sequence[str]:
         """All known names, sorted. Not a copy: to be read at once."""
@@ -278,9 +292,22 @@ class Fleet:
             heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
             yield record.health(now, silent), heard, record.quarantine
 
-    def states(self) -> Iterator[NodeState]:
-        """The last state of every node that sent one, by name; its ages are of some time before."""
-        return (state for name in self._names if (state := self._records[name].state) is not None)
+    def targets(self) -> Iterator[Target]:
+        """Every node that has sent a state, by name, with where it says that it listens."""
+        for name in self._names:
+            state = self._records[name].state
+            if state is not None:
+                yield Target(
+                    node=name,
+                    address=state.address,
+                    pool=state.labels.get("pool"),
+                    instance_type=state.instance_type,
+                )
+
+    def label_of(self, name: str, label: str) -> str | None:
+        """The value of a label of a node; None where it has none."""
+        state = self._records[name].state if name in self._records else None
+        return None if state is None else state.labels.get(label)
 
     def load(self, node: str, *, key_hash: str | None, pool: str | None) -> None:
         """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
@@ -325,7 +352,18 @@ class Fleet:
         now = self.clock()
         reasons = record.reasons(now, self.silent_seconds)
         health = record.health(now, self.silent_seconds)
-        return NodeView(node=record.view(now), health=health, reasons=reasons, orders=record.orders)
+        return NodeView(node=self._opened_view(record, now), health=health, reasons=reasons, orders=record.orders)
+
+    def _opened_view(self, record: NodeRecord, now: float) -> FleetNode:
+        """The view of a node; of those looked at some stay open, for who is looked at once is so again soon."""
+        view = record.view(now)
+        self._opened[record.node] = None
+        self._opened.move_to_end(record.node)
+        if len(self._opened) > MOST_OPEN:
+            oldest = self._records.get(self._opened.popitem(last=False)[0])
+            if oldest is not None and oldest.state is not None:
+                oldest.state.close()
+        return view
 
     def _record(self, node: str) -> NodeRecord:
         record = self._records.get(node)

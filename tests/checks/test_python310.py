@@ -1,0 +1,72 @@
+"""The checks run under Python 3.10, which the interpreters that bring the vendors' libraries still are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.machine import HEALTHY, INVENTORY
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def find_python() -> str | None:
+    """A Python 3.10 that starts; a shim of a version manager may be on PATH and not."""
+    places = [*sorted(Path.home().glob(".pyenv/versions/3.10*/bin/python3.10")), shutil.which("python3.10")]
+    for place in places:
+        if place is None:
+            continue
+        done = subprocess.run([str(place), "-V"], capture_output=True, text=True, timeout=20, check=False)
+        if done.returncode == 0 and "3.10" in done.stdout:
+            return str(place)
+    return None
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    found = find_python()
+    if found is None:
+        pytest.skip("no Python 3.10 here; install one as python3.10 on PATH")
+    return found
+
+
+def run(python: str, code: str, *arguments: str) -> str:
+    start = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+    command = [python, "-I", "-W", "error", "-B", "-c", start + code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_module_of_the_checks_imports_without_torch(python: str) -> None:
+    code = (
+        "import pkgutil, importlib, checks\n"
+        "names = [m.name for m in pkgutil.walk_packages(checks.__path__, 'checks.')]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "assert 'torch' not in sys.modules\nprint(len(names))\n"
+    )
+    assert int(run(python, code)) > 20
+
+
+def test_all_passive_checks_pass_on_the_healthy_machine(python: str) -> None:
+    code = """
+import json
+from pathlib import Path
+from checks.contract import Context, Finding, Tier, load_params
+from checks.discover import PACKAGES, builtin_checks
+from checks.host import Host
+said = {}
+for name, check in builtin_checks(PACKAGES[:1]).items():
+    context = Context(host=Host(Path(sys.argv[1])), params=load_params(check.params_type, {}), tier=Tier.PASSIVE,
+                      device=None, group=None, previous=None, inventory=json.loads(sys.argv[2]), limits={})
+    said[name] = [item.status.value for item in check(context) if isinstance(item, Finding)]
+print(json.dumps(said))
+"""
+    said = json.loads(run(python, code, str(HEALTHY), json.dumps(dict(INVENTORY))))
+    assert len(said) >= 10
+    assert {status for statuses in said.values() for status in statuses} == {"pass"}
+    assert all(said.values())
