@@ -10,8 +10,12 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from checks.contract import Check
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "healthd.checks"
 PACKAGES = ("checks.system", "checks.device", "checks.collective")
@@ -52,7 +56,13 @@ def load_third_party(names: Sequence[str]) -> dict[str, Check]:
     """
     from importlib.metadata import entry_points
 
-    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        other = points.setdefault(point.name, point)
+        if other.value != point.value and point.name in names:
+            raise ValueError(
+                f"third-party check {point.name!r} is in two packages: {other.value} and {point.value}; remove one"
+            )
     found: dict[str, Check] = {}
     for name in names:
         if name not in points:
@@ -64,12 +74,14 @@ def load_third_party(names: Sequence[str]) -> dict[str, Check]:
             raise ValueError(f"no third-party check {name!r} in entry points {ENTRY_POINTS!r}{hint}")
         try:
             check = points[name].load()
-        except Exception as error:  # whatever a foreign package does on import, this is one clear line
+        except (Exception, SystemExit) as error:  # whatever a foreign package does on import, this is one clear line
             raise ValueError(
                 f"third-party check {name!r} ({points[name].value}): {type(error).__name__}: {error}"
             ) from error
         if not isinstance(check, Check):
             raise ValueError(f"third-party check {name!r} ({points[name].value}) is no check made with @check")
+        if found.get(check.name, check) is not check:
+            raise ValueError(f"third-party check {name!r} ({points[name].value}): two are named {check.name}; drop one")
         found[check.name] = check
     return found
 

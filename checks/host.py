@@ -229,7 +229,10 @@ class Host:
     def process_limit(self, name: str) -> float:
         """The soft limit of this process: memlock in bytes or nofile; inf where there is none. As data: `limits`."""
         if self.root is not None:
-            value = self._data("limits").get(name)
+            said = self._data("limits")
+            value = said.get(name, "") if isinstance(said, dict) else ""
+            if value is not None and not isinstance(value, (int, float)):
+                raise HostError("NoData", f"host.json: limits say no number of {name}")
             return float("inf") if value is None else float(value)
         import resource
 

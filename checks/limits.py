@@ -64,8 +64,8 @@ def within(
     Judge one number against its limit.
 
     `subject` begins the message ("free memory"); `reason` and `outside` are used when the value is out of its limit.
-    A value that is not finite fails with `reason`; None is unknown (`NoData`). Without a limit the number is shown
-    unjudged and passes: it was measured, and its correctness is judged elsewhere.
+    A value that is not finite fails with `reason`; None, or a limit that is no number, is unknown (`NoData`). Without a
+    limit the number is shown unjudged and passes: it was measured, and its correctness is judged elsewhere.
     """
     measured = Measurement(
         name=name, value=value, lower=limit.lower, upper=limit.upper, origin=limit.origin, labels=dict(labels or {})
@@ -75,6 +75,9 @@ def within(
         status, why, text = Status.UNKNOWN, "NoData", f"{subject}: no reading"
     elif not math.isfinite(value):
         status, why, text = Status.FAIL, reason, f"{subject} is {value}, not a number to trust"
+    elif any(bound is not None and math.isnan(bound) for bound in (limit.lower, limit.upper)):
+        status, why = Status.UNKNOWN, "NoData"
+        text += f": its limit from {limit.origin} is no number; correct it"
     elif limit.lower is not None and value < limit.lower:
         status, why = outside, reason
         text += f" is below {quantity(name, limit.lower)} (limit from {limit.origin})"

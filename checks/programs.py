@@ -16,6 +16,7 @@ from checks.host import Completed, HostError
 
 MAX_MESSAGE_CHARACTERS = 400
 MAX_PERFDATA = 32
+MAX_PERFDATA_CHARACTERS = 8192
 
 _MONITORING = {0: Status.PASS, 1: Status.WARN, 2: Status.FAIL, 3: Status.UNKNOWN}
 _NPD = {0: Status.PASS, 1: Status.FAIL}
@@ -37,7 +38,7 @@ _UNITS = {
     "GiB": (2.0**30, "_bytes"),
     "c": (1.0, "_total"),
 }
-_PERFDATA = re.compile(r"('(?:[^']|'')+'|[^\s=']+)=([-+0-9.eE]+|U)([A-Za-z%]*)((?:;[^;\s]*){0,4})")
+_PERFDATA = re.compile(r"(?<!\S)('(?:[^']|'')+'|[^\s=']+)=([-+0-9.eE]+|U)([A-Za-z%]*)((?:;[^;\s]*){0,4})")
 
 
 def make_program_check(
@@ -114,7 +115,7 @@ def parse_perfdata(name: str, text: str) -> tuple[Measurement, ...]:
     was judged by the plug-in, whose word alone counts.
     """
     found = []
-    for label, number, unit, rest in _PERFDATA.findall(text)[:MAX_PERFDATA]:
+    for label, number, unit, rest in _PERFDATA.findall(text[:MAX_PERFDATA_CHARACTERS])[:MAX_PERFDATA]:
         factor, suffix = _UNITS.get(unit, (1.0, f"_{re.sub('[^a-z0-9]', '', unit.lower())}" if unit else ""))
         plain = re.sub(r"[^a-z0-9]+", "_", label.strip("'").lower()).strip("_") or "root"
         critical = [*rest.split(";"), "", "", ""][2]  # `;warn;crit;min;max`, of which any may be left out

@@ -18,7 +18,12 @@ from healthd.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
 HOLD_SECONDS = 20.0
+# A page of 500 nodes with all that is known of them is some 20 MB; what is longer than this is not ours.
 ANSWER_BYTES = 64 << 20
+# From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
+ANSWER_SECONDS = 60.0
+# An aggregator says itself when a gate has expired; so much later it is taken for away.
+GRACE_SECONDS = 15.0
 
 
 class RefusedError(HealthdError):
@@ -84,17 +89,36 @@ class Aggregator:
         headers = {} if content is None else {"Content-Type": "application/json"}
         params = {key: value for key, value in (query or {}).items() if value is not None}
         try:
-            answer = self._http.request(method, path, content=content, headers=headers, params=params)
+            status, phrase, content_type, found = self._exchange(method, path, content, headers, params)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise UnreachableError(
                 f"aggregator {self.url} cannot be reached: {error or type(error).__name__}"
             ) from None
-        if answer.status_code < 400:
-            return answer.content
-        detail = _detail(answer)
-        if answer.status_code >= 500 or answer.status_code == 429:
+        if 200 <= status < 300:
+            if "json" not in content_type and found.strip() not in (b"", b"ok"):
+                raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
+            return found
+        detail = _detail(found) or f"HTTP {status} {phrase}"
+        if status >= 500 or status in (408, 429) or "json" not in content_type:
             raise UnreachableError(f"aggregator {self.url}: {detail}")
-        raise RefusedError(f"aggregator {self.url}: {detail}", answer.status_code)
+        raise RefusedError(f"aggregator {self.url}: {detail}", status)
+
+    def _exchange(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], params: Mapping[str, Any]
+    ) -> tuple[int, str, str, bytes]:
+        """Status, its phrase, the type of the content and the content, bounded in size and time."""
+        chunks: list[bytes] = []
+        size = 0
+        with self._http.stream(method, path, content=content, headers=headers, params=params) as answer:
+            end = time.monotonic() + ANSWER_SECONDS
+            for chunk in answer.iter_bytes():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > ANSWER_BYTES or time.monotonic() > end:
+                    much = f"{ANSWER_BYTES >> 20} MiB" if size > ANSWER_BYTES else f"{ANSWER_SECONDS:g} s"
+                    raise UnreachableError(f"aggregator {self.url}: its answer to {path} did not end within {much}")
+            content_type = str(answer.headers.get("content-type", ""))
+            return answer.status_code, answer.reason_phrase, content_type, b"".join(chunks)
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""
@@ -111,17 +135,19 @@ class Aggregator:
         *,
         wait_seconds: float,
         on_hold: Callable[[Decision], None],
-        retry_unreachable: bool = True,
+        gone_seconds: float | None = None,
     ) -> Decision:
         """
         Ask for a gate and follow it to its last word.
 
         A lost answer is asked again: the same job and attempt get the same gate. UnreachableError when the aggregator
-        stayed away until `wait_seconds` (and some grace for its own expiry) were over.
+        stayed away until `wait_seconds` (and some grace for its own expiry) were over, or for `gone_seconds` at a
+        stretch; None where it may come back at any time.
         """
-        end = time.monotonic() + wait_seconds + 15.0
+        end = time.monotonic() + wait_seconds + GRACE_SECONDS
         pause = 0.2
         away: UnreachableError | None = None
+        heard = time.monotonic()
         while True:
             left = end - time.monotonic()
             if left <= 0:
@@ -130,12 +156,14 @@ class Aggregator:
                 hold = max(0.0, min(HOLD_SECONDS, left))
                 body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"})
             except UnreachableError as error:
-                if not retry_unreachable or time.monotonic() + pause > end - 15.0:
+                now = time.monotonic()
+                if now + pause > end - GRACE_SECONDS or (gone_seconds is not None and now - heard > gone_seconds):
                     raise
                 away = error
                 time.sleep(pause)
-                pause = min(pause * 2, 5.0)
+                pause = min(pause * 2, 5.0 if gone_seconds is None else gone_seconds / 4)
                 continue
+            heard = time.monotonic()
             pause = 0.2
             decision = wire.decode(body, Decision, what=f"answer of {self.url}")
             if decision.decision is not Verdict.HOLD:
@@ -143,13 +171,13 @@ class Aggregator:
             on_hold(decision)
 
 
-def _detail(answer: httpx.Response) -> str:
-    """What the problem document says, else the status."""
+def _detail(body: bytes) -> str:
+    """What the problem document says, in one line; empty where there is none."""
     import msgspec
 
     try:
-        problem = msgspec.json.decode(answer.content[:65536])
+        problem = msgspec.json.decode(body[:65536])
         detail = problem.get("detail") or problem.get("title")
-    except (msgspec.DecodeError, AttributeError):
-        detail = None
-    return f"{detail}" if detail else f"HTTP {answer.status_code} {answer.reason_phrase}"
+    except (msgspec.DecodeError, AttributeError, UnicodeDecodeError):
+        return ""
+    return " ".join(str(detail or "").split())[:500]

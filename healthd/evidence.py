@@ -30,8 +30,8 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
             if not suspended:
                 reasons.append(_reason(state.node, spec.name, "NotYetRun", f"{spec.name} has not run yet"))
             continue
-        if not suspended and spec.expires_seconds is not None and result.age_seconds > spec.expires_seconds:
-            text = f"{spec.name}: last run {_age(result.age_seconds)} ago, may be {_age(spec.expires_seconds)} old"
+        if not suspended and expired(spec, result):
+            text = f"{spec.name}: last run {_age(result.age_seconds)} ago, may be {_age(spec.expires_seconds or 0)} old"
             reasons.append(_reason(state.node, spec.name, "Stale", text))
         reasons.extend(_not_passed(state.node, result, suspended=suspended))
     if (
@@ -83,7 +83,7 @@ def judge_tier(
 
 def expired(spec: CheckSpec, result: CheckResult) -> bool:
     """Whether a result has outlived its check's bound."""
-    return spec.expires_seconds is not None and result.age_seconds > spec.expires_seconds
+    return spec.expires_seconds is not None and not result.age_seconds <= spec.expires_seconds  # also catches NaN
 
 
 def aged(state: NodeState, seconds: float) -> NodeState:

@@ -13,6 +13,7 @@ from checks.contract import Action, Status
 
 HOUR = 3600.0
 DAY = 24 * HOUR
+MAX_CHARACTERS = 1000  # of a line; the kernel's own end there (LOG_LINE_MAX), and searching stays quick
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ PATTERNS = (
     Pattern("overheating", r"temperature above threshold|critical temperature reached", _WARN, Action.INSPECT, HOUR),
     # The kernel itself.
     Pattern("hung task", r"blocked for more than \d+ seconds", _FAIL, Action.REBOOT, HOUR),
-    Pattern("lockup", r"soft lockup|hard LOCKUP|rcu.*detected (expedited )?stalls", _FAIL, Action.REBOOT, HOUR),
+    Pattern("lockup", r"soft lockup|hard LOCKUP|rcu.*detected (expedited )?stall", _FAIL, Action.REBOOT, HOUR),
     Pattern(
         "kernel bug",
         r"^(BUG: |Oops: |general protection fault\b|kernel BUG at |Internal error: )",
@@ -64,7 +65,7 @@ PATTERNS = (
     # The PCI bus: PCIe AER, fatal ones only.
     Pattern(
         "PCIe fatal",
-        r"AER: .*(Uncorrected \(Fatal\)|Fatal error)|severity=Uncorrected \(Fatal\)",
+        r"AER: .*(Uncorrect(ed|able) \(Fatal\)|Fatal error)|severity=Uncorrect(ed|able) \(Fatal\)",
         _FAIL,
         Action.REPLACE,
     ),
@@ -91,6 +92,7 @@ BENIGN = (
 
 def find_fault(text: str, benign: tuple[str, ...] = ()) -> Pattern | None:
     """The kind of fault that a line tells of; None for an ordinary or a benign one."""
+    text = text[:MAX_CHARACTERS]
     if _INTERESTING.search(text) is None:
         return None
     if any(re.search(line, text) for line in (*BENIGN, *benign)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class Process(NamedTuple):
 class Params:
     """Bounds."""
 
-    stuck_seconds: float = 50.0  # between two looks, a minute apart by default; the kernel itself calls 120 s hung
+    stuck_seconds: float = 50.0  # seen at two looks, a minute apart by default; the kernel itself calls 120 s hung
     max_stuck_count: int = 0  # a process that has not moved for so long does not come back by itself
     max_zombies_count: int = 100  # each holds a process id and nothing else
 
@@ -39,44 +39,34 @@ def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     No process hangs in the kernel, and zombies do not pile up.
 
-    A process waits uninterruptibly (state D) for moments whenever it reads a disk. It hangs if an earlier look found
-    the same process so and it has not run once since. The first look has nothing to compare with and counts alone.
+    A process waits uninterruptibly (state D) for moments whenever it reads a disk. It hangs if earlier looks found the
+    same process so and it has not run once since; a first look has nothing to compare with and cannot tell.
 
     Reads:   /proc/*/stat; of processes in state D their context switches (/proc/*/status) and wchan. No kernel threads.
     Judges:  fail StuckProcesses (D), warn StuckProcesses (Z) | unknown NoData (no process seen).
     Cost:    2 ms for every thousand processes; harmless to jobs.
     """
     seen = read_processes(ctx.host)
-    blocked = {
-        f"{pid} {process.started}": {"name": process.name, "switches": _switches(ctx.host, pid)}
+    waiting: dict[str, dict[str, Any]] = {
+        f"{pid} {process.started}": {"name": process.name, "switches": _switches(ctx.host, pid), "seconds": 0.0}
         for pid, process in seen.items()
         if process.state == "D" and not _by_design(ctx.host, pid)
     }
-    zombies = [f"{process.name} ({pid})" for pid, process in seen.items() if process.state == "Z"]
-    before, elapsed = _earlier(ctx.previous, ctx.host.boot_id())
-    long_enough = before is not None and elapsed >= ctx.params.stuck_seconds
+    add_seconds(waiting, ctx.previous, ctx.host.boot_id())
     stuck = [
         f"{entry['name']} ({key.split()[0]})"
-        for key, entry in blocked.items()
-        if before is not None and entry["switches"] is not None and before.get(key) == entry
+        for key, entry in waiting.items()
+        if entry["seconds"] >= ctx.params.stuck_seconds
     ]
-    if long_enough:
-        yield within(
-            float(len(stuck)) if seen else None,
-            name="processes_stuck_count",
-            target="node",
-            limit=bound(ctx, "processes_stuck_count", upper="max_stuck_count"),
-            reason="StuckProcesses",
-            subject=f"processes that have hung in the kernel for {elapsed:.0f} s{_names(stuck)}:",
-        )
-    else:
-        yield within(
-            float(len(blocked)) if seen else None,
-            name="processes_blocked_count",
-            target="node",
-            reason="StuckProcesses",
-            subject="processes waiting in the kernel at this moment:",
-        )
+    zombies = [f"{process.name} ({pid})" for pid, process in seen.items() if process.state == "Z"]
+    yield within(
+        float(len(stuck)) if seen else None,
+        name="processes_stuck_count",
+        target="node",
+        limit=bound(ctx, "processes_stuck_count", upper="max_stuck_count"),
+        reason="StuckProcesses",
+        subject=f"{len(seen)} processes, {len(waiting)} waiting in the kernel, hung there{_names(stuck)}:",
+    )
     yield within(
         float(len(zombies)) if seen else None,
         name="processes_zombie_count",
@@ -86,11 +76,19 @@ def processes(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         subject=f"zombies{_names(zombies)}:",
         outside=Status.WARN,
     )
-    if before is None or long_enough:
-        data, since = dict(list(blocked.items())[:MAX_REMEMBERED]), 0.0
-    else:  # too early to tell: the earlier look stays the one to compare with
-        data, since = dict(before), elapsed
-    yield Evidence(target="node", key="processes", data={"blocked": data, "since_seconds": since})
+    longest = sorted(waiting.items(), key=lambda item: -item[1]["seconds"])[:MAX_REMEMBERED]
+    yield Evidence(target="node", key="processes", data={"waiting": dict(longest)})
+
+
+def add_seconds(waiting: dict[str, dict[str, Any]], previous: Previous | None, boot_id: str | None) -> None:
+    """For how long each has been seen waiting without having run once since; 0 for what an earlier look did not see."""
+    if previous is None or not previous.evidence or previous.boot_id != boot_id:
+        return
+    before = previous.evidence[-1].data.get("waiting", {})
+    for key, entry in waiting.items():
+        earlier = before.get(key)
+        if earlier and entry["switches"] is not None and earlier["switches"] == entry["switches"]:
+            entry["seconds"] = earlier["seconds"] + previous.elapsed_seconds
 
 
 def read_processes(host: Host) -> dict[str, Process]:
@@ -132,14 +130,6 @@ def _by_design(host: Host, pid: str) -> bool:
         return host.read(f"/proc/{pid}/wchan", max_bytes=256).strip() in _BY_DESIGN
     except HostError:  # not everybody may read it
         return False
-
-
-def _earlier(previous: Previous | None, boot_id: str | None) -> tuple[Mapping[str, Any] | None, float]:
-    """What waited in the kernel at an earlier look of this boot, and seconds since; None where there was none."""
-    if previous is None or not previous.evidence or previous.boot_id != boot_id:
-        return None, 0.0
-    data = previous.evidence[-1].data
-    return data.get("blocked"), previous.elapsed_seconds + float(data.get("since_seconds", 0.0))
 
 
 def _names(names: list[str]) -> str:

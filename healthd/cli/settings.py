@@ -192,6 +192,15 @@ class PreflightSettings:
     wait_seconds: float = 600.0
     """How long to wait for all nodes and their checks."""
 
+    acknowledge_seconds: float = 30.0
+    """How long admitted nodes may take to confirm the start: they do within milliseconds, so half a minute means gone."""
+
+    gone_seconds: float = 20.0
+    """After how long without an answer the main node counts as gone, once it has answered."""
+
+    linger_seconds: float = 15.0
+    """How long the main node waits at the end for all others to hear it."""
+
     mode: Mode = Mode.ENFORCE
     """enforce or observe."""
 
@@ -246,10 +255,12 @@ class Settings:
         """Where a key is set, for errors that are found after loading."""
         return locate(self.file, path) if self.file else "configuration"
 
-    def executor(self, name: str, url: str, folder: Path, *, address: str) -> NodeSettings:
+    def executor(
+        self, name: str, url: str, folder: Path, *, address: str, ask_seconds: float, token_file: Path | None
+    ) -> NodeSettings:
         """The node daemon as the executor of a preflight: it keeps nothing, and works on order alone."""
         sync = dataclasses.replace(
-            self.node.sync, aggregators=(url,), token_file=self.preflight.token_file, ca_file=None
+            self.node.sync, aggregators=(url,), token_file=token_file, ca_file=None, wait_seconds=ask_seconds
         )
         return dataclasses.replace(
             self.node,

@@ -133,6 +133,7 @@ class Engine:
         self._turning = asyncio.Lock()
         self._followers: dict[str, asyncio.Event] = {}
         self._retry_at = -math.inf
+        self._trouble = ""
         self._stopping = False
         for node, quarantine in self._ledger.quarantines.items():
             registry.set_quarantine(node, quarantine)
@@ -303,6 +304,9 @@ class Engine:
         except StoreError as error:
             self._undo(results, heard, stepped, error)
             return
+        if batch.changes and self._trouble:
+            log.warning("the database takes writes again")
+            self._trouble = ""
         self._retry_at = -math.inf
         self._tell(batch, heard)
         for future, result in results:
@@ -398,7 +402,9 @@ class Engine:
         error: StoreError,
     ) -> None:
         """The disk did not take it: memory goes back to where the disk is, and it is tried again."""
-        log.error("%s", error)
+        if str(error) != self._trouble:
+            log.error("%s", error)
+            self._trouble = str(error)
         self._ledger.undo()
         self._due = {gate_id: at for gate_id, at in self._due.items() if gate_id in self._ledger.gates}
         self._reports.undo()

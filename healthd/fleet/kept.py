@@ -1,8 +1,9 @@
 """
-The last state of a node as the aggregator keeps it: as bytes, with the few things beside it that are asked for often.
+The last state of a node as the aggregator keeps it: its evidence as bytes, the rest as it is.
 
 Ten thousand states as objects are millions of them: the garbage collector would stop the aggregator for more than a
-second each time it walks over them. As bytes they are ten thousand, and the few that somebody looks at are opened.
+second each time it walks over them. Most who look at a node want its leases, labels or health; the evidence is opened
+for those who read it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from checks.contract import Tier
 from healthd.model import CheckResult, Lease, NodeState
@@ -19,40 +20,25 @@ from healthd.wire import decode, encode
 
 R = TypeVar("R", CheckResult, Lease)
 
+# What makes up most of a state, and is read by few.
+EVIDENCE = ("inventory", "reasons", "checks", "results")
+
 
 class KeptState:
     """
     A state whose ages stand for the moment `at`, on the registry's clock.
 
-    `stale_at` is when the first result outlives its bound, if nothing more is heard. `version` differs between any two
-    states and ages of one process.
+    `stale_at` is when the first result outlives its bound, if nothing more is heard.
     """
 
-    __slots__ = (
-        "_ages",
-        "_bytes",
-        "_expiring",
-        "_opened",
-        "_taken_at",
-        "address",
-        "at",
-        "health",
-        "instance_type",
-        "labels",
-        "stale_at",
-        "version",
-    )
+    __slots__ = ("_ages", "_bytes", "_expiring", "_rest", "_taken_at", "at", "health", "stale_at")
 
-    def __init__(self, state: NodeState, at: float, version: int) -> None:
+    def __init__(self, state: NodeState, at: float) -> None:
         self._bytes = encode(state)
+        self._rest = {name: value for name, value in vars(state).items() if name not in EVIDENCE}
         self._ages: Mapping[str, float] = {}
-        self._opened: NodeState | None = None
         self._taken_at = self.at = at
-        self.version = version
         self.health = state.health
-        self.labels = dict(state.labels)
-        self.address = state.address
-        self.instance_type = state.instance_type
         bounds = {
             spec.name: spec.expires_seconds
             for spec in state.checks
@@ -64,26 +50,23 @@ class KeptState:
         )
         self.stale_at = self._stale_at()
 
-    def refresh(self, ages: Mapping[str, float], at: float, version: int) -> None:
+    def refresh(self, ages: Mapping[str, float], at: float) -> None:
         """Newer ages of the same state; those that are not among them count on."""
-        self._ages, self.at, self.version, self._opened = ages, at, version, None
+        self._ages, self.at = ages, at
         self.stale_at = self._stale_at()
 
     def open(self) -> NodeState:
-        """The state itself, with ages as of `at`."""
-        if self._opened is None:
-            state = decode(self._bytes, NodeState, what="kept state")
-            moved = self.at - self._taken_at
-            self._opened = dataclasses.replace(
-                state,
-                results=tuple(_of_age(r, self._ages.get(r.check, r.age_seconds + moved)) for r in state.results),
-                leases=tuple(_of_age(lease, lease.age_seconds + moved) for lease in state.leases),
-            )
-        return self._opened
+        """The state itself, with ages as of `at`; a later `refresh` does not change it."""
+        body, ages, moved = self._bytes, self._ages, self.at - self._taken_at
 
-    def close(self) -> None:
-        """Forget what `open` made; the next look makes it anew."""
-        self._opened = None
+        def evidence() -> Mapping[str, Any]:
+            full = decode(body, NodeState, what="kept state")
+            results = tuple(_of_age(r, ages.get(r.check, r.age_seconds + moved)) for r in full.results)
+            return {"inventory": full.inventory, "reasons": full.reasons, "checks": full.checks, "results": results}
+
+        return _later(
+            self._rest, tuple(_of_age(lease, lease.age_seconds + moved) for lease in self._rest["leases"]), evidence
+        )
 
     def _stale_at(self) -> float:
         ages, at, taken_at = self._ages, self.at, self._taken_at
@@ -91,6 +74,22 @@ class KeptState:
             (bound + (at - ages[c] if c in ages else taken_at - age) for c, age, bound in self._expiring),
             default=math.inf,
         )
+
+
+class _Later(NodeState):
+    """A NodeState in all respects, whose evidence is made when it is first read (an attribute is missing until then)."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in EVIDENCE or "_evidence" not in self.__dict__:
+            raise AttributeError(name)
+        self.__dict__.update(self.__dict__.pop("_evidence")())
+        return self.__dict__[name]
+
+
+def _later(rest: Mapping[str, Any], leases: tuple[Lease, ...], evidence: Callable[[], Mapping[str, Any]]) -> NodeState:
+    state = object.__new__(_Later)
+    state.__dict__.update(rest, leases=leases, _evidence=evidence)
+    return state
 
 
 def _of_age(record: R, age_seconds: float) -> R:

@@ -99,12 +99,12 @@ class NodeRecord:
         self.heard_at = based_at if self.heard_at is None else max(self.heard_at, based_at)
         if request.state is not None:
             self.version += 1
-            self.state, self.digest = KeptState(request.state, based_at, self.version), request.digest
+            self.state, self.digest = KeptState(request.state, based_at), request.digest
             self.confirmed = known
         elif request.digest == self.digest and self.state is not None and (known or not self.confirmed):
             # Ages with an unbounded way behind them say less than older ages whose way was bounded.
             self.version += 1
-            self.state.refresh(request.ages, based_at, self.version)
+            self.state.refresh(request.ages, based_at)
             self.confirmed = known
         self.reports = request.orders
         self.issuer = request.issuer

@@ -14,7 +14,6 @@ import logging
 import random
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,8 +31,6 @@ Enrol = Callable[[str, str], Awaitable[str]]
 FORGET_AFTER_SECONDS = 86400.0
 # Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede.
 SEND_ALL_PER_SECOND = 1000
-# States that stay open as objects (see `kept`): the nodes of some gates, and what was heard in the last half second.
-MOST_OPEN = 512
 # An earlier incarnation has nothing to say; it may look again after this.
 FORMER_RETRY_SECONDS = 5.0
 
@@ -104,7 +101,6 @@ class Fleet:
         self._nonce = secrets.token_hex(4)
         self._answers = 0
         self._first_seq = first_seq
-        self._opened: OrderedDict[str, None] = OrderedDict()
         self._no_room_until = float("-inf")
         self._stopping = False
 
@@ -133,8 +129,9 @@ class Fleet:
         self.syncs += 1
         send_all = record.digest != request.digest
         if arrival is Arrival.TAKEN:
-            if record.state is not None and record.state.labels.get("pool") != before:
-                self._index(record, record.state.labels.get("pool"))
+            pool = request.state.labels.get("pool") if request.state is not None else before
+            if pool != before:
+                self._index(record, pool)
             self._notify(node)
             if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
                 await self._hold(record, wait_seconds)
@@ -226,7 +223,7 @@ class Fleet:
     def node(self, name: str) -> FleetNode | None:
         """The node as of now; None when nobody ever heard of it."""
         record = self._records.get(name)
-        return None if record is None else self._opened_view(record, self.clock())
+        return None if record is None else record.view(self.clock())
 
     def names(self) -> Sequence[str]:
         """All known names, sorted. Not a copy: to be read at once."""
@@ -295,8 +292,9 @@ class Fleet:
     def targets(self) -> Iterator[Target]:
         """Every node that has sent a state, by name, with where it says that it listens."""
         for name in self._names:
-            state = self._records[name].state
-            if state is not None:
+            kept = self._records[name].state
+            if kept is not None:
+                state = kept.open()
                 yield Target(
                     node=name,
                     address=state.address,
@@ -307,7 +305,7 @@ class Fleet:
     def label_of(self, name: str, label: str) -> str | None:
         """The value of a label of a node; None where it has none."""
         state = self._records[name].state if name in self._records else None
-        return None if state is None else state.labels.get(label)
+        return None if state is None else state.open().labels.get(label)
 
     def load(self, node: str, *, key_hash: str | None, pool: str | None) -> None:
         """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
@@ -352,18 +350,7 @@ class Fleet:
         now = self.clock()
         reasons = record.reasons(now, self.silent_seconds)
         health = record.health(now, self.silent_seconds)
-        return NodeView(node=self._opened_view(record, now), health=health, reasons=reasons, orders=record.orders)
-
-    def _opened_view(self, record: NodeRecord, now: float) -> FleetNode:
-        """The view of a node; of those looked at some stay open, for who is looked at once is so again soon."""
-        view = record.view(now)
-        self._opened[record.node] = None
-        self._opened.move_to_end(record.node)
-        if len(self._opened) > MOST_OPEN:
-            oldest = self._records.get(self._opened.popitem(last=False)[0])
-            if oldest is not None and oldest.state is not None:
-                oldest.state.close()
-        return view
+        return NodeView(node=record.view(now), health=health, reasons=reasons, orders=record.orders)
 
     def _record(self, node: str) -> NodeRecord:
         record = self._records.get(node)

@@ -109,36 +109,41 @@ def assess(now: float, gate: Gate, view: FleetView, policy: Policy, name: str) -
     if name in gate.failed:
         return Assessment(node=name, standing=Standing.OUT, reasons=gate.failed[name], final=True)
     node = view.nodes.get(name)
-    if node is None:
-        return _unheard_of(now, gate, view, policy, name)
-    kept_out = _kept_out(now, node)
-    if kept_out is not None:
-        return kept_out
-    away = _away(now, gate, view, policy, node)
-    if away is not None:
-        return away
-    found = _present(now, gate, view, policy, node)
-    if found.standing is Standing.OUT or node.heard_seconds is None:
+    found = _unheard_of(now, gate, view, policy, name) if node is None else _known(now, gate, view, policy, node)
+    if found.standing is not Standing.OUT:
+        # Also a node that nobody heard of yet may be promised to somebody already.
+        found = _claimed(gate, view, found)
+    if found.standing is Standing.OUT or node is None or node.heard_seconds is None:
         return found
     # Silence is noticed without being told.
     return dataclasses.replace(found, wake_at=min(found.wake_at, now + policy.silent_seconds - node.heard_seconds))
 
 
-def _present(now: float, gate: Gate, view: FleetView, policy: Policy, node: FleetNode) -> Assessment:
-    """A node that is there: somebody else's, or as good as its evidence."""
-    name = node.node
+def _known(now: float, gate: Gate, view: FleetView, policy: Policy, node: FleetNode) -> Assessment:
+    """A node with a name that somebody reported: kept out, away, in use, or as good as its evidence."""
+    found = _kept_out(now, node) or _away(now, gate, view, policy, node)
+    if found is not None:
+        return found
     assert node.state is not None  # _away answers for nodes without a state
-    claim = view.claims.get(name)
-    if claim is not None and claim.gate != gate.id:
-        own = claim.job == gate.request.job and claim.attempt < gate.request.attempt
-        what, code = ("leased to", "Allocated") if claim.kind is ClaimKind.LEASED else ("reserved by", "Reserved")
-        text = f"{name} is {what} job {claim.job} attempt {claim.attempt} (gate {claim.gate})"
-        return _busy(gate, view, policy, node, reason(code, text, node=name), own=own)
+    found = _by_evidence(now, gate, view, policy, node, node.state)
     taken = _taken(gate, node.state)
-    if taken is not None:
-        own = any(le.job == gate.request.job and le.attempt < gate.request.attempt for le in node.state.leases)
-        return _busy(gate, view, policy, node, taken, own=own)
-    return _by_evidence(now, gate, view, policy, node, node.state)
+    # A fault in fresh evidence shows on a busy node too, so that nobody waits for a bad node.
+    if taken is None or (found.standing is Standing.OUT and not found.final):
+        return found
+    own = any(le.job == gate.request.job and le.attempt < gate.request.attempt for le in node.state.leases)
+    return Assessment(node=node.node, standing=Standing.BUSY, reasons=(taken,), own=own)
+
+
+def _claimed(gate: Gate, view: FleetView, found: Assessment) -> Assessment:
+    """BUSY when another gate or job has the node, else as it was found."""
+    claim = view.claims.get(found.node)
+    if claim is None or claim.gate == gate.id:
+        return found
+    what, code = ("leased to", "Allocated") if claim.kind is ClaimKind.LEASED else ("reserved by", "Reserved")
+    text = f"{found.node} is {what} job {claim.job} attempt {claim.attempt} (gate {claim.gate})"
+    own = claim.job == gate.request.job and claim.attempt < gate.request.attempt
+    why = reason(code, text, node=found.node)
+    return Assessment(node=found.node, standing=Standing.BUSY, reasons=(why,), own=own)
 
 
 def _unheard_of(now: float, gate: Gate, view: FleetView, policy: Policy, name: str) -> Assessment:
@@ -223,15 +228,6 @@ def _taken(gate: Gate, state: NodeState) -> Reason | None:
 def _ours(gate: Gate, allocation: Allocation) -> bool:
     """The scheduler or a process holds the devices for the very job that asks: a prolog runs inside its allocation."""
     return bool(allocation.holder) and allocation.holder in (gate.request.job, gate.request.workload)
-
-
-def _busy(gate: Gate, view: FleetView, policy: Policy, node: FleetNode, why: Reason, *, own: bool) -> Assessment:
-    """Somebody has the node; a fault in fresh evidence shows all the same, so that nobody waits for a bad node."""
-    if gate.request.nodes:
-        judged = view.judge(node, gate.terms.tier, gate.terms.max_age_seconds, policy.require)
-        if judged.health is Health.UNHEALTHY:
-            return Assessment(node=node.node, standing=Standing.OUT, reasons=judged.reasons)
-    return Assessment(node=node.node, standing=Standing.BUSY, reasons=(why,), own=own)
 
 
 def _by_evidence(

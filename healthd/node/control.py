@@ -7,14 +7,15 @@ The second half is the client, for the command line.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import itertools
 import logging
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 PATHS = "/v1/node, /v1/faults, /v1/run"
 MAX_BODY_BYTES = 64 * 1024
 MAX_FAULTS = 64
+MAX_ANSWER_BYTES = 16 << 20
 # How long a run may take that a person waits for: a deep tier on many devices.
 RUN_SECONDS = 3600.0
 
@@ -188,24 +190,45 @@ def node_state(control_socket: Path) -> NodeState:
     return wire.decode(_call(control_socket, "GET", "/v1/node"), NodeState, what="answer")
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP to a Unix socket."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("node", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect, or leave nothing open."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(str(self._path))
+        except OSError:
+            self.close()
+            raise
+
+
 def _call(control_socket: Path, method: str, path: str, body: object = None, *, seconds: float = 15.0) -> bytes:
     """UnreachableError when no daemon answers, RefusedError with its sentence when it says no."""
-    transport = httpx.HTTPTransport(uds=str(control_socket), verify=False)
     content = None if body is None else wire.encode(body)
+    connection = _UnixConnection(control_socket, seconds)
     try:
-        with httpx.Client(transport=transport, base_url="http://node", timeout=seconds, trust_env=False) as http:
-            answer = http.request(method, path, content=content)
+        connection.request(method, path, body=content)
+        answer = connection.getresponse()
+        text = answer.read(MAX_ANSWER_BYTES)
     except PermissionError:
         raise UnreachableError(f"{control_socket}: only root and the daemon's user may use it") from None
-    except (httpx.HTTPError, OSError) as error:
+    except (http.client.HTTPException, OSError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UnreachableError(
-            f"{control_socket}: no daemon answers ({error or type(error).__name__}); is 'healthd node' running there? "
-            "(--run-dir)"
+            f"{control_socket}: no daemon answers ({why}); is 'healthd node' running there? (--run-dir)"
         ) from None
-    if answer.status_code >= 400:
+    finally:
+        connection.close()
+    if answer.status >= 400:
         try:
-            detail = str(wire.decode(answer.content, dict, what="problem").get("detail"))
+            detail = str(wire.decode(text, dict, what="problem").get("detail"))
         except BadInputError:
-            detail = f"HTTP {answer.status_code}"
+            detail = f"HTTP {answer.status}"
         raise RefusedError(detail)
-    return answer.content
+    return text

@@ -91,9 +91,11 @@ async def _serve(
                 tasks.eternal("held sync", line.run_held())
                 tasks.eternal("urgent sync", line.run_urgent())
             either: set[asyncio.Future[Any]] = {stopping, tasks.failed}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            _resolve(stopping)  # wakes requests that are held back
-            await tasks.stop(settings.stop_seconds / 2)
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:  # a preflight cancels it
+                _resolve(stopping)  # wakes requests that are held back
+                await tasks.stop(settings.stop_seconds / 2)
             book.save(saver.path)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,9 +10,7 @@ import asyncio
 import collections
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from checks.contract import Status, Tier
 from checks.faults import Fault, parse_fault
@@ -20,8 +18,10 @@ from healthd.model import CheckResult, OrderReport
 from healthd.node.allocation import describe
 from healthd.node.catalogue import in_tier
 from healthd.node.clock import Clock
+from healthd.node.flight import Flight, Ordered, Probes, Report
+from healthd.node.results import by_name, is_busy
 from healthd.node.settings import NodeSettings
-from healthd.node.state import NodeBook, by_name, is_busy
+from healthd.node.state import NodeBook
 from healthd.node.tasks import Tasks, wait_for
 from healthd.node.timetable import PassiveTimetable, QuickFacts, quick_due_at
 from healthd.runner import OnResult, Plan, Survey
@@ -37,50 +37,6 @@ FRESH_LOOK_SECONDS = 1.0
 
 # How long a look after an active run is repeated until it shows free devices.
 SETTLE_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.0)
-
-Report = Callable[[OrderReport], None]
-
-
-class Probes(Protocol):
-    """What the daemon needs of the runner."""
-
-    @property
-    def latest(self) -> Survey | None:
-        """The last look at the machine; every run takes one first, and one after active checks."""
-
-    @property
-    def probe_device_seconds(self) -> float:
-        """What active runs took of the devices since the start."""
-
-    async def survey(self) -> Survey:
-        """Look at the machine; never raises."""
-
-    async def run(
-        self, plan: Plan, *, faults: Sequence[Fault] = (), on_result: OnResult | None = None
-    ) -> tuple[CheckResult, ...]:
-        """Run a plan; raises nothing but CancelledError."""
-
-
-@dataclass(eq=False)
-class Ordered:
-    """A run that somebody ordered. `left` are the checks that have not run for it yet."""
-
-    id: str
-    tier: Tier
-    left: tuple[str, ...]
-    report: Report
-    seen: collections.Counter[Status] = field(default_factory=collections.Counter)
-    busy: str = ""
-
-
-@dataclass(eq=False)
-class Flight:
-    """A run under way. `ordered` are those it is for; empty when nobody asked."""
-
-    tier: Tier
-    checks: tuple[str, ...]
-    ordered: list[Ordered]
-    task: asyncio.Task[tuple[CheckResult, ...]] | None = None
 
 
 class Scheduler:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from healthd.model import Allocation, CheckResult, CheckSpec, Health, Lease, Nod
 from healthd.node import files
 from healthd.node.allocation import allocations
 from healthd.node.clock import Clock
+from healthd.node.results import History, Stamped, is_busy
 from healthd.node.settings import NodeSettings
 from healthd.runner import Survey
 
@@ -27,19 +28,6 @@ log = logging.getLogger(__name__)
 
 # Ages are shown in whole seconds, so a snapshot is good for one.
 SNAPSHOT_SECONDS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stamped:
-    """A result and when it was measured, by CLOCK_BOOTTIME of the boot `boot_id`. Its own age counts for nothing."""
-
-    result: CheckResult
-    measured_at: float
-    boot_id: str | None
-
-    def as_of(self, now: float) -> CheckResult:
-        """The result with its age at `now`."""
-        return dataclasses.replace(self.result, age_seconds=max(0.0, now - self.measured_at))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +73,6 @@ class NodeBook:
         self._survey: Survey | None = None
         self._surveyed_at: float | None = None
         self._leases: tuple[tuple[Lease, float], ...] = ()
-        self._scheduled: tuple[str, ...] = ()
         self._quarantine: Quarantine | None = None
         self._faults: tuple[str, ...] = settings.faults
         self._running: str | None = None
@@ -184,9 +171,7 @@ class NodeBook:
     @property
     def allocated(self) -> tuple[Allocation, ...]:
         """Who has the devices; empty when they are free."""
-        return allocations(
-            surveyed=self._survey is not None, holders=self.holders, leases=self.leases, scheduled=self._scheduled
-        )
+        return allocations(surveyed=self._survey is not None, holders=self.holders, leases=self.leases)
 
     @property
     def totals(self) -> Totals:
@@ -208,12 +193,17 @@ class NodeBook:
         return dataclasses.replace(stamped.result, age_seconds=max(0.0, self.clock.wall() - stamped.result.started_at))
 
     def snapshot(self) -> NodeState:
-        """The node as of now. At most a second old, and never older than the last change."""
+        """The node, at most a second ago and never before the last change: what outlets show."""
         now = self.clock.boot()
         if self._cached is not None:
             version, at, state = self._cached
             if version == self.version and 0 <= now - at < SNAPSHOT_SECONDS:
                 return state
+        return self.exact()
+
+    def exact(self) -> NodeState:
+        """The node as of this moment: what is sent, because its ages are added to."""
+        now = self.clock.boot()
         state = self._render(now)
         self._cached = (self.version, now, state)
         if state.health is not self._health:
@@ -294,40 +284,3 @@ class NodeBook:
             self._save_complaint = complaint
         else:
             self._save_complaint = ""
-
-
-class History:
-    """The last results of one check, and besides them the last ones that did not pass: failures are kept longest."""
-
-    def __init__(self, size: int) -> None:
-        self._recent: collections.deque[Stamped] = collections.deque(maxlen=max(1, size))
-        self._failed: collections.deque[Stamped] = collections.deque(maxlen=max(1, size))
-
-    def add(self, stamped: Stamped) -> None:
-        """Remember one more."""
-        self._recent.append(stamped)
-        if stamped.result.status not in (Status.PASS, Status.SKIP):
-            self._failed.append(stamped)
-
-    def all(self) -> tuple[Stamped, ...]:
-        """Each once, newest first."""
-        kept = {id(stamped) for stamped in self._recent}
-        older = [stamped for stamped in self._failed if id(stamped) not in kept]
-        return tuple(reversed([*older, *self._recent]))
-
-
-def is_busy(result: CheckResult) -> bool:
-    """Whether a run measured nothing because somebody had the devices."""
-    return result.status is Status.SKIP and any(finding.reason == "Busy" for finding in result.findings)
-
-
-def ended_well(result: CheckResult) -> bool:
-    """Whether a result says something good, or that the check does not concern this node."""
-    if result.status is Status.SKIP:
-        return bool(result.findings) and all(finding.reason == "NotApplicable" for finding in result.findings)
-    return result.status in (Status.PASS, Status.WARN)
-
-
-def by_name(specs: Iterable[CheckSpec]) -> dict[str, CheckSpec]:
-    """Specs by their names."""
-    return {spec.name: spec for spec in specs}

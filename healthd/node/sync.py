@@ -172,7 +172,7 @@ class Line:
     def compose(self) -> SyncRequest:
         """What there is to say now: the whole state when its digest is new to the other side, or a while has passed."""
         now = self._clock.boot()
-        state = self._book.snapshot()
+        state = self._book.exact()
         digest = digest_of(state)
         reports = self._orders.reports()
         full = digest != self._known_digest or now - self._full_at >= self._settings.full_seconds

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from checks.contract import Tier
 from healthd.model import CheckSpec
+from healthd.node.results import Stamped, ended_well
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.node.state import Stamped, ended_well
 
 # After a release the quick tier is due at once, but not again and again when the devices are taken and left in turn.
 RELEASE_PAUSE_SECONDS = 10.0

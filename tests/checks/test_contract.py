@@ -75,7 +75,7 @@ def test_decorator_makes_a_record_of_a_generator() -> None:
 @pytest.mark.parametrize("wrong", [{"tier": "fast"}, {"scope": "planet"}])
 def test_unknown_tier_or_scope_is_an_error_where_the_check_is_made(wrong: dict[str, str]) -> None:
     settings: dict[str, Any] = {"tier": "quick", "interval_seconds": 1, "timeout_seconds": 1, **wrong}
-    with pytest.raises(ValueError, match="fast|planet"):
+    with pytest.raises(ValueError, match=r"fast|planet"):
         check(**settings)(plain.run)
 
 

@@ -78,13 +78,14 @@ def installed(tmp_path: Path) -> Path:
     """A folder as pip leaves it: a package and its entry points."""
     (tmp_path / "acme_fans.py").write_text(CHECK_FILE.format(name="fan_speed"))
     (tmp_path / "acme_broken.py").write_text("raise RuntimeError('no such bus')\n")
+    (tmp_path / "acme_quits.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "acme_unwanted.py").write_text("import sys\nprint('imported')\n")
     record = tmp_path / "acme_fans-1.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-fans\nVersion: 1.0\n")
     (record / "entry_points.txt").write_text(
         "[healthd.checks]\nfan_speed = acme_fans:fan_speed\nbroken = acme_broken:x\n"
-        "text = acme_fans:__name__\nunwanted = acme_unwanted:x\n"
+        "text = acme_fans:__name__\nquits = acme_quits:x\nunwanted = acme_unwanted:x\n"
     )
     return tmp_path
 
@@ -107,8 +108,9 @@ def test_installed_check_is_found_by_its_entry_point_and_others_are_not_imported
     ("name", "words"),
     [
         ("fan_sped", "did you mean 'fan_speed'?"),
-        ("zzzzz", "there are: broken, fan_speed, text, unwanted"),
+        ("zzzzz", "there are: broken, fan_speed, quits, text, unwanted"),
         ("broken", "RuntimeError: no such bus"),
+        ("quits", "SystemExit: 0"),
         ("text", "is no check made with @check"),
     ],
 )
@@ -122,3 +124,27 @@ def test_name_that_leads_to_no_check_is_one_line_naming_it(installed: Path, name
 
 def test_where_nothing_is_installed_the_error_says_so(tmp_path: Path) -> None:
     assert "none is installed here" in json.loads(run_child(LOAD, tmp_path, "fan_speed"))
+
+
+@pytest.fixture
+def second(installed: Path) -> Path:
+    """Another package, which brings a check and an entry point of the same names."""
+    (installed / "other_fans.py").write_text(CHECK_FILE.format(name="fan_speed"))
+    record = installed / "other_fans-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: other-fans\nVersion: 1.0\n")
+    (record / "entry_points.txt").write_text(
+        "[healthd.checks]\nfan_speed = other_fans:fan_speed\nfans = other_fans:fan_speed\n"
+    )
+    return installed
+
+
+def test_entry_point_that_two_packages_bring_is_refused_naming_both(second: Path) -> None:
+    text = json.loads(run_child(LOAD, second, "fan_speed"))
+    assert all(word in text for word in ("two packages", "acme_fans:fan_speed", "other_fans:fan_speed"))
+
+
+def test_two_entry_points_with_checks_of_one_name_are_refused(second: Path) -> None:
+    points = second / "other_fans-1.0.dist-info/entry_points.txt"
+    points.write_text("[healthd.checks]\nfans = other_fans:fan_speed\n")
+    assert "two are named fan_speed" in json.loads(run_child(LOAD, second, "fan_speed", "fans"))

@@ -92,6 +92,13 @@ def test_blame_and_action_belong_to_a_breach_alone() -> None:
     assert (made(2.0).blame, made(2.0).action) == (Blame.PATH, Action.INSPECT)
 
 
+@pytest.mark.parametrize("bounds", [limit(lower=math.nan), limit(upper=math.nan), limit(math.nan, 9.0)])
+def test_limit_that_is_no_number_judges_nothing_so_it_is_unknown(bounds: Limit) -> None:
+    finding = judge(5.0, bounds)
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "NoData")
+    assert "config" in finding.message
+
+
 @given(st.floats() | st.none(), st.floats(allow_nan=False) | st.none(), st.floats(allow_nan=False) | st.none())
 def test_only_a_finite_number_inside_its_bounds_ever_passes(
     value: float | None, lower: float | None, upper: float | None

@@ -61,9 +61,7 @@ def test_monitoring_plugin_is_believed_by_its_exit_code(
 @pytest.mark.parametrize(
     ("code", "status"), [(0, Status.PASS), (1, Status.FAIL), (2, Status.UNKNOWN), (3, Status.UNKNOWN)]
 )
-def test_node_problem_detector_plugin_is_believed_by_its_exit_code(
-    code: int, status: Status, run_program: Any
-) -> None:
+def test_node_problem_detector_plugin_is_believed_by_its_exit_code(code: int, status: Status, run_program: Any) -> None:
     finding = run_program(*shell(f"echo 'ntp is'; echo 'running'; exit {code}"), protocol="npd")
     assert finding.status is status
     assert finding.message == "ntp is running"

@@ -267,7 +267,7 @@ async def eventually(true: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for something that takes real time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while not true():
+            while not true():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert true()
 

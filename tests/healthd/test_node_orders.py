@@ -201,8 +201,9 @@ def test_lease_that_is_no_longer_listed_by_its_database_is_released(tmp_path: Pa
 
 
 def test_lease_ends_with_its_process_and_the_quick_tier_is_overdue(tmp_path: Path) -> None:
+    job = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
     async def main() -> None:
-        job = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         try:
             async with World(tmp_path) as world:
                 await quiet()

@@ -11,8 +11,8 @@ from checks.contract import Status, Tier
 from healthd.errors import ConfigError
 from healthd.model import OrderReport
 from healthd.node.catalogue import enabled_checks
+from healthd.node.results import Stamped
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.node.state import Stamped
 from healthd.node.timetable import PassiveTimetable, QuickFacts, quick_due_at
 from tests.healthd.node_kit import CATALOGUE, World, finding, quiet, result, run, settings, specs
 

@@ -50,7 +50,7 @@ class Machine:
             place.unlink()
 
     def say(self, name: str, **members: Any) -> None:
-        """Change members of `host.json`: `say("clock", synchronized=False)`; for a path, `say("file_systems:/", ...)`."""
+        """Change members of `host.json`: `say("clock", ...)`, `say("file_systems:/", ...)`."""
         said = json.loads((self.root / "host.json").read_text())
         place = said
         for part in name.split(":"):

@@ -1,0 +1,58 @@
+"""What the scheduler deals in: runs that were ordered, the run under way, and the runner as it needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from checks.contract import Status, Tier
+from checks.faults import Fault
+from healthd.model import CheckResult, OrderReport
+from healthd.runner import OnResult, Plan, Survey
+
+Report = Callable[[OrderReport], None]
+
+
+class Probes(Protocol):
+    """What the daemon needs of the runner."""
+
+    @property
+    def latest(self) -> Survey | None:
+        """The last look at the machine; every run takes one first, and one after active checks."""
+
+    @property
+    def probe_device_seconds(self) -> float:
+        """What active runs took of the devices since the start."""
+
+    async def survey(self) -> Survey:
+        """Look at the machine; never raises."""
+
+    async def run(
+        self, plan: Plan, *, faults: Sequence[Fault] = (), on_result: OnResult | None = None
+    ) -> tuple[CheckResult, ...]:
+        """Run a plan; raises nothing but CancelledError."""
+
+
+@dataclass(eq=False)
+class Ordered:
+    """A run that somebody ordered. `left` are the checks that have not run for it yet."""
+
+    id: str
+    tier: Tier
+    left: tuple[str, ...]
+    report: Report
+    seen: collections.Counter[Status] = field(default_factory=collections.Counter)
+    busy: str = ""
+
+
+@dataclass(eq=False)
+class Flight:
+    """A run under way. `ordered` are those it is for; empty when nobody asked."""
+
+    tier: Tier
+    checks: tuple[str, ...]
+    ordered: list[Ordered]
+    task: asyncio.Task[tuple[CheckResult, ...]] | None = None

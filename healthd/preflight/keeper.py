@@ -1,0 +1,300 @@
+"""The keeper: brings the gate to its end beside the hook, tells it what to do, and stays as long as others need it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from healthd.client import Aggregator, Endpoint, RefusedError
+from healthd.errors import HealthdError, UnreachableError
+from healthd.model import Decision, Verdict
+from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, Outcome, Task
+from healthd.preflight.main_node import MainNode, main_node
+
+T = TypeVar("T")
+
+# After so long without the main node a person is told what is waited for.
+PATIENCE_SECONDS = 5.0
+# Processes of other local ranks fetch the outcome by themselves and are not counted by the handshake.
+OTHER_RANKS_SECONDS = 1.5
+
+
+class ParentEndedError(HealthdError):
+    """The hook is gone, so nobody asks any more."""
+
+
+async def keep(
+    task: Task, run_executor: Callable[[], Awaitable[None]], report: Callable[[Outcome], None], folder: Path
+) -> None:
+    """
+    Bring the gate to its end, tell the hook through `report`, and stay for as long as the others need this node.
+
+    `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
+    wrong is an outcome with code 75; nothing is raised.
+    """
+    parent = asyncio.create_task(_parent_ended(task.parent), name="watch over the hook")
+    told = False
+    try:
+        async with main_node(task, folder) as main:
+            outcome = await _gate(task, run_executor, main, parent)
+            report(outcome)
+            told = True
+            await _first(_stay(task, outcome, parent), *([main.ended] if main else []))
+    except ParentEndedError:
+        return
+    except HealthdError as error:
+        if not told:
+            report(Outcome(kind="exit", code=NOT_ADMITTED, message=str(error)))
+    finally:
+        parent.cancel()
+
+
+async def _gate(
+    task: Task, run_executor: Callable[[], Awaitable[None]], main: MainNode | None, parent: asyncio.Task[None]
+) -> Outcome:
+    """From the first word with the main node to the last; the executor runs in between and no longer."""
+    hook_gone = asyncio.create_task(_raise_when(parent, ParentEndedError("the hook has ended")))
+    watched: list[asyncio.Future[None]] = [hook_gone, *([main.ended] if main else [])]
+    executor: asyncio.Task[None] | None = None
+    try:
+        await _first(_reach_main(task), *watched)
+        if task.probes:
+            executor = asyncio.create_task(_execute(run_executor), name="executor")
+            watched.append(executor)
+        return await _first(_settle(task), *watched)
+    finally:
+        hook_gone.cancel()
+        if executor is not None:
+            executor.cancel()
+            await asyncio.wait({executor})
+            if not executor.cancelled():
+                executor.exception()  # told above where it was the cause
+
+
+async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
+    await run_executor()
+    raise HealthdError("the checks of this node ended before the gate did")
+
+
+async def _raise_when(done: asyncio.Future[None], error: HealthdError) -> None:
+    await asyncio.wait({done})
+    raise error
+
+
+async def _first(work: Awaitable[T], *watched: asyncio.Future[None]) -> T:
+    """The result of `work`, unless one of the watched raises first."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task, *watched}, return_when=asyncio.FIRST_COMPLETED)
+        for other in watched:
+            if other in done and task not in done:
+                other.result()
+        return await task
+    finally:
+        task.cancel()
+
+
+async def _reach_main(task: Task) -> None:
+    """Until the aggregator answers: the processes of a job do not start in the same second."""
+    loop = asyncio.get_running_loop()
+    began, said = loop.time(), False
+    while True:
+        try:
+            await _call(task, lambda aggregator: aggregator.call("GET", "/livez"))
+        except (UnreachableError, RefusedError) as error:
+            waited = loop.time() - began
+            if waited > task.wait_seconds:
+                raise UnreachableError(f"the main node did not answer in {task.wait_seconds:g} s: {error}") from None
+            if waited > PATIENCE_SECONDS and not said:
+                said = True
+                sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({error})\n")
+            await asyncio.sleep(min(1.0, 0.1 + waited / 10))
+        else:
+            return
+
+
+async def _settle(task: Task) -> Outcome:
+    """Ask, acknowledge, and say what this node is to do."""
+    decision = await _ask(task)
+    included = [node.node for node in decision.nodes]
+    if decision.decision is not Verdict.ADMIT:
+        if task.probes:
+            # The verdict stands without it: a main node that is gone already has nothing to learn from us.
+            with contextlib.suppress(HealthdError):
+                await _handshake(task, decision, "told")
+        return Outcome(kind="exit", code=NOT_ADMITTED if decision.retryable else IMPOSSIBLE, decision=decision)
+    go, missing = await _acknowledge(task, decision)
+    if not go:
+        text = f"not all admitted nodes confirmed the start: {', '.join(missing) or 'unknown which'} did not"
+        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
+    if task.node not in included:
+        return Outcome(kind="park", code=0, decision=decision)
+    hosts = tuple(node.address or node.node for node in decision.nodes)
+    return Outcome(
+        kind="run",
+        code=0,
+        rank=included.index(task.node),
+        size=len(included),
+        main=hosts[0],
+        hosts=hosts,
+        decision=decision,
+    )
+
+
+async def _ask(task: Task) -> Decision:
+    return await _call(
+        task,
+        lambda aggregator: aggregator.ask(
+            task.request, wait_seconds=task.wait_seconds, on_hold=_say_hold(task), gone_seconds=task.gone_seconds
+        ),
+    )
+
+
+def _say_hold(task: Task) -> Callable[[Decision], None]:
+    """Says why the gate holds when that changes: on the main node, once for the whole job."""
+    said: list[str] = []
+
+    def say(decision: Decision) -> None:
+        text = "; ".join(reason.message for reason in decision.reasons[:3])
+        if task.leads and text and said[-1:] != [text]:
+            said.append(text)
+            sys.stderr.write(f"healthd: holding: {text}\n")
+
+    return say
+
+
+async def _acknowledge(task: Task, decision: Decision) -> tuple[bool, tuple[str, ...]]:
+    """Whether all go, and who did not acknowledge. Asked until it is settled: the main node's aggregator lingers."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.acknowledge_seconds + task.linger_seconds
+    included = task.node in {node.node for node in decision.nodes}
+    event = "acknowledge" if included and task.probes else "wait"
+    while True:
+        answer = await _handshake(task, decision, event)
+        if answer["go"] is not None:
+            if task.probes:
+                with contextlib.suppress(HealthdError):  # settled is settled
+                    await _handshake(task, decision, "told")
+            return bool(answer["go"]), tuple(answer["missing"])
+        if loop.time() > end:
+            raise UnreachableError(f"aggregator {task.url} did not settle the start in time")
+
+
+async def _handshake(task: Task, decision: Decision, event: str, *, wait: float = 10.0) -> dict[str, Any]:
+    """One step of the handshake, tried again for a while: the line may be cut at any moment."""
+
+    def step(aggregator: Aggregator) -> dict[str, Any]:
+        import msgspec
+
+        path = f"/v1/gates/{decision.id}/handshake"
+        body = {"node": task.node, "event": event}
+        answer: dict[str, Any] = msgspec.json.decode(aggregator.call("POST", path, body=body, query={"wait": wait}))
+        return answer
+
+    loop = asyncio.get_running_loop()
+    end, pause = loop.time() + task.gone_seconds, 0.1
+    while True:
+        try:
+            return await _call(task, step)
+        except UnreachableError:
+            if loop.time() + pause > end:
+                raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+
+# --- after the hook was told ------------------------------------------------------------------------------------------
+
+
+async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> None:
+    """What this node still owes the others after its hook was told."""
+    decision = outcome.decision
+    if decision is None or not task.probes:
+        return
+    parks = outcome.kind != "exit" and bool(decision.excluded)
+    if outcome.kind == "run" and parks:
+        await asyncio.wait({parent})
+        with contextlib.suppress(HealthdError):
+            await _handshake(task, decision, "ended", wait=0)
+    elif outcome.kind == "park":
+        await _first(_job_ended(task, decision), asyncio.ensure_future(_raise_when(parent, ParentEndedError("gone"))))
+    if task.leads:
+        await _others_told(task, decision, until_over=parks)
+
+
+async def _job_ended(task: Task, decision: Decision) -> None:
+    """Until the job is over on all nodes that run it, or the main node is gone."""
+    with contextlib.suppress(HealthdError):
+        while not (await _handshake(task, decision, "wait", wait=20.0))["over"]:
+            await asyncio.sleep(0.05)
+
+
+async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> None:
+    """The last to leave: everybody must have heard the outcome, and the parked that the job is over."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.linger_seconds
+    with contextlib.suppress(HealthdError):
+        while loop.time() < end:
+            answer = await _handshake(task, decision, "wait", wait=1.0)
+            if answer["all_told"] and (not until_over or answer["over"]):
+                break
+            await asyncio.sleep(0.02)
+    if until_over:
+        await asyncio.sleep(1.0)  # the parked ask once more and read that it is over
+    elif task.local_size > 1:
+        await asyncio.sleep(OTHER_RANKS_SECONDS)
+
+
+async def _parent_ended(parent: int) -> None:
+    """Until the process that is the hook, or that the hook has become, has ended."""
+    try:
+        descriptor = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        if os.getppid() == parent:  # else it ended before, and another process may have its number
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _call(task: Task, work: Callable[[Aggregator], T]) -> T:
+    """
+    Speak to the aggregator in a thread that nobody waits for.
+
+    The default executor's threads are joined at the end, and a held request would keep a keeper that should be gone.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: Exception | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def speak() -> None:
+        value: T | None = None
+        failure: Exception | None = None
+        try:
+            with Aggregator(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
+                value = work(aggregator)
+        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=speak, name="line to the main node", daemon=True).start()
+    return await result

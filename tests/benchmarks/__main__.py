@@ -1,0 +1,121 @@
+"""
+`make bench`: the figures to reach, measured as ratios in one run, as one table.
+
+    python -m tests.benchmarks [--only NAME ...] [--json FILE] [--list]
+
+Exit code: 0 when everything could be measured, whatever the verdicts (they are of this machine at this hour), else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks import bench_checks, bench_collectives, bench_daemon, bench_fleet
+from tests.benchmarks.figures import Bench, Figure, Reading, measure, verdict
+
+BENCHES: tuple[Bench, ...] = (
+    *bench_checks.BENCHES,
+    *bench_daemon.BENCHES,
+    *bench_fleet.BENCHES,
+    *bench_collectives.BENCHES,
+)
+COLOURS = {"met": "green", "missed": "red", "unknown": "yellow", "shown": "dim"}
+
+Row = tuple[Figure, Reading]
+
+
+def main(argv: Sequence[str] | None = None, benches: Sequence[Bench] = BENCHES) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a bench or a figure; repeat")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the readings there as well")
+    parser.add_argument("--list", action="store_true", help="name the benches and their figures, and measure nothing")
+    arguments = parser.parse_args(argv)
+    chosen = choose(benches, arguments.only, parser)
+    if arguments.list:
+        for bench in chosen:
+            sys.stdout.write(f"{bench.name}: {', '.join(figure.name for figure in bench.figures)}\n")
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is started is ended on the way out
+    began, load_before = time.monotonic(), os.getloadavg()
+    rows = run(chosen, Console(stderr=True))
+    seconds = time.monotonic() - began
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table(rows))
+    load = f"load {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after"
+    console.print(f"{os.cpu_count()} cores, {load}, Python {platform.python_version()}, {seconds:.0f} s", style="dim")
+    if arguments.json is not None:
+        arguments.json.write_text(as_json(rows, seconds, load_before[0]), encoding="utf-8")
+    return int(any(verdict(figure, reading) == "unknown" for figure, reading in rows))
+
+
+def choose(benches: Sequence[Bench], names: Sequence[str], parser: argparse.ArgumentParser) -> list[Bench]:
+    """The benches of these names or with figures of these names; all when none is named."""
+    known = {name for bench in benches for name in (bench.name, *(figure.name for figure in bench.figures))}
+    for name in names:
+        if name not in known:
+            parser.error(f"--only {name!r} is none of: {', '.join(sorted(known))}")
+    wanted = set(names) or known
+    return [bench for bench in benches if wanted & {bench.name, *(figure.name for figure in bench.figures)}]
+
+
+def run(benches: Sequence[Bench], progress: Console) -> list[Row]:
+    """One after the other, since they would be in each other's way."""
+    rows: list[Row] = []
+    for bench in benches:
+        began = time.monotonic()
+        readings = measure(bench)
+        rows.extend(zip(bench.figures, readings, strict=True))
+        progress.print(f"{bench.name}: {time.monotonic() - began:.0f} s", style="dim")
+    return rows
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Figure, aim, measured, ratio, verdict; what the ratio is to, and the spread."""
+    shown = Table(title="Figures to reach", title_justify="left")
+    for name in ("figure", "aim", "measured", "ratio", "verdict", "circumstances"):
+        shown.add_column(name, justify="right" if name in ("measured", "ratio") else "left", overflow="fold")
+    for figure, reading in rows:
+        word = verdict(figure, reading)
+        ratio = "" if reading.ratio is None else f"{reading.ratio:.2f} x"
+        told = "; ".join(part for part in (f"to {reading.beside}" if reading.beside else "", reading.note) if part)
+        value = "none" if reading.value is None else figure.shown(reading.value)
+        shown.add_row(figure.what, figure.aim, value, ratio, f"[{COLOURS[word]}]{word}[/]", told)
+    return shown
+
+
+def as_json(rows: Sequence[Row], seconds: float, load: float) -> str:
+    """The same for machines."""
+    figures = [
+        {
+            "name": figure.name,
+            "what": figure.what,
+            "unit": figure.unit,
+            "lower": figure.lower,
+            "upper": figure.upper,
+            "measured": reading.value,
+            "ratio": reading.ratio,
+            "beside": reading.beside,
+            "note": reading.note,
+            "verdict": verdict(figure, reading),
+        }
+        for figure, reading in rows
+    ]
+    machine = {"cores": os.cpu_count(), "load_before": load, "python": platform.python_version()}
+    return json.dumps({"machine": machine, "seconds": seconds, "figures": figures}, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
