@@ -72,7 +72,12 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a measurement must keep within. `origin` says who set it: config, baseline, catalogue, derived or none."""
+    """
+    What a measurement must keep within. `origin` says who set it.
+
+    config (the operator), baseline (learned), catalogue (the instance type), program (a plug-in), derived (from what
+    the machine is), default (the check's own) or none.
+    """
 
     lower: float | None
     upper: float | None

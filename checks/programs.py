@@ -97,12 +97,16 @@ def read_monitoring(name: str, done: Completed) -> Finding:
 
 
 def read_npd(name: str, done: Completed) -> Finding:
-    """The finding in what a custom plug-in of the node-problem-detector printed: 0 good, 1 a problem, else unknown."""
+    """
+    The finding in what a custom plug-in of the node-problem-detector printed: 0 good, 1 a problem, else unknown.
+
+    Without a word neither counts: a script that dies of an error of its own ends with 1 as well.
+    """
     if done.returncode < 0:
         return _broken(done)
     status = _NPD.get(done.returncode, Status.UNKNOWN)
     text = " ".join(done.stdout.split())
-    if not text and status is Status.PASS:
+    if not text and done.returncode in _NPD:
         return _silent(done)
     return _finding(status, text or f"exit code {done.returncode}", ())
 

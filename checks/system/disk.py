@@ -26,13 +26,17 @@ def disk_space(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The file systems that jobs write to have room and inodes left.
 
-    Reads:   statvfs of the configured paths; a path that is not there is left out, unless none is.
+    Reads:   statvfs of the paths; one of the default ones that is not there is left out, a configured one is unknown.
     Judges:  fail DiskFull | unknown NoData | skip NotApplicable (a file system that is read-only and full by nature).
     Cost:    under 1 ms; a network file system that hangs is cut off by the time limit.
     """
     seen = 0
     for path in ctx.params.paths:
         if not ctx.host.exists(path):
+            if path not in Params.paths:
+                text = f"{path} is not there; mount it, or take it out of the paths of this check"
+                yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}")
+                seen += 1
             continue
         seen += 1
         room = ctx.host.file_system(path)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import os
+import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from healthd.cli.settings import Settings, common_options, load_settings
-from healthd.errors import ConfigError, HealthdError
+from healthd.errors import ConfigError
 from healthd.launchers import Place, find_place
 from healthd.model import GateRequest
 
-NOT_ADMITTED = 75
+if TYPE_CHECKING:
+    from healthd.preflight import Outcome, Task
+
 JOB = "preflight"
+SECRET_CHARACTERS = 16
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -37,9 +40,9 @@ JOB = "preflight"
 @click.option("--mode", help="enforce or observe.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")
-@click.option("--keeper", type=int, hidden=True)
+@click.option("--keeper", hidden=True, help="Of the hook alone: descriptor, process id and folder.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def preflight(keeper: int | None, as_json: bool, command: tuple[str, ...], **options: Any) -> int:
+def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **options: Any) -> int:
     """
     Check the nodes of a job together, then start COMMAND on all of them, or on none.
 
@@ -53,7 +56,13 @@ def preflight(keeper: int | None, as_json: bool, command: tuple[str, ...], **opt
     if keeper is not None:
         _run_keeper(settings, place, keeper)
         return 0
-    return _run_hook(place, command, as_json=as_json)
+    from healthd.preflight.hook import run_hook
+
+    _main_address(place.main, settings.preflight.port)
+    _read_secret(settings.preflight.token_file)
+    settings.runner()
+    arguments = sys.argv[sys.argv.index("preflight") + 1 :]
+    return run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json))
 
 
 def find_my_place(settings: Settings) -> Place:
@@ -82,54 +91,7 @@ def find_my_place(settings: Settings) -> Place:
     return place
 
 
-def _run_hook(place: Place, command: tuple[str, ...], *, as_json: bool) -> int:
-    """Start the keeper, wait for its word, and become the command, park, or end."""
-    from healthd import wire
-    from healthd.preflight import Outcome
-
-    read_end, write_end = os.pipe()
-    arguments = [sys.executable, "-m", "healthd", *sys.argv[1:]]
-    arguments[4:4] = ["--keeper", str(write_end)]
-    keeper = subprocess.Popen(arguments, pass_fds=(write_end,), stdin=subprocess.DEVNULL)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        line = pipe.readline()
-    if not line:
-        keeper.wait()
-        raise HealthdError("the keeper of this node ended without a word; not admitted")
-    outcome = wire.decode(line, Outcome, what="the keeper's word")
-    _show(place, outcome, as_json=as_json)
-    if outcome.kind == "park":
-        sys.stderr.write("healthd: this node was left out; waiting for the job to end\n")
-        keeper.wait()
-        return 0
-    if outcome.kind == "exit" or outcome.decision is None:
-        keeper.wait()
-        return outcome.code or NOT_ADMITTED
-    if not outcome.decision.excluded:
-        keeper.wait()  # nobody is parked, so the keeper has nothing left to keep
-    environment = job_environment(place, outcome)
-    try:
-        os.execvpe(command[0], command, environment)  # noqa: S606 - the hook becomes the job's command
-    except OSError as error:
-        raise HealthdError(f"{command[0]}: cannot be started: {error.strerror}") from None
-
-
-def job_environment(place: Place, outcome: Any) -> dict[str, str]:
-    """What the command is told: its number among the admitted, and the launcher's own variables to match."""
-    environment = dict(os.environ)
-    environment.update(HEALTHD_RANK=str(outcome.rank), HEALTHD_NNODES=str(outcome.size), HEALTHD_MAIN=str(outcome.main))
-    if place.source == "torchrun":
-        from healthd.launchers import torchrun
-
-        environment.update(torchrun.renumber(os.environ, rank=outcome.rank, size=outcome.size, main=outcome.main))
-    with tempfile.NamedTemporaryFile("w", prefix="healthd-hosts-", suffix=".txt", delete=False) as hosts:
-        hosts.write("".join(f"{host}\n" for host in outcome.hosts))
-    environment["HEALTHD_HOSTFILE"] = hosts.name
-    return environment
-
-
-def _show(place: Place, outcome: Any, *, as_json: bool) -> None:
+def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
     from healthd import wire
     from healthd.cli import render
 
@@ -144,12 +106,50 @@ def _show(place: Place, outcome: Any, *, as_json: bool) -> None:
         sys.stderr.write(f"healthd: rank {place.rank}: {outcome.message}\n")
 
 
-def _run_keeper(settings: Settings, place: Place, descriptor: int) -> None:
+def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     """In the child: the executor of this node and its line to the main one."""
     from healthd import wire
     from healthd.fleet.auth import is_loopback
     from healthd.node.daemon import run_node
-    from healthd.preflight import Outcome, Task, keep, node_name
+    from healthd.preflight.keeper import keep
+    from healthd.preflight.main_node import ASK_SECONDS
+
+    descriptor, parent, name = keeper.split(":", 2)
+    folder = Path(name)
+    task = build_task(settings, place, parent=int(parent))
+    token_file = None
+    if task.token is not None:
+        token_file = folder / "token"
+        token_file.touch(0o600)
+        token_file.write_text(task.token, encoding="ascii")
+    node = settings.executor(
+        task.node,
+        task.url,
+        folder,
+        address=_own_address(task.main, task.port),
+        ask_seconds=ASK_SECONDS,
+        token_file=token_file,
+    )
+    runner = settings.runner()
+    if is_loopback(task.main):
+        # All "nodes" are this machine: they must not take each other's probes for jobs.
+        runner = dataclasses.replace(runner, run_dir=folder)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="healthd: %(message)s")
+
+    def report(outcome: Outcome) -> None:
+        _leave_terminal()
+        os.write(int(descriptor), wire.encode(outcome) + b"\n")
+        os.close(int(descriptor))
+
+    try:
+        asyncio.run(keep(task, lambda: run_node(node, runner), report, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def build_task(settings: Settings, place: Place, *, parent: int) -> Task:
+    """What the keeper is to do."""
+    from healthd.preflight import Task, node_name
 
     asked = settings.preflight
     host, port = _main_address(place.main, asked.port)
@@ -163,29 +163,41 @@ def _run_keeper(settings: Settings, place: Place, descriptor: int) -> None:
         wait_seconds=asked.wait_seconds,
         mode=asked.mode,
     )
-    task = Task(
+    return Task(
         rank=place.rank,
         size=place.size,
         main=host,
         port=port,
         local_rank=place.local_rank,
+        local_size=place.local_size,
         request=request,
         wait_seconds=asked.wait_seconds,
-        token_file=asked.token_file,
-        parent=os.getppid(),
+        acknowledge_seconds=asked.acknowledge_seconds,
+        gone_seconds=asked.gone_seconds,
+        linger_seconds=asked.linger_seconds,
+        token=_read_secret(asked.token_file),
+        parent=parent,
     )
 
-    def report(outcome: Outcome) -> None:
-        os.write(descriptor, wire.encode(outcome) + b"\n")
-        os.close(descriptor)
 
-    with tempfile.TemporaryDirectory(prefix="healthd-preflight-") as folder:
-        node = settings.executor(task.node, task.url, Path(folder), address=_own_address(host, port))
-        runner = settings.runner()
-        if runner.run_dir is not None and is_loopback(host):
-            # All "nodes" are this machine: they must not take each other's probes for jobs.
-            runner = dataclasses.replace(runner, run_dir=runner.run_dir / task.node)
-        asyncio.run(keep(task, lambda: run_node(node, runner), report))
+def _read_secret(file: Path | None) -> str | None:
+    """The shared secret of the job's nodes: one word of some length. ConfigError names the file."""
+    from healthd.client import read_token
+
+    secret = read_token(file)
+    if secret is not None and (len(secret) < SECRET_CHARACTERS or not secret.isascii() or " " in secret):
+        raise ConfigError(f"{file}: must hold one word of at least {SECRET_CHARACTERS} letters and digits")
+    return secret
+
+
+def _leave_terminal() -> None:
+    """A launcher that waits for the end of the job's output must not wait for a keeper."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def _main_address(main: str, default_port: int) -> tuple[str, int]:

@@ -193,7 +193,7 @@ class PreflightSettings:
     """How long to wait for all nodes and their checks."""
 
     acknowledge_seconds: float = 30.0
-    """How long admitted nodes may take to confirm the start: they do within milliseconds, so half a minute means gone."""
+    """How long admitted nodes may take to confirm the start. They do within milliseconds: half a minute means gone."""
 
     gone_seconds: float = 20.0
     """After how long without an answer the main node counts as gone, once it has answered."""

@@ -91,9 +91,10 @@ async def _first(work: Awaitable[T], *watched: asyncio.Future[None]) -> T:
     """The result of `work`, unless one of the watched raises first."""
     task = asyncio.ensure_future(work)
     try:
-        done, _ = await asyncio.wait({task, *watched}, return_when=asyncio.FIRST_COMPLETED)
+        everything: list[asyncio.Future[Any]] = [task, *watched]
+        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
         for other in watched:
-            if other in done and task not in done:
+            if other.done() and not task.done():
                 other.result()
         return await task
     finally:
@@ -231,8 +232,11 @@ async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> Non
 async def _job_ended(task: Task, decision: Decision) -> None:
     """Until the job is over on all nodes that run it, or the main node is gone."""
     with contextlib.suppress(HealthdError):
-        while not (await _handshake(task, decision, "wait", wait=20.0))["over"]:
-            await asyncio.sleep(0.05)
+        while True:
+            answer = await _handshake(task, decision, "wait", wait=20.0)
+            if answer["over"]:
+                return
+            await asyncio.sleep(0.05)  # an aggregator that is stopping holds nobody
 
 
 async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from healthd.errors import HealthdError
@@ -96,7 +96,7 @@ def _settings(task: Task, folder: Path) -> str:
         _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
         aggregator["token_file"] = str(tokens)
     policy = {"recovery": "0s", "node_grace": f"{task.wait_seconds}s", "silent": f"{SILENT_SECONDS}s"}
-    tables = {"aggregator": aggregator, "policy": policy}
+    tables: dict[str, Mapping[str, str | bool | int]] = {"aggregator": aggregator, "policy": policy}
     # A JSON string, number or truth is one of TOML too.
     return "".join(
         f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())

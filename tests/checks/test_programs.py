@@ -265,3 +265,8 @@ def test_real_plugin_beyond_its_threshold_fails_with_its_words(run_program: Any)
     finding = run_program(str(PLUGINS / "check_procs"), "-c", "0:0")
     assert (finding.status, finding.reason) == (Status.FAIL, "ProgramFailed")
     assert "CRITICAL" in finding.message
+
+
+def test_npd_plugin_that_dies_without_a_word_blames_nobody(run_program: Any) -> None:
+    finding = run_program(*shell("echo 'Traceback ...' >&2; exit 1"), protocol="npd")
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "NoData")

@@ -103,7 +103,7 @@ def test_file_system_that_counts_no_inodes_is_judged_by_its_bytes(machine: Machi
 
 
 def test_no_path_to_look_at_is_unknown(machine: Machine) -> None:
-    for paths in ((), ("/nowhere",)):
+    for paths in ((), ("/nowhere",), ("/", "/nowhere")):
         assert worst_of(machine.findings(disk_space, paths=paths))[0] is Status.UNKNOWN
 
 

@@ -221,6 +221,15 @@ class GateMachine(RuleBasedStateMachine):
             assert wire.encode(gate.decision) == answer
 
     @invariant()
+    def memory_is_what_is_on_disk(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        loaded = self.store.load()
+        kept = [dataclasses.replace(gate, waiting=()) for gate in self.engine.open_gates()]
+        assert sorted(loaded.gates, key=lambda gate: gate.id) == kept
+        assert {row.lease.id: row for row in loaded.leases} == {row.lease.id: row for row in self.engine.leases()}
+
+    @invariant()
     def reserved_is_all_that_is_needed_or_nothing(self) -> None:
         if hasattr(self, "engine"):
             for gate in self.engine.open_gates():
