@@ -252,9 +252,16 @@ def _leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text:
             return Path(value if isinstance(value, Path) else msgspec.convert(value, str)).expanduser()
         if wanted is bool and text:
             return _boolean(value)
-        return msgspec.convert(value, wanted, strict=not text)
+        return msgspec.convert(value, wanted, strict=not text, dec_hook=_path)
     except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(f"{where}: {name}: {error}") from None
+
+
+def _path(wanted: type[Any], value: Any) -> Path:
+    """Paths inside lists, which the converter does not know."""
+    if wanted is not Path:
+        raise NotImplementedError(f"settings have no {wanted}")
+    return Path(msgspec.convert(value, str)).expanduser()
 
 
 class _Seconds(float):

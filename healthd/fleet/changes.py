@@ -151,68 +151,88 @@ class Loaded:
 
 
 def upsert(
-    connection: Connection, table: Table, key: str, values: Mapping[str, Any], *, keep: tuple[str, ...] = ()
+    connection: Connection, table: Table, key: str, rows: Sequence[Mapping[str, Any]], *, keep: tuple[str, ...] = ()
 ) -> None:
-    """Insert, or replace all but the columns of `keep`; the same on SQLite and PostgreSQL."""
-    if connection.dialect.name == "postgresql":
-        statement = postgresql.insert(table).values(**values)
-        new = {name: statement.excluded[name] for name in values if name != key and name not in keep}
-        connection.execute(statement.on_conflict_do_update(index_elements=[key], set_=new))
+    """Insert rows of the same columns, or replace all but those of `keep`; the same on SQLite and PostgreSQL."""
+    if not rows:
         return
-    lite = sqlite.insert(table).values(**values)
-    new = {name: lite.excluded[name] for name in values if name != key and name not in keep}
-    connection.execute(lite.on_conflict_do_update(index_elements=[key], set_=new))
+    insert = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    new = {name: insert.excluded[name] for name in rows[0] if name != key and name not in keep}
+    connection.execute(insert.on_conflict_do_update(index_elements=[key], set_=new), [dict(row) for row in rows])
 
 
 def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
-    """Write them all; the caller commits."""
+    """
+    Write them all, of one kind together; the caller commits.
+
+    Within a kind the order stays; between kinds only that gates come before what refers to them.
+    """
+    kinds: dict[type, list[Any]] = {}
     for change in changes:
-        _apply(connection, change)
+        kinds.setdefault(type(change), []).append(change)
+    for kind in sorted(kinds, key=_KINDS.index):
+        _apply(connection, kind, kinds[kind])
 
 
-def _apply(connection: Connection, change: Change) -> None:
-    if isinstance(change, PutGate):
-        _put_gate(connection, change.gate)
-    elif isinstance(change, PutEvidence):
-        # What a check is for is in its documentation; in evidence it would be most of the bytes.
-        slim = [replace(state, checks=tuple(replace(spec, doc="") for spec in state.checks)) for state in change.states]
-        upsert(connection, EVIDENCE, "gate", {"gate": change.gate, "states": zlib.compress(wire.encode(slim), 1)})
-    elif isinstance(change, PutLease):
-        _put_lease(connection, change.row)
-    elif isinstance(change, PutQuarantine):
-        _put_record(connection, QUARANTINES, "node", change.node, change.quarantine)
-    elif isinstance(change, PutOverride):
-        _put_record(connection, OVERRIDES, "job", change.job, change.override)
-    elif isinstance(change, PutOutcome):
-        upsert(connection, OUTCOMES, "gate", vars(change))
-    elif isinstance(change, (PutNode, PutKey, ForgetNode)):
-        _apply_node(connection, change)
-    elif isinstance(change, PutEvent):
-        connection.execute(EVENTS.insert().values(**vars(change)))
+_KINDS: tuple[type, ...] = (
+    PutMeta,
+    ForgetNode,
+    PutNode,
+    PutKey,
+    PutGate,
+    PutLease,
+    PutQuarantine,
+    PutOverride,
+    PutEvidence,
+    PutOutcome,
+    PutEvent,
+)
+
+
+def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
+    if kind is PutMeta:
+        upsert(connection, META, "key", [{"key": c.key, "value": c.value} for c in changes])
+    elif kind is ForgetNode:
+        for table in (NODES, QUARANTINES):
+            connection.execute(delete(table).where(table.c.node.in_([c.node for c in changes])))
+    elif kind is PutNode:
+        upsert(connection, NODES, "node", [_node(c, c.labels, None) for c in changes], keep=("first_seen", "key_hash"))
+    elif kind is PutKey:
+        upsert(connection, NODES, "node", [_node(c, {}, c.key_hash) for c in changes], keep=("first_seen", "labels"))
+    elif kind is PutGate:
+        upsert(connection, GATES, "id", [_gate(c.gate) for c in {c.gate.id: c for c in changes}.values()])
+    elif kind is PutLease:
+        upsert(connection, LEASES, "id", [_lease(c.row) for c in changes])
+    elif kind is PutQuarantine:
+        _put_records(connection, QUARANTINES, "node", {c.node: c.quarantine for c in changes})
+    elif kind is PutOverride:
+        _put_records(connection, OVERRIDES, "job", {c.job: c.override for c in changes})
+    elif kind is PutEvidence:
+        upsert(connection, EVIDENCE, "gate", [{"gate": c.gate, "states": _packed(c.states)} for c in changes])
+    elif kind is PutOutcome:
+        upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes])
     else:
-        upsert(connection, META, "key", {"key": change.key, "value": change.value})
+        connection.execute(EVENTS.insert(), [vars(c) for c in changes])
 
 
-def _apply_node(connection: Connection, change: PutNode | PutKey | ForgetNode) -> None:
-    if isinstance(change, ForgetNode):
-        connection.execute(delete(NODES).where(NODES.c.node == change.node))
-        connection.execute(delete(QUARANTINES).where(QUARANTINES.c.node == change.node))
-        return
-    key_hash = change.key_hash if isinstance(change, PutKey) else None
-    labels = change.labels if isinstance(change, PutNode) else {}
-    values = {
+def _packed(states: Sequence[NodeState]) -> bytes:
+    """What a check is for is in its documentation; in evidence it would be most of the bytes."""
+    slim = [replace(state, checks=tuple(replace(spec, doc="") for spec in state.checks)) for state in states]
+    return zlib.compress(wire.encode(slim), 1)
+
+
+def _node(change: PutNode | PutKey, labels: Mapping[str, str], key_hash: str | None) -> Mapping[str, Any]:
+    return {
         "node": change.node,
         "key_hash": key_hash,
         "labels": wire.encode(labels).decode(),
         "first_seen": change.seen_at,
         "last_seen": change.seen_at,
     }
-    keep = ("first_seen", "key_hash" if isinstance(change, PutNode) else "labels")
-    upsert(connection, NODES, "node", values, keep=keep)
 
 
-def _put_gate(connection: Connection, gate: Gate) -> None:
-    values = {
+def _gate(gate: Gate) -> Mapping[str, Any]:
+    return {
         "id": gate.id,
         "job": gate.request.job,
         "attempt": gate.request.attempt,
@@ -221,11 +241,10 @@ def _put_gate(connection: Connection, gate: Gate) -> None:
         "decided_at": gate.decision.decided_at if gate.decision is not None else None,
         "record": wire.encode(replace(gate, waiting=())).decode(),
     }
-    upsert(connection, GATES, "id", values)
 
 
-def _put_lease(connection: Connection, row: LeaseRow) -> None:
-    values = {
+def _lease(row: LeaseRow) -> Mapping[str, Any]:
+    return {
         "id": row.lease.id,
         "gate": row.lease.gate,
         "node": row.node,
@@ -234,16 +253,16 @@ def _put_lease(connection: Connection, row: LeaseRow) -> None:
         "adopted": row.adopted,
         "record": wire.encode(row).decode(),
     }
-    upsert(connection, LEASES, "id", values)
 
 
-def _put_record(
-    connection: Connection, table: Table, key: str, name: str, record: Quarantine | Override | None
+def _put_records(
+    connection: Connection, table: Table, key: str, records: Mapping[str, Quarantine | Override | None]
 ) -> None:
-    if record is None:
-        connection.execute(delete(table).where(table.c[key] == name))
-    else:
-        upsert(connection, table, key, {key: name, "record": wire.encode(record).decode()})
+    gone = [name for name, record in records.items() if record is None]
+    if gone:
+        connection.execute(delete(table).where(table.c[key].in_(gone)))
+    kept = [{key: name, "record": wire.encode(r).decode()} for name, r in records.items() if r is not None]
+    upsert(connection, table, key, kept)
 
 
 def load(connection: Connection) -> Loaded:

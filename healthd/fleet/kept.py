@@ -8,7 +8,6 @@ for those who read it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -77,7 +76,7 @@ class KeptState:
 
 
 class _Later(NodeState):
-    """A NodeState in all respects, whose evidence is made when it is first read (an attribute is missing until then)."""
+    """A NodeState in all respects, whose evidence is made when it is first read: until then the attribute is missing."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in EVIDENCE or "_evidence" not in self.__dict__:

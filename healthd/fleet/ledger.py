@@ -206,10 +206,6 @@ class Ledger:
         ended = row.why or why
         self.put_lease(batch, dataclasses.replace(row, state=LeaseState.CLOSED, closed_at=batch.now, why=ended))
 
-    def leases_of_job(self, job: str, *, before_attempt: int) -> list[LeaseRow]:
-        """The leases of earlier attempts of a job."""
-        return [row for row in self.leases.values() if row.lease.job == job and row.lease.attempt < before_attempt]
-
     def holds(self, lease_id: str) -> bool:
         """Whether a lease still stands."""
         row = self.leases.get(lease_id)
@@ -225,6 +221,9 @@ class Ledger:
         else:
             self.leases[row.lease.id] = row
             self.leases_of[row.node] = (*others, row.lease.id)
+            # An adopted lease is of an attempt that was asked elsewhere.
+            known = self.newest.get(row.lease.job, row.lease.attempt)
+            self.newest[row.lease.job] = max(known, row.lease.attempt)
 
     def _claim(self, node: str) -> None:
         """Work out anew who has a node: a lease before a reservation."""

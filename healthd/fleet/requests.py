@@ -107,15 +107,22 @@ def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest
         after, effects = answers.close(batch.now, gate, policy, Closing.SUPERSEDED, text)
         ledger.carry_out(batch, after, effects, ())
         return after
-    text = f"attempt {request.attempt} of job {request.job} takes its place (gate {gate.id})"
-    for other in [g for g in ledger.gates.values() if g.request.job == request.job and g.id != gate.id]:
-        after, effects = answers.close(batch.now, other, policy, Closing.SUPERSEDED, text)
-        ledger.carry_out(batch, after, effects, ())
-    for row in ledger.leases_of_job(request.job, before_attempt=request.attempt):
-        ledger.end_lease(batch, row.lease.id, text)
+    if newest is not None:
+        _take_the_place(batch, ledger, policy, gate)
     # Written even when its first step changes nothing: who asked must be able to ask after it.
     ledger.carry_out(batch, gate, (), ())
     return gate
+
+
+def _take_the_place(batch: Batch, ledger: Ledger, policy: Policy, gate: Gate) -> None:
+    """End what earlier attempts of the job have, open or admitted."""
+    job, attempt = gate.request.job, gate.request.attempt
+    text = f"attempt {attempt} of job {job} takes its place (gate {gate.id})"
+    for other in [g for g in ledger.gates.values() if g.request.job == job and g.id != gate.id]:
+        after, effects = answers.close(batch.now, other, policy, Closing.SUPERSEDED, text)
+        ledger.carry_out(batch, after, effects, ())
+    for row in [r for r in ledger.leases.values() if r.lease.job == job and r.lease.attempt < attempt]:
+        ledger.end_lease(batch, row.lease.id, text)
 
 
 def durable(gate: Gate) -> Gate:

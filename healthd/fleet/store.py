@@ -16,6 +16,7 @@ import os
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +45,8 @@ MOST_TOGETHER = 64
 """Jobs in one transaction: bounds how long the first of them waits for the last."""
 LOCK_KEY = 0x6865616C746864
 """PostgreSQL advisory lock of an aggregator: "healthd" in ASCII."""
+LOCK_SECONDS = 2.0
+"""How long a former aggregator's connection may take to be gone from the server."""
 
 
 class Store:
@@ -218,12 +221,9 @@ class Store:
     def _connect(self) -> sa.Connection:
         if self._connection is None:
             connection = self._engine.connect()
-            if connection.dialect.name == "postgresql":
-                taken = connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
-                connection.commit()
-                if not taken:
-                    connection.close()
-                    raise StoreError(f"{self._place} is in use by another aggregator; stop it or use another database")
+            if connection.dialect.name == "postgresql" and not _lock_server(connection):
+                connection.close()
+                raise StoreError(f"{self._place} is in use by another aggregator; stop it or use another database")
             self._connection = connection
         return self._connection
 
@@ -332,6 +332,17 @@ def _lock_file(path: Path) -> int:
         os.close(handle)
         raise StoreError(f"database {path} is in use by another aggregator; stop it or use another file") from None
     return handle
+
+
+def _lock_server(connection: sa.Connection) -> bool:
+    """The same on PostgreSQL, for as long as the connection lives; one that just closed is given time to go."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        taken = connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
+        connection.commit()
+        if taken or time.monotonic() > until:
+            return bool(taken)
+        time.sleep(0.05)
 
 
 def _line(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """
 The bandwidths that the collectives report, against a plain loop of the same operations in the same run.
 
-Both sides: 2 ranks on the same cores, gloo over the loopback interface, the same sizes and counts, fresh processes each
-round, the rounds in turns. Compared are medians over the rounds, since single rounds of two busy cores differ by more
+Both sides: 2 ranks on the same cores, each in a session of its own (see `processes.timed`), gloo over the loopback
+interface, the same sizes and counts, fresh processes each round, the rounds in turns. Compared are medians over the rounds, since single rounds of two busy cores differ by more
 than what is looked for.
 """
 
@@ -22,7 +22,7 @@ from checks.contract import Tier
 from healthd.runner import Plan, Runner, RunnerSettings
 from tests.benchmarks.figures import Bench, Figure, Reading, percentile
 from tests.benchmarks.plain_ranks import SIZES_BYTES
-from tests.benchmarks.processes import ROOT, environment
+from tests.benchmarks.processes import SEPARATE, end
 
 ROUNDS = 7
 ITERATIONS = 25  # more than the checks' own 5, on both sides, so that the rounds say more
@@ -98,8 +98,7 @@ def plain_busbw() -> Times:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                cwd=ROOT,
-                env=environment(),
+                **SEPARATE,
             )
             for rank in range(RANKS)
         ]
@@ -107,8 +106,7 @@ def plain_busbw() -> Times:
             outputs = [rank.communicate(timeout=60) for rank in ranks]
         finally:
             for rank in ranks:
-                rank.kill()
-                rank.wait()
+                end(rank, grace_seconds=0.0)
     if any(rank.returncode for rank in ranks):
         raise RuntimeError(f"the plain loop failed: {outputs[0][1][-300:]}")
     times = [json.loads(text) for text, _ in outputs]

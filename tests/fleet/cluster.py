@@ -245,6 +245,8 @@ class Cluster:
             node.url = f"http://{node.command[node.command.index('--listen') + 1]}"
 
             def well(node: Service = node) -> bool:
+                assert node.process is not None
+                assert node.process.poll() is None, f"{node.name} ended: {node.said()}"
                 with contextlib.suppress(httpx.TransportError):
                     return node.health() == 200
                 return False

@@ -53,7 +53,7 @@ def test_health_turns_503_200_503_200_as_curl_sees_it(cluster: Cluster) -> None:
 def test_a_job_that_holds_a_device_past_the_evidences_age_keeps_the_node_green_and_suspended(cluster: Cluster) -> None:
     """Rival fault 22 too: no active run while the job is there; on release the quick tier is overdue at once."""
     # Evidence expires after a few seconds: the interval and its slack, all configured.
-    node = cluster.node("n1", extra="[probe2]\n".replace("[probe2]\n", ""))
+    node = cluster.node("n1")
     Path(cluster.folder / "n1.toml").write_text(
         (cluster.folder / "n1.toml").read_text().replace("[node.active]", '[node.active]\ninterval = "2s"')
     )

@@ -1,0 +1,158 @@
+"""A job of several preflights as real processes on this machine, that leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CONFIG = """
+[node]
+checks = ["matmul", "memory_free"]
+[checks.matmul]
+sizes = [64, 64]
+repeats = 1
+[preflight]
+gone = "2s"
+acknowledge = "4s"
+linger = "3s"
+"""
+
+# What the job's command tells of itself. It ends with the code of its last argument by rank, or by a signal.
+COMMAND = """
+import os, signal, sys, time
+print("started", os.environ["HEALTHD_RANK"], os.environ["HEALTHD_NNODES"], os.environ["HEALTHD_MAIN"])
+print("hosts", open(os.environ["HEALTHD_HOSTFILE"]).read().split())
+print("files", sorted(int(n) for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")))
+print("ignored", [line.split()[1] for line in open("/proc/self/status") if line.startswith("SigIgn")][0])
+print("torchrun", *(os.environ.get(n, "-") for n in ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")))
+sys.stdout.flush()
+time.sleep(float(os.environ.get("JOB_SECONDS", "0")))
+code = int(os.environ.get("JOB_CODE", "0"))
+os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Ended:
+    """One rank's end: its exit code, what it said, and when (monotonic) its output was closed."""
+
+    code: int
+    out: str
+    err: str
+    at: float
+
+
+@dataclass
+class Job:
+    """The ranks of one job. Leaving the context kills what is left and is no excuse for it: see `left`."""
+
+    folder: Path
+    size: int = 3
+    port: int = field(default_factory=free_port)
+    marker: str = field(default_factory=lambda: uuid.uuid4().hex)
+    ranks: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.temporary = self.folder / "temporary"
+        self.temporary.mkdir()
+        self.config = self.folder / "healthd.toml"
+        self.config.write_text(CONFIG)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.ranks.values():
+            process.kill()
+            process.communicate()
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
+        return {**kept, "TMPDIR": str(self.temporary), "PREFLIGHT_TEST": self.marker, **more}
+
+    def start(
+        self,
+        rank: int,
+        *options: str,
+        command: Sequence[str] = (sys.executable, "-c", COMMAND),
+        env: Mapping[str, str] | None = None,
+        place: Sequence[str] | None = None,
+        close_stdin: bool = False,
+        key: int | None = None,
+    ) -> subprocess.Popen[str]:
+        told = ["--nnodes", str(self.size), "--node-rank", str(rank), "--main", f"127.0.0.1:{self.port}"]
+        line = [sys.executable, "-m", "healthd", "preflight", "--config", str(self.config)]
+        line += [*(told if place is None else place), *options, "--", *command]
+        if close_stdin:
+            line = ["sh", "-c", 'exec "$@" <&-', "sh", *line]
+        process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment(**(env or {})),
+        )
+        self.ranks[rank if key is None else key] = process
+        return process
+
+    def end(self, rank: int, *, timeout: float = 40.0) -> Ended:
+        """Wait for the end of a rank and of its output: a launcher does just this."""
+        process = self.ranks[rank]
+        out, err = process.communicate(timeout=timeout)
+        assert "Traceback" not in err, err
+        return Ended(process.returncode, out, err, time.monotonic())
+
+    def left(self) -> dict[int, str]:
+        """Processes that this job has started and that are still there, by their environment."""
+        return {pid: name for pid, name in processes() if f"PREFLIGHT_TEST={self.marker}" in environment_of(pid)}
+
+    def wait_for(self, what: str, *, seconds: float = 20.0) -> int:
+        """The process id of the first process of this job whose command line has the words."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for pid, line in self.left().items():
+                if all(word in line for word in what.split()):
+                    return pid
+            time.sleep(0.05)
+        raise AssertionError(f"no process {what!r}: {self.left()}")
+
+    def nothing_left(self, *, seconds: float = 8.0) -> None:
+        """No process and no folder of this job, after a while for those that are just ending."""
+        end = time.monotonic() + seconds
+        while (left := self.left()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not left
+        assert [path.name for path in self.temporary.iterdir() if not path.name.startswith("healthd-hosts-")] == []
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                yield int(entry.name), (entry / "cmdline").read_text(errors="replace").replace("\0", " ")
+
+
+def environment_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""

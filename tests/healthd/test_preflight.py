@@ -1,0 +1,209 @@
+"""A gate with no standing service: real hooks, keepers, aggregators and commands, killed at will."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.healthd.preflight_kit import Job
+
+PASSIVE = ("--tier", "passive")
+BAD = (*PASSIVE, "--fault", "memory_free=fail")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path) as job:
+        yield job
+
+
+def test_one_bad_device_keeps_all_three_from_starting_and_all_say_which_and_why(job: Job) -> None:
+    for rank in range(3):
+        job.start(rank, *(("--fault", "matmul@cpu:0=corrupt") if rank == 1 else ()))
+    for rank in range(3):
+        ended = job.end(rank)
+        assert (ended.code, ended.out) == (75, ""), ended.err
+        assert "REJECT" in ended.err
+        assert "rank-1: WrongResult matmul cpu:0" in " ".join(ended.err.split())
+        assert "cannot be reached" not in ended.err
+        assert "open files" not in ended.err
+    job.nothing_left()
+
+
+def test_with_min_nodes_the_good_run_renumbered_and_the_bad_main_node_parks_until_the_end(job: Job) -> None:
+    job.start(0, *BAD, "--min-nodes", "2")
+    job.start(1, *PASSIVE, "--min-nodes", "2", env={"JOB_SECONDS": "2"})
+    job.start(2, *PASSIVE, "--min-nodes", "2")
+    short = job.end(2)
+    assert job.ranks[0].poll() is None, "parked for as long as any of the job runs"
+    assert job.ranks[1].poll() is None, "its output was closed with its command, not with the job"
+    long, parked = job.end(1), job.end(0)
+    assert (short.code, long.code, parked.code) == (0, 0, 0), parked.err
+    assert parked.out == ""
+    assert "this node was left out; waiting for the job to end" in parked.err
+    assert "LimitExceeded" in parked.err or "memory_free" in parked.err
+    assert "started 0 2 127.0.0.1" in long.out
+    assert "started 1 2 127.0.0.1" in short.out
+    assert "hosts ['127.0.0.1', '127.0.0.1']" in short.out
+    job.nothing_left()
+
+
+def test_when_all_are_good_all_run_with_clean_files_and_signals_and_their_codes_come_through(job: Job) -> None:
+    secret = job.folder / "secret"
+    secret.write_text("a-secret-that-all-nodes-share\n")
+    given = (*PASSIVE, "--token-file", str(secret), "--json")
+    job.start(0, *given, close_stdin=True)
+    job.start(1, *given, env={"JOB_CODE": "7"})
+    job.start(2, *given, env={"JOB_CODE": "-9"})
+    ended = [job.end(rank) for rank in range(3)]
+    assert [one.code for one in ended] == [0, 7, -signal.SIGKILL], ended[0].err
+    for rank, one in enumerate(ended):
+        assert f"started {rank} 3 127.0.0.1" in one.out
+        assert "files [0, 1, 2]" in one.out
+        assert one.out.startswith('{"id":')
+        # Python itself ignores SIGPIPE (13) and SIGXFSZ (25), nothing else is.
+        assert "ignored 0000000001001000" in one.out
+    job.nothing_left()
+
+
+def test_what_python_ignores_is_no_longer_ignored_by_the_command(tmp_path: Path) -> None:
+    with Job(tmp_path, size=1) as job:
+        job.start(0, *PASSIVE, command=("grep", "SigIgn", "/proc/self/status"))
+        assert job.end(0).out.split()[-1] == "0" * 16
+        job.nothing_left()
+
+
+def test_a_node_that_never_comes_is_named_to_all_others_within_the_wait(job: Job) -> None:
+    began = time.monotonic()
+    for rank in (0, 1):
+        job.start(rank, *PASSIVE, "--wait", "4s")
+    for rank in (0, 1):
+        ended = job.end(rank)
+        assert ended.code == 75
+        assert "rank-2" in ended.err
+    assert time.monotonic() - began < 25
+    job.nothing_left()
+
+
+def test_a_hook_that_is_killed_takes_its_keeper_with_it_and_a_dead_main_node_ends_the_others(job: Job) -> None:
+    for rank in (0, 1, 2):
+        job.start(rank, *PASSIVE, "--wait", "60s", *(("--fault", "memory_free=hang") if rank == 2 else ()))
+    job.wait_for("aggregator --config")
+    keeper = job.wait_for("--keeper --node-rank 1")
+    job.ranks[1].send_signal(signal.SIGTERM)
+    assert job.end(1).code == -signal.SIGTERM
+    until = time.monotonic() + 6
+    while keeper in job.left() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert keeper not in job.left()
+    job.ranks[0].kill()
+    job.end(0)
+    ended = job.end(2, timeout=15)
+    assert ended.code == 75, ended.err
+    assert "healthd: rank 2: aggregator" in ended.err
+    job.nothing_left()
+
+
+def test_a_keeper_that_is_killed_is_no_admission_and_leaves_no_aggregator(tmp_path: Path) -> None:
+    with Job(tmp_path, size=2) as job:
+        job.start(0, *PASSIVE)
+        job.wait_for("aggregator --config")
+        os.kill(job.wait_for("--keeper --node-rank 0"), signal.SIGKILL)
+        ended = job.end(0)
+        assert (ended.code, ended.out) == (75, "")
+        assert "the keeper of this node ended without a word" in ended.err
+        job.nothing_left()
+
+
+def test_a_port_that_is_taken_ends_the_main_node_at_once(tmp_path: Path) -> None:
+    with Job(tmp_path, size=2) as job, socket.socket() as taken:
+        taken.bind(("127.0.0.1", job.port))
+        taken.listen()
+        job.start(0, *PASSIVE)
+        ended = job.end(0, timeout=15)
+        assert ended.code == 75
+        assert f"cannot listen on 127.0.0.1:{job.port}" in ended.err
+        job.nothing_left()
+
+
+def torchrun(job: Job, *, node: int, local: int, nodes: int = 2, processes: int = 2) -> dict[str, str]:
+    return {
+        "TORCHELASTIC_RUN_ID": "run-7",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "RANK": str(node * processes + local),
+        "WORLD_SIZE": str(nodes * processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "HEALTHD_PREFLIGHT_PORT": str(job.port),
+    }
+
+
+def test_under_torchrun_one_process_a_node_probes_and_the_ranks_of_the_rest_are_renumbered(tmp_path: Path) -> None:
+    with Job(tmp_path, size=2) as job:
+        for node in (0, 1):
+            for local in (0, 1):
+                env = torchrun(job, node=node, local=local)
+                options = (*(BAD if node == 0 else PASSIVE), "--min-nodes", "1")
+                job.start(local, *options, env=env, place=(), key=2 * node + local)
+        ended = [job.end(key) for key in range(4)]
+        assert [one.code for one in ended] == [0, 0, 0, 0], ended[0].err
+        assert [one.out for one in ended[:2]] == ["", ""]
+        assert "torchrun 0 2 0 0" in ended[2].out
+        assert "torchrun 1 2 0 1" in ended[3].out
+        job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "said"),
+    [
+        (PASSIVE, ("no-such-command-here",), "no-such-command-here: no such command here"),
+        (PASSIVE, (), "no command to start"),
+        (("--min-nodes", "9"), ("true",), "--min-nodes must be between 1 and 1, not 9"),
+        (("--main", "127.0.0.1:99999"), ("true",), "--main '127.0.0.1:99999' is not HOST or HOST:PORT"),
+        (("--nnodes", "0"), ("true",), "--nnodes must be at least 1, not 0"),
+        (("--node-rank", "-1"), ("true",), "--node-rank -1 is not one of 0 to 0"),
+        (("--tier", "quik"), ("true",), "quik"),
+        (("--token-file", "/nowhere"), ("true",), "/nowhere: the token cannot be read"),
+        (("--token-file", "/dev/null"), ("true",), "/dev/null: holds no token"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_and_exit_code_2(
+    tmp_path: Path, options: tuple[str, ...], command: tuple[str, ...], said: str
+) -> None:
+    with Job(tmp_path, size=1) as job:
+        job.start(0, *options, command=command)
+        ended = job.end(0)
+    assert ended.code == 2, ended.err
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+    assert ended.out == ""
+
+
+def test_a_command_that_cannot_be_executed_is_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    with Job(tmp_path, size=1) as job:
+        job.start(0, *PASSIVE, command=(str(script),))
+        ended = job.end(0)
+        assert ended.code == 2
+        assert f"{script}: cannot be started" in ended.err
+        job.nothing_left()
+
+
+def test_nothing_but_a_launcher_or_options_says_who_we_are(tmp_path: Path) -> None:
+    with Job(tmp_path, size=1) as job:
+        job.start(0, place=(), command=(sys.executable, "-c", ""))
+        ended = job.end(0)
+    assert ended.code == 2
+    assert "no launcher's variables found: say --nnodes N --node-rank R --main HOST" in ended.err
