@@ -19,7 +19,7 @@ from healthd.fleet.changes import ForgetNode, PutEvent, PutKey
 from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of
 from healthd.fleet.model import Override
 from healthd.fleet.record import check_name
-from healthd.fleet.registry import NodeView
+from healthd.fleet.roster import NodeView
 from healthd.model import Health, Quarantine
 
 MOST_LISTED = 1000

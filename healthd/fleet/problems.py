@@ -6,7 +6,8 @@ import http
 
 from healthd.errors import BadInputError, ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.fleet.auth import AuthError
-from healthd.fleet.registry import DuplicateError, FullError
+from healthd.fleet.registry import DuplicateError
+from healthd.fleet.roster import FullError
 from healthd.model import Problem
 from healthd.wire import encode
 

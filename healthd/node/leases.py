@@ -141,12 +141,14 @@ class Ledger:
 class Sight:
     """
     What can be seen of workloads now. `start_of` gives the start time of a process in clock ticks, None when there is
-    none; `holders` are processes that held devices at `looked_at`, None where that cannot be seen.
+    none; `holders` are processes that held devices at `looked_at`, None where that cannot be seen. `jobs_hold` is false
+    on plain CPUs: a job need not open a device there, so that nobody holds one says nothing before somebody did.
     """
 
     start_of: Callable[[int], int | None]
     holders: Sequence[str] | None
     looked_at: float
+    jobs_hold: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,7 @@ def fate(held: Held, sight: Sight, *, now: float, settle_seconds: float) -> Fate
         return _unseen(lease, age, f"process {pid} was not seen")
     if sight.holders:
         return Fate(ended="", seen=True)
-    if sight.holders is None:
+    if sight.holders is None or (held.seen_at is None and not sight.jobs_hold):
         return Fate(ended="" if age < lease.max_seconds else f"its bound of {lease.max_seconds:.0f} s is over")
     # Only a look counts: after a long sleep of this process the last one says nothing about the time since.
     if held.seen_at is None:

@@ -203,6 +203,7 @@ class Orders:
             start_of=lambda pid: process_start(proc, pid),
             holders=self._book.holders,
             looked_at=self._book.surveyed_at,
+            jobs_hold=self._book.accelerator != "cpu",
         )
         for held in self._ledger.held:
             end = fate(held, sight, now=now, settle_seconds=self._settings.lease.settle_seconds)

@@ -164,6 +164,11 @@ class NodeBook:
         return self._survey.holders if self._survey is not None else None
 
     @property
+    def accelerator(self) -> str | None:
+        """The kind of devices; None until the machine was looked at."""
+        return self._survey.inventory.accelerator if self._survey is not None else None
+
+    @property
     def surveyed_at(self) -> float | None:
         """When the devices were last looked at."""
         return self._surveyed_at

@@ -166,6 +166,9 @@ class Cluster:
             for process in self.others:
                 process.kill()
                 process.wait()
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    if pipe is not None:
+                        pipe.close()
             end = time.monotonic() + 2
             while (left := self.alive()) and time.monotonic() < end:
                 time.sleep(0.05)
@@ -261,6 +264,10 @@ class Cluster:
             (folder / "proof.py").write_text(PROOF)
         (folder / "number").write_text(str(value))
 
+    def aged(self, node: str, seconds: int = 1) -> None:
+        """Returns once the evidence of a node is older than that, so that a gate has to have it made anew."""
+        until(lambda: self.services[node].health(f"?tier=quick&max_age={seconds}") == 503)
+
     def run_dir(self, node: str) -> Path:
         return self.folder / node / "run"
 
@@ -284,7 +291,8 @@ class Cluster:
 
     def job(self, path: Path) -> subprocess.Popen[bytes]:
         """A process that has a file open, as a job has its devices."""
-        code = "import sys; f = open(sys.argv[1]); print(1, flush=True); sys.stdin.read()"
+        path.parent.mkdir(exist_ok=True)  # nothing made the device's file where no probe had it open yet
+        code = "import sys; f = open(sys.argv[1], 'a'); print(1, flush=True); sys.stdin.read()"
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env
         )

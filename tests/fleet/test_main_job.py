@@ -93,6 +93,7 @@ def test_gate_admits_rejects_by_name_takes_two_of_three_and_a_spare_from_the_poo
     release(url, admitted.json["id"])
     said = cluster.healthd("fault", "set", "matmul@cpu:0=corrupt", "--run-dir", str(cluster.run_dir("n2")))
     assert said.code == 0
+    cluster.aged("n2")
     rejected = cluster.gate(url, "two", *asked(NODES), "--max-age", "1s")
     assert (rejected.code, rejected.json["decision"]) == (75, "reject")
     first = rejected.json["reasons"][0]
@@ -185,6 +186,7 @@ def test_quarantine_names_owner_and_reason_and_outlives_a_restart_and_a_time_out
 def test_observe_mode_admits_and_tells_what_it_would_have_said(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1", config=AGGREGATOR + 'mode = "observe"\n')
     cluster.prove(0.5)
+    cluster.aged("n1")
     said = cluster.gate(aggregator.url, "train", "--node", "n1", "--max-age", "1s")
     assert (said.code, said.json["decision"], said.json["would"]) == (0, "admit", "reject")
     assert any("proof" in reason["message"] for reason in said.json["reasons"])
@@ -195,6 +197,7 @@ def test_override_admits_by_hand_and_shows(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1")
     url = aggregator.url
     cluster.prove(0.5)
+    cluster.aged("n1")
     assert cluster.gate(url, "train", "--node", "n1", "--max-age", "1s").code == 75
     words = ("--reason", "demo at ten", "--until", "1h", "--aggregator", url)
     assert cluster.healthd("override", "train", *words).code == 0

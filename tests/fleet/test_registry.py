@@ -9,7 +9,8 @@ import pytest
 
 from checks.contract import Status
 from healthd.errors import BadInputError, StoreError
-from healthd.fleet.registry import DuplicateError, Fleet, FullError
+from healthd.fleet.registry import DuplicateError, Fleet
+from healthd.fleet.roster import FullError
 from healthd.model import Allocation, Health, Order, OrderReport, Quarantine
 from tests.fleet.parts import Clock, Node, fleet, state
 

@@ -276,6 +276,19 @@ def test_fate_of_a_lease(
     assert fate(one, sight, now=1000.0, settle_seconds=60.0).ended == ended
 
 
+@pytest.mark.parametrize(
+    ("one", "ended"),
+    [
+        (held(age=901), ""),
+        (held(age=8.7e4), "its bound of 86400 s is over"),
+        (held(age=500, seen=60), "the devices have been free for 60 s"),
+    ],
+)
+def test_on_plain_cpus_nobody_at_the_devices_does_not_end_a_lease_before_somebody_was(one: Held, ended: str) -> None:
+    sight = Sight(start_of=lambda pid: None, holders=(), looked_at=1000.0, jobs_hold=False)
+    assert fate(one, sight, now=1000.0, settle_seconds=60.0).ended == ended
+
+
 def test_process_is_known_by_its_start_and_a_zombie_has_ended() -> None:
     assert process_start(Path("/proc"), os.getpid()) is not None
     child = subprocess.Popen([sys.executable, "-c", "pass"])
