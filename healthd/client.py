@@ -99,7 +99,7 @@ class Aggregator:
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
             return found
         detail = _detail(found) or f"HTTP {status} {phrase}"
-        if status >= 500 or status in (408, 429) or "json" not in content_type:
+        if not 400 <= status < 500 or status in (408, 429) or "json" not in content_type:
             raise UnreachableError(f"aggregator {self.url}: {detail}")
         raise RefusedError(f"aggregator {self.url}: {detail}", status)
 

@@ -24,17 +24,13 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from healthd.errors import HealthdError
+from healthd.listen import ListenError, parse_listen
 
 log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
-
-
-class ListenError(HealthdError):
-    """An address or socket path that cannot be listened on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +51,6 @@ class Limits:
 
     stop_seconds: float = 2.0
     """Time that requests under way have to end when the server stops."""
-
-
-def parse_listen(listen: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, `:PORT` or `[V6]:PORT`; ListenError says what would be right."""
-    host, colon, port = listen.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in bare and bare == host):
-        raise ListenError(f"listen: {listen!r} is not HOST:PORT; write 127.0.0.1:8080 or [::1]:8080")
-    return bare or "0.0.0.0", int(port)  # noqa: S104  (no host means all of them, as everywhere)
 
 
 def bind(listen: str, *, backlog: int = 512) -> socket.socket:

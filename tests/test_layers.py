@@ -20,6 +20,7 @@ COMMON = {
     "healthd.config",
     "healthd.evidence",
     "healthd.web",
+    "healthd.listen",
     "healthd",
 }
 ROOMS = {

@@ -29,6 +29,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_FILE = Path("/etc/healthd/healthd.toml")
 
+# As many logical devices as the largest machines have cores; beyond it is a slip.
+MOST_CPU_DEVICES = 1024
+MOST_RETRIES = 10
+
 # Option -> key, where they differ.
 KEYS = {"fault": "node.faults", "label": "node.labels", "name": "node.name", "cpu_devices": "probe.cpu_devices"}
 
@@ -94,6 +98,18 @@ class ProbeSettings:
 
     retries: int = 1
     """How often a check that could not run is tried again. A wrong result is never tried into a pass."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cpu_devices <= MOST_CPU_DEVICES:
+            raise ValueError(f"cpu_devices must be between 1 and {MOST_CPU_DEVICES}, not {self.cpu_devices}")
+        if not 0 <= self.retries <= MOST_RETRIES:
+            raise ValueError(f"retries must be between 0 and {MOST_RETRIES}, not {self.retries}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be at least 1, not {self.workers}")
+        known = ("auto", *accelerators())
+        if self.accelerator not in known:
+            near = nearest(self.accelerator, dict.fromkeys(known))
+            raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from healthd.errors import BadInputError, ConflictError, NotFoundError
 from healthd.fleet import changes
 from healthd.fleet.auth import Caller, Scope
-from healthd.fleet.changes import ForgetNode, PutEvent, PutKey
+from healthd.fleet.changes import PutEvent, PutKey
 from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of
-from healthd.fleet.model import Override
+from healthd.fleet.model import LeaseState, Override
 from healthd.fleet.record import check_name
 from healthd.fleet.roster import NodeView
 from healthd.model import Health, Quarantine
@@ -146,10 +146,10 @@ async def forget(request: Request, node: str, caller: Admin) -> Response:
     """Drop a node that is gone, its key and its quarantine; its next sync is a first one. Not while a job has it."""
     parts = parts_of(request)
     _known(parts, node)
-    if leased := [row.lease.job for row in parts.engine.leases() if row.node == node]:
-        raise ConflictError(f"{node} is leased to job {leased[0]!r}; release its gate first")
-    await parts.engine.quarantine(node, None)
-    await parts.store.write([ForgetNode(node=node), _event(node, "forgotten", caller)])
+    held = [row for row in parts.engine.leases() if row.node == node and row.state is not LeaseState.ENDING]
+    if held:
+        raise ConflictError(f"{node} is leased to job {held[0].lease.job!r}; release its gate first")
+    await parts.engine.forget(node, caller.name)
     parts.fleet.forget(node)
     return answer({"node": node, "forgotten": True})
 

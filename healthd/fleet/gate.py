@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
 
 from healthd.fleet import answers
 from healthd.fleet.model import (
@@ -28,42 +27,12 @@ from healthd.fleet.model import (
     OrderedRun,
     OrderRun,
     Phase,
-    Reserve,
-    RevokeLease,
-    RunStatus,
-    Unreserve,
     WakeAt,
 )
 from healthd.fleet.policy import Policy
-from healthd.fleet.standing import Assessment, Standing, assess, reason
+from healthd.fleet.standing import Standing, reason
+from healthd.fleet.taking import USABLE, Work, close_run, deadline_of, give_back, patience, take
 from healthd.model import Mode, Reason, Verdict
-
-USABLE = (Standing.READY, Standing.RUN, Standing.PENDING, Standing.ABSENT)
-FIRST_LOOK = 64
-"""Nodes of a pool beyond four times the need that are looked at before runs are preferred to looking further."""
-
-
-@dataclass
-class _Work:
-    """One step under way: what it sees, what it has found out, what it wants done."""
-
-    now: float
-    gate: Gate
-    view: FleetView
-    policy: Policy
-    seen: dict[str, Assessment] = field(default_factory=dict)
-    effects: list[Effect] = field(default_factory=list)
-
-    def look(self, name: str) -> Assessment:
-        found = self.seen.get(name)
-        if found is None:
-            found = self.seen[name] = assess(self.now, self.gate, self.view, self.policy, name)
-        return found
-
-    def fail(self, name: str, why: tuple[Reason, ...]) -> None:
-        """The gate is done with this node."""
-        self.gate = dataclasses.replace(self.gate, failed={**self.gate.failed, name: why})
-        self.seen[name] = Assessment(node=name, standing=Standing.OUT, reasons=why, final=True)
 
 
 def step(now: float, gate: Gate, view: FleetView, policy: Policy) -> tuple[Gate, tuple[Effect, ...]]:
@@ -77,13 +46,13 @@ def step(now: float, gate: Gate, view: FleetView, policy: Policy) -> tuple[Gate,
     override = view.overrides.get(gate.request.job)
     if override is not None and override.until > now:
         return _overridden(now, gate, view, policy)
-    return _step(_Work(now, gate, view, policy))
+    return _step(Work(now, gate, view, policy))
 
 
 def _overridden(now: float, gate: Gate, view: FleetView, policy: Policy) -> tuple[Gate, tuple[Effect, ...]]:
     override = view.overrides[gate.request.job]
     enforced = dataclasses.replace(gate, terms=dataclasses.replace(gate.terms, mode=Mode.ENFORCE))
-    work = _Work(now, enforced, view, policy)
+    work = Work(now, enforced, view, policy)
     after, _ = _step(work)
     would = after.decision.decision if after.decision is not None else Verdict.HOLD
     text = f"{override.owner} admits job {override.job} by hand: {override.reason}"
@@ -91,16 +60,16 @@ def _overridden(now: float, gate: Gate, view: FleetView, policy: Policy) -> tupl
     return answers.anyway(now, gate, policy, view, work.seen, (reason("Override", text), *found), would)
 
 
-def _step(work: _Work) -> tuple[Gate, tuple[Effect, ...]]:
+def _step(work: Work) -> tuple[Gate, tuple[Effect, ...]]:
     if work.view.recovering is not None:
         return _hold(work, (reason("Recovering", work.view.recovering),))
     impossible = _impossible_as_asked(work)
     if impossible:
         return _reject(work, impossible, retryable=False)
     _absorb(work)
-    verdict = _take(work)
-    if verdict is not None:
-        return verdict
+    if not take(work):
+        out = [found for found in work.seen.values() if found.standing is Standing.OUT]
+        return _reject(work, answers.headlines(sorted(out, key=lambda found: found.node)), retryable=True)
     if not work.gate.reserved:
         return _hold(work, _waiting_for(work))
     _order_runs(work)
@@ -111,7 +80,7 @@ def _step(work: _Work) -> tuple[Gate, tuple[Effect, ...]]:
     return _hold(work, _waiting_for(work))
 
 
-def _impossible_as_asked(work: _Work) -> tuple[Reason, ...]:
+def _impossible_as_asked(work: Work) -> tuple[Reason, ...]:
     """Reasons why no waiting could help; never while nodes may still be about to report."""
     request, view = work.gate.request, work.view
     if view.settling is not None:
@@ -130,13 +99,13 @@ def _impossible_as_asked(work: _Work) -> tuple[Reason, ...]:
     return ()
 
 
-def _absorb(work: _Work) -> None:
+def _absorb(work: Work) -> None:
     """Take in what changed on the reserved nodes: runs that ended, acknowledgements, nodes that are lost."""
     for name in work.gate.reserved:
         found = work.look(name)
         run = work.gate.ordered.get(name)
         if found.run_over and run is not None:
-            _close_run(work, name, run)
+            close_run(work, name, run)
         if found.standing is Standing.OUT and found.final and name not in work.gate.failed:
             work.fail(name, found.reasons)
     for name, grant in work.gate.granted.items():
@@ -144,15 +113,10 @@ def _absorb(work: _Work) -> None:
         if why is not None and work.seen[name].standing is not Standing.OUT:
             work.fail(name, (why,))
     lost = tuple(name for name in work.gate.reserved if work.seen[name].standing not in USABLE)
-    _give_back(work, lost, "the node is no longer fit")
+    give_back(work, lost, "the node is no longer fit")
 
 
-def _close_run(work: _Work, name: str, run: OrderedRun) -> None:
-    closed = dataclasses.replace(run, status=RunStatus.CLOSED)
-    work.gate = dataclasses.replace(work.gate, ordered={**work.gate.ordered, name: closed})
-
-
-def _lease_refused(work: _Work, name: str, grant: Grant) -> Reason | None:
+def _lease_refused(work: Work, name: str, grant: Grant) -> Reason | None:
     """Why the lease of this node will not be acknowledged; None when it is or still may be."""
     node = work.view.nodes.get(name)
     report = None if node is None else node.orders.get(grant.lease_id)
@@ -165,7 +129,7 @@ def _lease_refused(work: _Work, name: str, grant: Grant) -> Reason | None:
     return None
 
 
-def _acknowledged(work: _Work, name: str, grant: Grant) -> bool:
+def _acknowledged(work: Work, name: str, grant: Grant) -> bool:
     """Stored by the node: it says so, and its state shows the lease."""
     node = work.view.nodes.get(name)
     if node is None or node.state is None:
@@ -175,88 +139,7 @@ def _acknowledged(work: _Work, name: str, grant: Grant) -> bool:
     return accepted and any(lease.id == grant.lease_id for lease in node.state.leases)
 
 
-def _give_back(work: _Work, names: tuple[str, ...], why: str) -> None:
-    """Unreserve nodes, call off their runs and revoke their leases."""
-    if not names:
-        return
-    for name in names:
-        run = work.gate.ordered.get(name)
-        if run is not None and run.status is RunStatus.OPEN:
-            _close_run(work, name, run)
-        grant = work.gate.granted.get(name)
-        if grant is not None:
-            work.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
-    gone = set(names)
-    work.gate = dataclasses.replace(
-        work.gate,
-        reserved=tuple(name for name in work.gate.reserved if name not in gone),
-        granted={name: grant for name, grant in work.gate.granted.items() if name not in gone},
-    )
-    work.effects.append(Unreserve(nodes=names))
-
-
-def _take(work: _Work) -> tuple[Gate, tuple[Effect, ...]] | None:
-    """
-    Reserve what is missing, all at once or nothing; an answer when even waiting could not give enough.
-
-    Afterwards the gate has at least what it needs reserved, or nothing.
-    """
-    terms = work.gate.terms
-    missing = terms.wanted - len(work.gate.reserved)
-    more, maybe = _candidates(work, missing) if missing > 0 else ((), 0)
-    held = len(work.gate.reserved) + len(more)
-    if held >= terms.needed and not (_own_earlier(work) and work.now < _patience(work)):
-        if more:
-            work.gate = dataclasses.replace(work.gate, reserved=(*work.gate.reserved, *more))
-            work.effects.append(Reserve(nodes=more))
-        return None
-    _give_back(work, work.gate.reserved, "too few nodes are left")
-    if held + maybe >= terms.needed:
-        return None
-    out = [found for found in work.seen.values() if found.standing is Standing.OUT]
-    return _reject(work, answers.headlines(sorted(out, key=lambda found: found.node)), retryable=True)
-
-
-def _candidates(work: _Work, missing: int) -> tuple[tuple[str, ...], int]:
-    """Free nodes to reserve, best first and at most `missing`; and how many more there might be later."""
-    request, reserved = work.gate.request, set(work.gate.reserved)
-    if request.nodes:
-        rest = [work.look(name) for name in request.nodes if name not in reserved]
-        usable = [found.node for found in rest if found.standing in USABLE]
-        return tuple(usable), sum(found.standing is Standing.BUSY for found in rest)
-    ready: list[str] = []
-    run: list[str] = []
-    # While nodes may still be about to report, nobody can say how many there will be.
-    maybe = work.gate.terms.needed if work.view.settling is not None else 0
-    examined, claims = 0, work.view.claims
-    for name in work.view.pool(request.pool or ""):
-        if name in reserved:
-            continue
-        claim = claims.get(name)
-        if claim is not None and claim.gate != work.gate.id:
-            maybe += 1
-            continue
-        examined += 1
-        found = work.look(name)
-        if found.standing is Standing.READY:
-            ready.append(name)
-        elif found.standing is Standing.RUN:
-            run.append(name)
-        elif found.standing is not Standing.OUT:
-            maybe += 1
-        enough = len(ready) >= missing
-        if enough or (examined >= 4 * missing + FIRST_LOOK and len(ready) + len(run) >= missing):
-            break
-    chosen = [*ready, *run]
-    return tuple(chosen[:missing]), maybe + max(0, len(chosen) - missing)
-
-
-def _own_earlier(work: _Work) -> bool:
-    """A named node is still with an earlier attempt of the same job: it is being given back, so wait for it."""
-    return any(work.seen[name].own for name in work.gate.request.nodes if name in work.seen)
-
-
-def _order_runs(work: _Work) -> None:
+def _order_runs(work: Work) -> None:
     """Order the tier on every reserved node whose evidence must be renewed."""
     tier, ordered = work.gate.terms.tier, dict(work.gate.ordered)
     bound = work.policy.run_seconds[tier]
@@ -273,14 +156,14 @@ def _order_runs(work: _Work) -> None:
     work.gate = dataclasses.replace(work.gate, ordered=ordered, phase=phase)
 
 
-def _grant(work: _Work) -> None:
+def _grant(work: Work) -> None:
     """Lease the ready nodes once nobody of the rest is worth waiting for any longer."""
     terms = work.gate.terms
     ready = [name for name in work.gate.reserved if work.seen[name].standing is Standing.READY]
     pending = tuple(name for name in work.gate.reserved if work.seen[name].standing is not Standing.READY)
-    if len(ready) < terms.needed or (pending and work.now < _patience(work)):
+    if len(ready) < terms.needed or (pending and work.now < patience(work)):
         return
-    _give_back(work, pending, "the job does not wait for it any longer")
+    give_back(work, pending, "the job does not wait for it any longer")
     fresh = [name for name in ready if name not in work.gate.granted]
     if not fresh:
         return
@@ -294,7 +177,7 @@ def _grant(work: _Work) -> None:
     work.gate = dataclasses.replace(work.gate, granted=granted, grants=turn, phase=Phase.GRANTING, ready_at=ready_at)
 
 
-def _all_acknowledged(work: _Work) -> bool:
+def _all_acknowledged(work: Work) -> bool:
     gate = work.gate
     if len(gate.granted) < gate.terms.needed or set(gate.granted) != set(gate.reserved):
         return False
@@ -304,21 +187,7 @@ def _all_acknowledged(work: _Work) -> bool:
     )
 
 
-def _deadline(work: _Work) -> float:
-    """When the gate ends; observe mode must not hold up a job for as long as enforce may."""
-    if work.gate.terms.mode is Mode.OBSERVE:
-        return min(work.gate.deadline, work.gate.created_at + work.policy.observe_seconds)
-    return work.gate.deadline
-
-
-def _patience(work: _Work) -> float:
-    """Until when nodes beyond those needed are waited for: leases need time before the deadline."""
-    end = _deadline(work)
-    half = (work.gate.created_at + end) / 2
-    return max(half, end - work.policy.lease_ack_seconds)
-
-
-def _waiting_for(work: _Work) -> tuple[Reason, ...]:
+def _waiting_for(work: Work) -> tuple[Reason, ...]:
     """What keeps the gate, a sentence for each node."""
     found = []
     for name in work.gate.reserved:
@@ -341,15 +210,15 @@ def _waiting_for(work: _Work) -> tuple[Reason, ...]:
     return answers.headlines(found)
 
 
-def _hold(work: _Work, waiting: tuple[Reason, ...]) -> tuple[Gate, tuple[Effect, ...]]:
+def _hold(work: Work, waiting: tuple[Reason, ...]) -> tuple[Gate, tuple[Effect, ...]]:
     """Not yet: wake when time alone could change something, or end it when its time is up."""
-    if work.now >= _deadline(work):
-        waited = _deadline(work) - work.gate.created_at
+    if work.now >= deadline_of(work):
+        waited = deadline_of(work) - work.gate.created_at
         text = f"not admitted within {waited:.0f} s; it waited for: " + "; ".join(r.message for r in waiting[:8])
         would = Verdict.HOLD if work.now < work.gate.deadline else Verdict.REJECT
         return _reject(work, (reason("Expired", text), *waiting), retryable=True, would=would)
     phase = work.gate.phase if work.gate.reserved else Phase.WAITING
-    times = [_deadline(work), _patience(work)]
+    times = [deadline_of(work), patience(work)]
     times += [found.wake_at for found in work.seen.values()]
     times += [grant.granted_at + work.policy.lease_ack_seconds for grant in work.gate.granted.values()]
     # A bound that must be passed, not only reached, is passed a millisecond later.
@@ -359,7 +228,7 @@ def _hold(work: _Work, waiting: tuple[Reason, ...]) -> tuple[Gate, tuple[Effect,
 
 
 def _reject(
-    work: _Work, why: tuple[Reason, ...], *, retryable: bool, would: Verdict = Verdict.REJECT
+    work: Work, why: tuple[Reason, ...], *, retryable: bool, would: Verdict = Verdict.REJECT
 ) -> tuple[Gate, tuple[Effect, ...]]:
     gate, effects = answers.reject(
         work.now, work.gate, work.policy, work.view, work.seen, why, retryable=retryable, would=would

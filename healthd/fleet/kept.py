@@ -76,7 +76,7 @@ class KeptState:
 
 
 class _Later(NodeState):
-    """A NodeState in all respects; its evidence is made when it is first read: until then the attributes are missing."""
+    """A NodeState in all respects; its evidence is made when it is first read, and missing until then."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in EVIDENCE or "_evidence" not in self.__dict__:

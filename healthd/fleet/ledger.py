@@ -269,6 +269,25 @@ class Ledger:
         batch.touched.add(node)
         batch.changes.append(PutQuarantine(node=node, quarantine=quarantine))
 
+    def drop(self, gate_ids: Iterable[str]) -> None:
+        """Gates that are no longer in the store: their job and attempt may be asked anew."""
+        gone = set(gate_ids)
+        self.keys = {key: gate_id for key, gate_id in self.keys.items() if gate_id not in gone}
+        self.gate_ids -= gone
+        jobs = {job for job, _ in self.keys} | {row.lease.job for row in self.leases.values()}
+        self.newest = {job: attempt for job, attempt in self.newest.items() if job in jobs}
+        for gate_id in gone:
+            self.decided.pop(gate_id, None)
+
+    def end_expired(self, batch: Batch) -> None:
+        """Quarantines and overrides whose time is over count no more already; now they are gone."""
+        for node, kept in list(self.quarantines.items()):
+            if kept.until is not None and kept.until <= batch.now:
+                self.put_quarantine(batch, node, None)
+        for job, override in list(self.overrides.items()):
+            if override.until <= batch.now:
+                self.put_override(batch, job, None)
+
     def put_override(self, batch: Batch, job: str, override: Override | None) -> None:
         """A person's word on a job; None takes it back."""
         self._save()

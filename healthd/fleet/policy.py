@@ -79,3 +79,12 @@ class Policy:
 
     max_nodes_per_gate: int = 20000
     """More names or a larger count than that are refused. Twice the largest fleet this was measured with."""
+
+    keep_days: float = 90.0
+    """How long decided gates and their evidence are kept. A quarter: long enough to look for patterns."""
+
+    keep_gates: int = 20000
+    """The most decided gates that are kept, whatever their age. About 2 GB with the evidence of 64 nodes each."""
+
+    keep_events: int = 200
+    """The newest events kept of each node and job."""

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from healthd.fleet.changes import Loaded, PutMeta, PutNode
+from healthd.fleet.changes import ForgetNode, Loaded, PutMeta, PutNode
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, LeaseRow, LeaseState, Registry
 from healthd.fleet.policy import Policy
@@ -67,6 +67,17 @@ class Reports:
         batch.changes.append(PutMeta(key="recovering_until", value=str(recovering_until)))
         if established:
             batch.changes.append(PutMeta(key="established", value="yes"))
+
+    def forget(self, batch: Batch, node: str, owner: str) -> None:
+        """Drop all that is kept of a node that is gone; what it was leased to is over for it."""
+        for lease_id in self._ledger.leases_of.get(node, ()):
+            self._ledger.close_lease(batch, self._ledger.leases[lease_id], "the node was forgotten")
+        if node in self._ledger.quarantines:
+            self._ledger.put_quarantine(batch, node, None)
+        batch.changes.append(ForgetNode(node=node))
+        batch.event(node, "forgotten", f"by {owner}")
+        self._labels.pop(node, None)
+        self._met.discard(node)
 
     def undo(self) -> None:
         """The transaction failed: back to what is on disk."""
@@ -138,13 +149,14 @@ class Reports:
 
     def tell(self, batch: Batch, heard: Iterable[str]) -> None:
         """All of it is on disk: nodes get their orders, and need not repeat what is final."""
-        for name in sorted({*heard, *batch.touched}):
+        taken_in = set(heard)
+        for name in sorted(taken_in | batch.touched):
             node = self._registry.node(name)
-            if node is not None and node.state is not None and name not in self._met:
-                self._met.add(name)
-                batch.touched.add(name)
-            if node is not None and node.state is not None:
+            if name in taken_in and node is not None and node.state is not None and not node.duplicate:
                 self._labels[name] = node.state.labels
+                if name not in self._met:
+                    self._met.add(name)
+                    batch.touched.add(name)
             if name in batch.touched:
                 self._registry.set_quarantine(name, self._ledger.quarantines.get(name))
             # A node whose own leases are not taken in yet must not be told that it has none.

@@ -1,5 +1,5 @@
 """
-Who is in the fleet: records by name, their pools, the aggregator's verdict. What nodes say and are told is in `registry`.
+Who is in the fleet: records by name, pools, the aggregator's verdict. What nodes say and are told is in `registry`.
 """
 
 from __future__ import annotations

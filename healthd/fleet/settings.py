@@ -7,6 +7,7 @@ from pathlib import Path
 
 from healthd.errors import ConfigError
 from healthd.fleet.auth import check_exposure
+from healthd.listen import parse_listen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,6 @@ class AggregatorSettings:
     @property
     def address(self) -> tuple[str, int]:
         """`listen` as host and port; ListenError when it is neither."""
-        from healthd.web import parse_listen  # the web server is slow to import, and settings are read by every command
-
         return parse_listen(self.listen)
 
     @property

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import importlib.resources
 import logging
 import os
 import queue
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -32,7 +29,9 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from healthd.errors import BadInputError, StoreError
 from healthd.fleet import changes as rows
 from healthd.fleet.changes import Change, Loaded, PutKey, PutMeta
+from healthd.fleet.databases import file_of, first_line, lock_file, lock_server, make_engine
 from healthd.fleet.tables import META, NODES
+from healthd.fleet.writing import apply_changes
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +42,6 @@ MOST_WAITING = 2000
 """Jobs that may wait for the writer: 0.2 s of work at 5 ms a commit of 64; more means that it stands still."""
 MOST_TOGETHER = 64
 """Jobs in one transaction: bounds how long the first of them waits for the last."""
-LOCK_KEY = 0x6865616C746864
-"""PostgreSQL advisory lock of an aggregator: "healthd" in ASCII."""
-LOCK_SECONDS = 2.0
-"""How long a former aggregator's connection may take to be gone from the server."""
 
 
 class Store:
@@ -73,15 +68,15 @@ class Store:
         """Open or make the database and bring its schema up to date. StoreError names place and remedy."""
         try:
             parsed = sa.make_url(url)
-            path = _file_of(parsed)
+            path = file_of(parsed)
             place = (
                 f"database {path}" if path is not None else f"database {parsed.render_as_string(hide_password=True)}"
             )
-            lock = None if path is None else _lock_file(path)
-            engine = _engine(parsed)
+            lock = None if path is None else lock_file(path)
+            engine = make_engine(parsed)
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise StoreError(
-                f"cannot use the database URL: {_line(error)}; write sqlite:///PATH or postgresql+psycopg://..."
+                f"cannot use the database URL: {first_line(error)}; write sqlite:///PATH or postgresql+psycopg://..."
             ) from None
         store = cls(engine, place, lock)
         try:
@@ -123,7 +118,7 @@ class Store:
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Commit them all or none; returns once they are on disk."""
-        await self.run(lambda connection: rows.apply_changes(connection, changes))
+        await self.run(lambda connection: apply_changes(connection, changes))
 
     async def enrol(self, node: str, key_hash: str, *, now: float) -> str:
         """The hash of the key that the name belongs to: this one, if it belonged to none."""
@@ -132,7 +127,7 @@ class Store:
             query = sa.select(NODES.c.key_hash).where(NODES.c.node == node)
             known = connection.execute(query).scalar_one_or_none()
             if known is None:
-                rows.apply_changes(connection, [PutKey(node=node, key_hash=key_hash, seen_at=now)])
+                apply_changes(connection, [PutKey(node=node, key_hash=key_hash, seen_at=now)])
             return known or key_hash
 
         return await self.run(work)
@@ -204,7 +199,7 @@ class Store:
             # A fault of ours in one job must not end the thread and leave everybody waiting.
             log.exception("%s: a job failed", self._place)
             for _, deliver in batch:
-                deliver(None, StoreError(f"{self._place}: internal error: {_line(error)}"))
+                deliver(None, StoreError(f"{self._place}: internal error: {first_line(error)}"))
             return
         for (_, deliver), result in zip(batch, results, strict=True):
             deliver(result, None)
@@ -221,7 +216,7 @@ class Store:
     def _connect(self) -> sa.Connection:
         if self._connection is None:
             connection = self._engine.connect()
-            if connection.dialect.name == "postgresql" and not _lock_server(connection):
+            if connection.dialect.name == "postgresql" and not lock_server(connection):
                 connection.close()
                 raise StoreError(f"{self._place} is in use by another aggregator; stop it or use another database")
             self._connection = connection
@@ -237,7 +232,7 @@ class Store:
         self._connection = None
 
     def _failed(self, error: SQLAlchemyError) -> StoreError:
-        line = _line(error)
+        line = first_line(error)
         remedies = {
             "disk is full": "free some space",
             "locked": "another program holds it; end that program",
@@ -268,7 +263,7 @@ class Store:
                 self.store_id = meta.get("store_id") or f"store-{secrets.token_hex(8)}"
                 self.generation = int(meta.get("generation", "0")) + 1
                 facts = (("store_id", self.store_id), ("generation", str(self.generation)))
-                rows.apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts])
+                apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts])
         except SQLAlchemyError as error:
             raise self._failed(error) from None
 
@@ -289,63 +284,4 @@ class Store:
             with connection.begin():
                 command.upgrade(config, "head")
         except CommandError as error:
-            raise StoreError(f"{self._place} cannot be migrated: {_line(error)}") from None
-
-
-def _engine(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, poolclass=sa.NullPool)
-    # Five seconds for another program that looks into the file; `?timeout=` in the URL says otherwise.
-    arguments = {"check_same_thread": False} | ({} if "timeout" in url.query else {"timeout": 5.0})
-    engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args=arguments)
-
-    @sa.event.listens_for(engine, "connect")
-    def configure(connection: Any, _record: object) -> None:
-        # Transactions begin where we say so (below), not where the driver guesses.
-        connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine
-
-
-def _file_of(url: sa.URL) -> Path | None:
-    """The file of a SQLite URL; None for one in memory or another kind of database."""
-    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
-        return None
-    return Path(url.database)
-
-
-def _lock_file(path: Path) -> int:
-    """Two aggregators on one database would give one node to two jobs: the second is refused."""
-    try:
-        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(f"database {path}: {error.strerror}; make its directory exist and be writable") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise StoreError(f"database {path} is in use by another aggregator; stop it or use another file") from None
-    return handle
-
-
-def _lock_server(connection: sa.Connection) -> bool:
-    """The same on PostgreSQL, for as long as the connection lives; one that just closed is given time to go."""
-    until = time.monotonic() + LOCK_SECONDS
-    while True:
-        taken = connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
-        connection.commit()
-        if taken or time.monotonic() > until:
-            return bool(taken)
-        time.sleep(0.05)
-
-
-def _line(error: Exception) -> str:
-    """The first line of what the driver said."""
-    cause = getattr(error, "orig", None) or error
-    return (str(cause).splitlines() or [type(cause).__name__])[0]
+            raise StoreError(f"{self._place} cannot be migrated: {first_line(error)}") from None

@@ -20,6 +20,9 @@ from healthd.launchers import Place
 from healthd.preflight import NOT_ADMITTED, Outcome
 from healthd.preflight.job import become, environment_of
 
+# Of a path in which a folder and a socket's name still fit.
+FOLDER_BYTES = 60
+
 
 def run_hook(
     place: Place, command: tuple[str, ...], keeper_arguments: Sequence[str], show: Callable[[Outcome], None]
@@ -33,7 +36,7 @@ def run_hook(
     _open_standard_files()
     if shutil.which(command[0]) is None:
         raise ConfigError(f"{command[0]}: no such command here; it is what should start after the gate")
-    folder = Path(tempfile.mkdtemp(prefix="healthd-preflight-"))
+    folder = Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=_short_folder()))
     try:
         keeper, outcome = _start_keeper(keeper_arguments, folder)
     except BaseException:
@@ -71,6 +74,12 @@ def _start_keeper(keeper_arguments: Sequence[str], folder: Path) -> tuple[subpro
         keeper.wait()
         raise HealthdError("the keeper of this node ended without a word; not admitted")
     return keeper, wire.decode(line, Outcome, what="the keeper's word")
+
+
+def _short_folder() -> str:
+    """Where temporary folders are; /tmp where a socket in one would have too long a name for the kernel (107 bytes)."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= FOLDER_BYTES else "/tmp"
 
 
 def _open_standard_files() -> None:

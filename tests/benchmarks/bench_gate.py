@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -200,6 +201,7 @@ def main() -> None:
     if arguments.serve:
         serve(arguments.serve)
         return
+    gc.disable()  # this process simulates: its pauses are not the aggregator's
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, arguments.nodes + 1000) if hard > 0 else soft, hard))
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:

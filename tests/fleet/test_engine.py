@@ -533,3 +533,43 @@ def test_a_pool_gate_takes_nodes_as_they_come() -> None:
             assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
 
     asyncio.run(main())
+
+
+def test_what_is_old_is_dropped_and_what_has_ended_is_lifted(database: str) -> None:
+    async def main() -> None:
+        policy = dataclasses.replace(POLICY, keep_gates=1)
+        kept = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=NOW + 60)
+        async with running(World("n1"), database, policy) as run:
+            old = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=1))
+            await run.engine.release(old.id)
+            new = await run.engine.ask(GateRequest(job="train", nodes=("n1",), attempt=2))
+            await run.engine.release(new.id)
+            await run.engine.quarantine("n1", kept)
+            run.world.now += 3601
+            run.world.sync("n1")
+            for _ in range(200):
+                await asyncio.sleep(0.01)
+                if run.world.daemons["n1"].quarantine is None:
+                    break
+            assert run.world.daemons["n1"].quarantine is None
+            assert [gate.id for gate in await run.engine.gates(limit=9)] == [new.id]
+            with pytest.raises(NotFoundError):
+                await run.engine.get(old.id)
+
+    asyncio.run(main())
+
+
+def test_a_forgotten_node_leaves_nothing_and_its_labels_are_kept_again_when_it_returns(database: str) -> None:
+    async def main() -> None:
+        world = World("n1")
+        async with running(world, database) as run:
+            await run.admit(nodes=("n1",))
+            world.daemons["n1"].deaf = True
+            await run.engine.forget("n1", "ana")
+            assert run.engine.leases() == ()
+            assert run.store.load().nodes == ()
+            world.add("n1")
+            await run.settle()
+            assert run.store.load().nodes[0].labels == {"pool": "a"}
+
+    asyncio.run(main())

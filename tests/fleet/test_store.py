@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -52,6 +53,19 @@ def user_of_postgres() -> int | None:
 
     names = {entry.pw_name: entry.pw_uid for entry in pwd.getpwall()}
     return names.get("postgres", names.get("nobody"))
+
+
+def wait_until_ready(url: str) -> None:
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"connect_timeout": 2})
+    until = time.monotonic() + 30
+    while True:
+        try:
+            engine.connect().close()
+            return
+        except sa.exc.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
@@ -104,15 +118,13 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        yield f"postgresql+psycopg://healthd@127.0.0.1:{port}/postgres"
+        url = f"postgresql+psycopg://healthd@127.0.0.1:{port}/postgres"
+        wait_until_ready(url)
+        yield url
     finally:
-        server.terminate()
-        server.wait(timeout=10)
+        # Fast shutdown: does not wait for clients.
+        server.send_signal(signal.SIGINT)
+        server.wait(timeout=20)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 CONFIG = """
 [node]
@@ -68,8 +72,7 @@ class Job:
     ranks: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.temporary = self.folder / "temporary"
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp(prefix="preflight-", dir="/tmp"))  # short: it holds sockets
         self.config = self.folder / "healthd.toml"
         self.config.write_text(CONFIG)
 
@@ -83,6 +86,7 @@ class Job:
         for process in self.ranks.values():
             process.kill()
             process.communicate()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
@@ -125,15 +129,26 @@ class Job:
         """Processes that this job has started and that are still there, by their environment."""
         return {pid: name for pid, name in processes() if f"PREFLIGHT_TEST={self.marker}" in environment_of(pid)}
 
-    def wait_for(self, what: str, *, seconds: float = 20.0) -> int:
-        """The process id of the first process of this job whose command line has the words."""
+    def wait_for(self, *words: str, seconds: float = 20.0) -> int:
+        """The process id of the first process of this job whose command line has all the words."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for pid, line in self.left().items():
-                if all(word in line for word in what.split()):
+                if all(word in line for word in words):
                     return pid
             time.sleep(0.05)
-        raise AssertionError(f"no process {what!r}: {self.left()}")
+        raise AssertionError(f"no process {words}: {self.left()}")
+
+    def reported(self, rank: int, *, seconds: float = 20.0) -> None:
+        """Until the main node's aggregator has heard of a rank."""
+        end = time.monotonic() + seconds
+        with httpx.Client(trust_env=False) as http:
+            while time.monotonic() < end:
+                with contextlib.suppress(httpx.HTTPError):
+                    if http.get(f"http://127.0.0.1:{self.port}/v1/nodes/rank-{rank}").status_code == 200:
+                        return
+                time.sleep(0.05)
+        raise AssertionError(f"rank {rank} has not reported")
 
     def nothing_left(self, *, seconds: float = 8.0) -> None:
         """No process and no folder of this job, after a while for those that are just ending."""

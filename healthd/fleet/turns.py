@@ -1,0 +1,319 @@
+"""
+The loop under the engine: the one place where gates are stepped.
+
+Turn by turn: take in what happened, step the gates that it concerns (oldest first), commit everything in one
+transaction, and only then talk: orders to nodes, answers to clients. A transaction that fails leaves memory where the
+disk is; whoever waited for it gets the StoreError, the gates try again. What a node is told follows from what is on
+disk, so a turn that was cut short by a crash is repeated by the next process without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from healthd.errors import HealthdError, StoreError
+from healthd.fleet import changes, requests
+from healthd.fleet.gate import step
+from healthd.fleet.ledger import Batch, Ledger
+from healthd.fleet.model import FleetNode, FleetView, Gate, Observer, Phase, Registry, WakeAt
+from healthd.fleet.policy import Policy
+from healthd.fleet.reports import Reports
+from healthd.fleet.standing import JudgeMemory
+from healthd.fleet.store import Store
+from healthd.model import NodeState
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 1.0
+"""After a failed commit: often enough to go on soon, seldom enough not to load a full disk."""
+PRUNE_SECONDS = 3600.0
+"""How often what is old is dropped from the database: it grows by some MB an hour at the very most."""
+LONGEST_SLEEP_SECONDS = 30.0
+"""The engine's clock counts a suspended machine's sleep and the event loop's does not: look again at least so often."""
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch as of now, from here on by CLOCK_BOOTTIME: no jump of the clock moves a deadline."""
+    start, boot = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return lambda: start + time.clock_gettime(time.CLOCK_BOOTTIME) - boot
+
+
+class _Nodes(Mapping[str, FleetNode]):
+    """The registry as a mapping, each node looked up once a turn so that all steps of the turn see the same."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._seen: dict[str, FleetNode | None] = {}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a mapping; None for a node that nobody heard of."""
+        if key not in self._seen:
+            self._seen[key] = self._registry.node(key)
+        found = self._seen[key]
+        return default if found is None else found
+
+    def __getitem__(self, key: str) -> FleetNode:
+        found: FleetNode | None = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry.names())
+
+    def __len__(self) -> int:
+        return len(self._registry.names())
+
+
+Action = Callable[[Batch], Any]
+
+
+class Turns:
+    """What `Engine` is built on: state, loop, and `_do`, by which its methods change something in the next turn."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: Registry,
+        policy: Policy,
+        clock: Callable[[], float] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.policy = policy
+        self._store = store
+        self._registry = registry
+        self._clock = clock or steady_clock()
+        self._observer = observer
+        loaded = store.load()
+        self._ledger = Ledger(loaded, store_id=store.store_id, policy=policy)
+        self._reports = Reports(self._ledger, registry, policy, loaded, now=self._clock())
+        self._judge = JudgeMemory()
+        self._actions: deque[tuple[Action, asyncio.Future[Any]]] = deque()
+        self._dirty: set[str] = set(self._ledger.gates)
+        self._heard: set[str] = set()
+        self._due: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        self._turning = asyncio.Lock()
+        self._followers: dict[str, asyncio.Event] = {}
+        self._retry_at = -math.inf
+        self._trouble = ""
+        self._prune_at = self._clock() + PRUNE_SECONDS
+        self._expiring = False
+        self._stopping = False
+        for node, quarantine in self._ledger.quarantines.items():
+            registry.set_quarantine(node, quarantine)
+        registry.listen(self._hear)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Turn for ever. One task runs it; it ends by cancellation."""
+        self._wake.set()
+        while True:
+            pause = min(self._next_due() - self._clock(), LONGEST_SLEEP_SECONDS)
+            try:
+                # Not wait_for: in Python 3.11 it may swallow the cancellation that ends this task.
+                async with asyncio.timeout(max(0.0, pause)):
+                    await self._wake.wait()
+            except TimeoutError:
+                log.debug("time is up for a gate")
+            self._wake.clear()
+            await self.turn()
+            if self._clock() >= self._prune_at:
+                await self._prune()
+
+    def stop(self) -> None:
+        """Wake everybody who waits for a gate: the aggregator ends. The gates stay open on disk."""
+        self._stopping = True
+        for follower in self._followers.values():
+            follower.set()
+
+    async def turn(self) -> None:
+        """Take in what happened, step, commit, carry out; one at a time. A StoreError goes to those who wait for it."""
+        async with self._turning:
+            await self._turn()
+
+    async def _turn(self) -> None:
+        now = self._clock()
+        if now < self._retry_at and not self._actions:
+            return
+        batch = Batch(now=now)
+        self._ledger.begin()
+        results = self._act(batch)
+        if self._expiring:
+            self._ledger.end_expired(batch)
+            self._expiring = False
+        heard, self._heard = self._heard, set()
+        self._reports.take_in(batch, heard)
+        stepped = self._step_all(batch, heard)
+        try:
+            if batch.changes:
+                await self._store.write(batch.changes)
+        except StoreError as error:
+            self._undo(results, heard, stepped, error)
+            return
+        if batch.changes and self._trouble:
+            log.warning("the database takes writes again")
+            self._trouble = ""
+        self._retry_at = -math.inf
+        self._tell(batch, heard)
+        for future, result in results:
+            if not future.done():
+                future.set_result(self._newest(result))
+
+    def _newest(self, result: object) -> object:
+        """A gate that was asked may have gone further in the same turn."""
+        if isinstance(result, Gate):
+            return self._ledger.gates.get(result.id) or self._ledger.decided.get(result.id) or result
+        return result
+
+    async def _do(self, action: Callable[[Batch], T]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._actions.append((action, future))
+        self._wake.set()
+        return await future
+
+    async def _prune(self) -> None:
+        """Drop what is old: gates and events beyond their bounds, quarantines and overrides that have ended."""
+        now, policy = self._clock(), self.policy
+        self._prune_at = now + PRUNE_SECONDS
+        before = now - policy.keep_days * 86400.0
+        try:
+            dropped = await self._store.run(
+                lambda connection: changes.prune(
+                    connection, before=before, most_gates=policy.keep_gates, most_events=policy.keep_events
+                )
+            )
+        except StoreError as error:
+            log.warning("nothing was pruned: %s", error)
+            return
+        self._ledger.drop(dropped)
+        self._expiring = True
+        self._wake.set()
+
+    def _hear(self, node: str) -> None:
+        self._heard.add(node)
+        self._wake.set()
+
+    def _act(self, batch: Batch) -> list[tuple[asyncio.Future[Any], Any]]:
+        results = []
+        while self._actions:
+            action, future = self._actions.popleft()
+            try:
+                results.append((future, action(batch)))
+            except HealthdError as error:
+                if not future.done():
+                    future.set_exception(error)
+        return results
+
+    def _step_all(self, batch: Batch, heard: set[str]) -> set[str]:
+        """Step every gate that something happened to; those that a step made room for come in the next turn."""
+        now = batch.now
+        due = {gate_id for gate_id, at in self._due.items() if at <= now}
+        concerned = {gate.id for gate in self._ledger.gates.values() if gate.id not in self._due}
+        changed = heard | batch.freed
+        for gate in self._ledger.gates.values():
+            if not changed.isdisjoint(gate.request.nodes or gate.reserved):
+                concerned.add(gate.id)
+        if batch.freed:
+            concerned |= self._waiting()
+        dirty, self._dirty = (self._dirty | due | concerned) & set(self._ledger.gates), set()
+        if not dirty:
+            return dirty
+        view = FleetView(
+            nodes=_Nodes(self._registry),
+            pool=self._registry.pool,
+            claims=self._ledger.claims,
+            overrides=self._ledger.overrides,
+            recovering=self._reports.recovering(now),
+            settling=self._reports.settling(now),
+            judge=self._judge,
+        )
+        freed_before = len(batch.freed)
+        for gate_id in sorted(dirty):
+            self._step(batch, self._ledger.gates[gate_id], view)
+        if len(batch.freed) > freed_before:
+            self._dirty.update(self._waiting())
+            self._wake.set()
+        return dirty
+
+    def _waiting(self) -> set[str]:
+        """Gates that would take nodes if there were any."""
+        return {gate.id for gate in self._ledger.gates.values() if gate.phase is Phase.WAITING}
+
+    def _step(self, batch: Batch, gate: Gate, view: FleetView) -> None:
+        after, effects = step(batch.now, gate, view, self.policy)
+        at = next((effect.at for effect in effects if isinstance(effect, WakeAt)), math.inf)
+        if after.phase is Phase.WAITING and after.request.pool is not None:
+            # Of a whole pool nobody tells what concerns this gate; the more gates wait, the less often each looks.
+            crowd = sum(other.phase is Phase.WAITING for other in self._ledger.gates.values())
+            at = min(at, batch.now + self.policy.pool_recheck_seconds * max(1.0, crowd / 4))
+        self._due[gate.id] = at
+        durable = [effect for effect in effects if not isinstance(effect, WakeAt)]
+        if not durable and requests.durable(after) == requests.durable(gate):
+            self._ledger.gates[gate.id] = after
+            return
+        states: tuple[NodeState, ...] = ()
+        if after.decision is not None:
+            names = [n.node for n in after.decision.nodes] + [n.node for n in after.decision.excluded]
+            found = [view.nodes.get(name) for name in names]
+            states = tuple(s for s in (node.current() for node in found if node is not None) if s is not None)
+        self._ledger.carry_out(batch, after, durable, states)
+
+    def _undo(
+        self,
+        results: list[tuple[asyncio.Future[Any], Any]],
+        heard: set[str],
+        stepped: set[str],
+        error: StoreError,
+    ) -> None:
+        """The disk did not take it: memory goes back to where the disk is, and it is tried again."""
+        if str(error) != self._trouble:
+            log.error("%s", error)
+            self._trouble = str(error)
+        self._ledger.undo()
+        self._due = {gate_id: at for gate_id, at in self._due.items() if gate_id in self._ledger.gates}
+        self._reports.undo()
+        self._heard |= heard
+        self._dirty |= stepped & set(self._ledger.gates)
+        self._retry_at = self._clock() + RETRY_SECONDS
+        for future, _ in results:
+            if not future.done():
+                future.set_exception(error)
+
+    def _tell(self, batch: Batch, heard: set[str]) -> None:
+        """All of it is on disk: tell nodes, clients and metrics."""
+        self._reports.tell(batch, heard)
+        for gate in batch.decided:
+            self._ledger.remember(gate)
+            self._due.pop(gate.id, None)
+            follower = self._followers.pop(gate.id, None)
+            if follower is not None:
+                follower.set()
+        if self._observer is not None:
+            for gate in batch.ready:
+                self._observer.gate_ready(gate, batch.now - gate.created_at)
+            for gate in batch.decided:
+                self._observer.gate_decided(gate)
+
+    def _next_due(self) -> float:
+        """When time alone gives something to do."""
+        now = self._clock()
+        if self._retry_at > now:
+            return self._retry_at
+        if self._dirty or self._actions or self._heard:
+            return now
+        times = [at for gate_id, at in self._due.items() if gate_id in self._ledger.gates]
+        return min([*times, self._reports.next_due(now), self._prune_at])

@@ -1,0 +1,202 @@
+"""`healthd check`: what it measures, what faults come to, and what it says to what cannot be meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.healthd.cli_kit import Said, healthd
+
+PROBES = ("matmul", "memory", "digest", "transfer")
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
+SMALL = """
+[checks.matmul]
+sizes = [64, 64]
+repeats = 1
+[checks.all_reduce]
+timeout = "3s"
+"""
+
+
+def small(folder: Path, text: str = SMALL) -> str:
+    file = folder / "healthd.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def results(said: Said) -> dict[str, dict[str, Any]]:
+    return {result["check"]: result for result in said.json["results"]}
+
+
+def one_line(said: Said, code: int = 3) -> str:
+    assert said.code == code, said.err
+    assert said.out == ""
+    assert said.err.startswith("healthd: ")
+    assert said.err.count("\n") == 1, said.err
+    return said.err
+
+
+def test_the_quick_tier_gives_every_probe_and_collective_with_numbers_limits_and_their_origin(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "check", "--tier", "quick", "--json")
+    assert said.code in (0, 1), said.err or said.json["reasons"]
+    assert said.err == ""
+    found = results(said)
+    for name in (*PROBES, *COLLECTIVES):
+        assert found[name]["status"] == "pass", found[name]
+        measured = [one for finding in found[name]["findings"] for one in finding["measurements"]]
+        assert measured or name == "digest"
+        assert all(one["value"] > 0 and one["origin"] for one in measured)
+    assert len([name for name, result in found.items() if result["tier"] == "quick"]) >= 17
+    assert said.json["inventory"]["accelerator"] == "cpu"
+    assert said.json["inventory"]["device_count"] == 2
+    assert said.json["faults"] == []
+
+
+def test_a_corrupt_device_of_three_is_named_as_silent_corruption(tmp_path: Path) -> None:
+    fault = "digest@cpu:1=corrupt"
+    said = healthd(tmp_path, "check", "digest", "--fault", fault, "--json", env={"HEALTHD_CPU_DEVICES": "3"})
+    assert said.code == 2
+    reason = said.json["reasons"][0]
+    assert (reason["code"], reason["target"], reason["injected"]) == ("SilentCorruption", "cpu:1", True)
+    assert said.json["faults"] == [fault]
+    assert said.json["health"] == "unhealthy"
+
+
+def test_a_rank_that_hangs_in_a_collective_is_named_within_the_deadline(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    said = healthd(
+        tmp_path, "check", "all_reduce", "--config", config, "--fault", "all_reduce@rank:1=hang", "--json", timeout=25
+    )
+    assert said.code in (2, 3)
+    assert "rank 1" in said.json["reasons"][0]["message"] or "rank:1" in str(said.json["reasons"][0]["target"])
+
+
+def test_a_crash_of_one_check_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    names = ("matmul", "transfer", "memory_free")
+    said = healthd(tmp_path, "check", *names, "--config", config, "--fault", "matmul=crash", "--json")
+    found = results(said)
+    assert said.code == 3
+    assert found["matmul"]["findings"][0]["reason"] == "Crashed"
+    assert found["transfer"]["status"] == "pass"
+    assert found["memory_free"]["status"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "reason"),
+    [
+        ("memory_free=fail", 2, None),
+        ("memory_free=hang", 3, "Timeout"),
+        ("memory_free=crash", 3, "Crashed"),
+        ("memory_free=garbage", 3, None),
+        ("memory_free=slow:2", 0, None),
+        ("device_count=missing", 2, "MissingDevice"),
+    ],
+)
+def test_every_kind_of_fault_of_a_passive_check_shows_and_is_marked(
+    tmp_path: Path, fault: str, code: int, reason: str | None
+) -> None:
+    name = fault.partition("=")[0]
+    config = small(tmp_path, f'[checks.{name}]\ntimeout = "1s"\n')
+    said = healthd(tmp_path, "check", name, "--config", config, "--fault", fault, "--json")
+    assert said.code == code, said.out
+    result = results(said)[name]
+    assert result["injected"]
+    if reason is not None:
+        assert reason in [finding["reason"] for finding in result["findings"]]
+
+
+def test_faults_of_devices_show_on_the_device_they_hit(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    faults = ("matmul@cpu:0=corrupt", "transfer@cpu:1=fail", "all_reduce@rank:1=absent")
+    given = [word for fault in faults for word in ("--fault", fault)]
+    names = ("matmul", "transfer", "all_reduce")
+    said = healthd(tmp_path, "check", *names, "--config", config, *given, "--json")
+    assert said.code == 2
+    found = results(said)
+    wrong = {(name, finding["target"]) for name in names for finding in found[name]["findings"] if finding["reason"]}
+    assert ("matmul", "cpu:0") in wrong
+    assert ("matmul", "cpu:1") not in wrong
+    assert ("transfer", "cpu:1") in wrong
+    assert found["all_reduce"]["status"] in ("unknown", "fail")
+    assert "rank 1" in str(found["all_reduce"]) or "rank:1" in str(found["all_reduce"])
+
+
+def test_a_directory_can_stand_for_the_machine(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent / "hosts" / "healthy"
+    said = healthd(tmp_path, "check", "--tier", "passive", "--json", "--host-root", str(root))
+    assert said.code in (0, 1, 2, 3)
+    assert {"kernel_log", "mounts", "device_count"} <= results(said).keys()
+
+
+def test_people_get_a_table_without_colour_where_it_is_no_terminal(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "check", "memory_free")
+    assert said.code == 0
+    assert "\x1b" not in said.out
+    assert "memory_free" in said.out
+    assert "healthy" in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("matmull",), "'matmull'"),
+        (("--tier", "quik"), "--tier 'quik' is none of: passive, quick, deep, soak"),
+        (("--fault", "matmul"), "write CHECK[@TARGET]=KIND[:VALUE]"),
+        (("--fault", "matmul=melt"), "no such kind: 'melt'"),
+        (("--fault", "matmull=fail"), "did you mean 'matmul'?"),
+        (("--fault", "memory_free=corrupt"), "makes no sense"),
+        (("--fault", "matmul=slow:-3"), "slow needs a factor above 1"),
+        (("--fault", "matmul=slow:nan"), "slow needs a factor above 1"),
+        (("--no-such-option",), "--no-such-option"),
+        (("--config", "/no/such/file"), "/no/such/file: no such file"),
+        (("--config", "/"), "cannot be read"),
+        (("--config", "/bin/sh"), "cannot be read"),
+        (("--host-root", "/no/such/root"), "/no/such/root"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line_and_exit_code_3(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in one_line(healthd(tmp_path, "check", "--json", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HEALTHD_CPU_DEVICES", "abc"),
+        ("HEALTHD_CPU_DEVICES", "0"),
+        ("HEALTHD_CPU_DEVICES", "-1"),
+        ("HEALTHD_CPU_DEVICES", "100000"),
+        ("HEALTHD_CPU_DEVICE", "2"),
+        ("HEALTHD_PROBE_RETRIES", "-1"),
+        ("HEALTHD_PROBE_START", "soon"),
+        ("HEALTHD_PROBE_PYTHON", "/no/such/python"),
+        ("HEALTHD_PROBE_ACCELERATOR", "abacus"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(tmp_path: Path, variable: str, value: str) -> None:
+    said = healthd(tmp_path, "check", "matmul", "--json", env={variable: value})
+    text = one_line(said)
+    assert variable in text or value in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[probe]\ncpu_device = 2\n", "healthd.toml:2: unknown key 'probe.cpu_device'; did you mean 'cpu_devices'?"),
+        ("[prob]\n", "healthd.toml:1: unknown key 'prob'; did you mean 'probe'?"),
+        ("[checks.matmull]\nrepeats = 1\n", "no such check: 'matmull'"),
+        ("[checks.matmul]\nrepeat = 1\n", "repeat"),
+        ('[checks.matmul]\ntimeout = "-1s"\n', "-1s"),
+        ("[checks.matmul]\nrepeats = -1\n", "repeats"),
+        ("[node\n", "healthd.toml:1: not TOML"),
+        ('[node]\nchecks = ["nothing_like_it"]\n', "nothing_like_it"),
+        ("[limits.matmul_flops_per_second]\nlower = 'a'\n", "limits"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    assert said in one_line(healthd(tmp_path, "check", "matmul", "--json", "--config", small(tmp_path, text)))

@@ -1,0 +1,168 @@
+"""The aggregator's client against servers that are away, slow, broken, or something else altogether."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from healthd import client, wire
+from healthd.client import Aggregator, Endpoint, RefusedError, read_token
+from healthd.errors import BadInputError, ConfigError, UnreachableError
+from healthd.model import Decision, GateRequest, Verdict
+
+REQUEST = GateRequest(job="train", nodes=("n1",))
+
+
+def decision(verdict: Verdict) -> Decision:
+    return Decision(
+        id="g-1",
+        decision=verdict,
+        reasons=(),
+        nodes=(),
+        excluded=(),
+        policy={},
+        retryable=False,
+        decided_at=0.0,
+        duration_seconds=0.0,
+    )
+
+
+def answer(body: bytes, *, status: str = "200 OK", kind: str = "application/json", length: int | None = None) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body) if length is None else length}"
+    return head.encode() + b"\r\nConnection: close\r\n\r\n" + body
+
+
+@contextlib.contextmanager
+def server(*answers: bytes | Callable[[socket.socket], None]) -> Iterator[str]:
+    """Answers one connection after the other; the last answer is given to all that follow."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+
+        def serve() -> None:
+            count = 0
+            while True:
+                try:
+                    connection, _ = door.accept()
+                except OSError:
+                    return
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65536)
+                    what = answers[min(count, len(answers) - 1)]
+                    count += 1
+                    if callable(what):
+                        what(connection)
+                    else:
+                        connection.sendall(what)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            door.shutdown(socket.SHUT_RDWR)
+            door.close()
+            thread.join(timeout=5)
+
+
+def aggregator(url: str) -> Aggregator:
+    return Aggregator(Endpoint(url=url, token=None, ca_file=None))
+
+
+def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = None) -> Decision:
+    with aggregator(url) as line:
+        return line.ask(REQUEST, wait_seconds=wait_seconds, on_hold=lambda _: None, gone_seconds=gone_seconds)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (answer(b"<html>welcome to nginx</html>", kind="text/html"), "did not answer JSON: is this really"),
+        (answer(b"<html>no</html>", status="404 Not Found", kind="text/html"), "HTTP 404 Not Found"),
+        (answer(b"{}", status="302 Found"), "HTTP 302 Found"),
+        (answer(b'{"detail": "the disk is full"}', status="503 Service Unavailable"), "the disk is full"),
+        (answer(b'{"a": ', length=100), "cannot be reached"),
+        (b"", "cannot be reached"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "cannot be reached"),
+    ],
+)
+def test_what_is_no_answer_of_an_aggregator_counts_as_away(sent: bytes, said: str) -> None:
+    with server(sent) as url, aggregator(url) as line, pytest.raises(UnreachableError, match=said):
+        line.call("GET", "/v1/fleet")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"id": 7}', b'{"id": "g", "decision": "maybe"}', b"\xff\xfe"])
+def test_json_that_is_no_decision_is_never_one(body: bytes) -> None:
+    with server(answer(body)) as url, pytest.raises((BadInputError, UnreachableError)):
+        ask(url, wait_seconds=0.0)
+
+
+def test_a_refusal_is_told_apart_from_silence() -> None:
+    refused = answer(b'{"title": "Forbidden", "detail": "token lacks scope gate"}', status="403 Forbidden")
+    with server(refused) as url, pytest.raises(RefusedError, match="token lacks scope gate") as caught:
+        ask(url)
+    assert caught.value.status == 403
+
+
+def test_an_answer_without_end_is_cut_off() -> None:
+    def babble(connection: socket.socket) -> None:
+        connection.sendall(answer(b"", length=1 << 40).removesuffix(b"\r\n") + b"\r\n")
+        while True:
+            connection.sendall(b" " * (1 << 20))
+
+    with server(babble) as url, aggregator(url) as line, pytest.raises(UnreachableError, match="within 64 MiB"):
+        line.call("GET", "/v1/fleet")
+
+
+def test_a_lost_answer_is_asked_again() -> None:
+    with server(b"", answer(wire.encode(decision(Verdict.ADMIT)))) as url:
+        assert ask(url, wait_seconds=5.0).decision is Verdict.ADMIT
+
+
+def test_hold_is_followed_to_the_last_word() -> None:
+    heard: list[Verdict] = []
+    first, last = (answer(wire.encode(decision(verdict))) for verdict in (Verdict.HOLD, Verdict.REJECT))
+    with server(first, last) as url, aggregator(url) as line:
+        found = line.ask(REQUEST, wait_seconds=5.0, on_hold=lambda d: heard.append(d.decision))
+    assert (found.decision, heard) == (Verdict.REJECT, [Verdict.HOLD])
+
+
+def test_one_that_stays_away_is_given_up_after_the_wait_or_after_it_is_gone() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        for limits in ({"wait_seconds": 0.5}, {"wait_seconds": 600.0, "gone_seconds": 0.5}):
+            began = time.monotonic()
+            with pytest.raises(UnreachableError, match="cannot be reached"):
+                ask(url, **limits)
+            assert time.monotonic() - began < 5
+
+
+def test_a_gate_that_is_never_decided_ends_with_the_wait() -> None:
+    assert client.GRACE_SECONDS > 0
+    with server(answer(wire.encode(decision(Verdict.HOLD)))) as url, pytest.raises(UnreachableError, match="last word"):
+        ask(url, wait_seconds=-client.GRACE_SECONDS)
+
+
+@pytest.mark.parametrize("url", ["n1:8090", "ftp://n1", "", "http//n1"])
+def test_what_is_no_url_is_said(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not a URL"):
+        aggregator(url)
+
+
+def test_a_token_file_is_one_line_and_its_faults_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("  secret \nsecond line\n")
+    assert read_token(file) == "secret"
+    assert read_token(None) is None
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(tmp_path)
