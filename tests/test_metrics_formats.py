@@ -14,7 +14,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from tests.fleet.cluster import AGGREGATOR, Cluster, Service, ask, free_port, until
+from tests.fleet.cluster import AGGREGATOR, Cluster, ask
+from tests.fleet.service import Service, free_port, until
 
 # The contract: design, metrics. Samples as they are written, so a counter ends in _total.
 OF_NODE = {
@@ -63,7 +64,7 @@ def samples(service: Service) -> dict[str, list[dict[str, str]]]:
     assert plain.headers["content-type"].startswith("text/plain")
     assert opened.headers["content-type"].startswith("application/openmetrics-text")
     found: dict[str, list[dict[str, str]]] = {}
-    for family in parse_prometheus(plain.text):
+    for family in parse_prometheus(plain.text):  # type: ignore[no-untyped-call]
         for sample in family.samples:
             found.setdefault(sample.name, []).append(dict(sample.labels))
     names = {sample.name for family in parse_openmetrics(opened.text) for sample in family.samples}

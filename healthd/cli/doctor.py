@@ -65,7 +65,7 @@ def doctor(as_json: bool, **options: Any) -> int:
 def examine(settings: Settings) -> Iterator[Item]:
     """Everything, the basic first."""
     python = settings.probe.python or Path(sys.executable)
-    yield from _interpreter(python)
+    yield from _interpreter(python, settings.probe.start_seconds)
     yield _folder("state directory", settings.node.state_dir, "--state-dir")
     yield _folder("run directory", settings.node.run_dir, "--run-dir")
     yield _kernel_log()
@@ -74,16 +74,19 @@ def examine(settings: Settings) -> Iterator[Item]:
     yield from _tools()
 
 
-def _interpreter(python: Path) -> Iterator[Item]:
+def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
     name = "probe interpreter"
     try:
-        done = subprocess.run([python, "-I", "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([python, "-I", "-c", PROBE], capture_output=True, text=True, timeout=seconds, check=False)
     except OSError as error:
         yield Item(name, "missing", f"{python}: {error.strerror}", "set probe_python to the interpreter that has torch")
         return
     except subprocess.TimeoutExpired:
         yield Item(
-            name, "missing", f"{python} did not answer within 60 s", "look at what its site-packages do at start"
+            name,
+            "missing",
+            f"{python} did not answer within {seconds:g} s",
+            "look at what its site-packages do at start",
         )
         return
     try:

@@ -106,10 +106,12 @@ class ProbeSettings:
             raise ValueError(f"retries must be between 0 and {MOST_RETRIES}, not {self.retries}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
-        known = ("auto", *accelerators())
-        if self.accelerator not in known:
-            near = nearest(self.accelerator, dict.fromkeys(known))
-            raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")
+        if self.accelerator != "auto":
+            from checks.accelerators import NAMES
+
+            if self.accelerator not in NAMES:
+                near = nearest(self.accelerator, dict.fromkeys(("auto", *NAMES)))
+                raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +347,9 @@ class Settings:
                     timeouts[name] = parse_duration(values.pop("timeout"))
                 if name in known:
                     load_params(known[name].params_type, values)
+                for key, value in values.items():
+                    if isinstance(value, (int, float)) and value < 0:
+                        raise ValueError(f"{key} must not be negative, as {value} is")
             except ValueError as error:
                 raise ConfigError(f"{self.where('checks', name)}: checks.{name}: {error}") from None
             params[name] = values
@@ -387,6 +392,9 @@ def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
             "aggregator.state_dir": _state_dir(),
         },
     )
+    root = settings.node.host_root
+    if root is not None and not root.is_dir():
+        raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")
     return dataclasses.replace(settings, file=file)
 
 

@@ -14,8 +14,9 @@ import httpx
 import pytest
 import trustme
 
-from tests.fleet.cluster import Cluster, Service, ask, free_port, until
+from tests.fleet.cluster import Cluster, ask
 from tests.fleet.proxy import Proxy, Rule
+from tests.fleet.service import Service, free_port, until
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.cluster import AGGREGATOR, Cluster, ask, asked, release, until
+from tests.fleet.cluster import AGGREGATOR, Cluster, ask, asked, release
+from tests.fleet.service import until
 
 NODES = ("n1", "n2", "n3")
 

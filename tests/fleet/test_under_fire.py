@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fleet.cluster import AGGREGATOR, Cluster, Service, ask, asked, mounted, release, until
+from tests.fleet.cluster import AGGREGATOR, Cluster, ask, asked, mounted, release
+from tests.fleet.service import Service, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 

@@ -174,7 +174,6 @@ def test_what_cannot_be_meant_is_one_line_and_exit_code_3(
         ("HEALTHD_CPU_DEVICE", "2"),
         ("HEALTHD_PROBE_RETRIES", "-1"),
         ("HEALTHD_PROBE_START", "soon"),
-        ("HEALTHD_PROBE_PYTHON", "/no/such/python"),
         ("HEALTHD_PROBE_ACCELERATOR", "abacus"),
     ],
 )
@@ -182,6 +181,12 @@ def test_a_variable_that_cannot_be_used_is_named(tmp_path: Path, variable: str, 
     said = healthd(tmp_path, "check", "matmul", "--json", env={variable: value})
     text = one_line(said)
     assert variable in text or value in text
+
+
+def test_an_interpreter_that_is_not_there_is_unknown_and_named(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "check", "memory_free", "--json", env={"HEALTHD_PROBE_PYTHON": "/no/such/python"})
+    assert said.code == 3
+    assert "/no/such/python" in said.json["reasons"][0]["message"]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class Settings:
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)
     gate: Gate = Gate()
     programs: dict[str, Program] = field(default_factory=dict)
+    directories: tuple[Path, ...] = ()
 
 
 def read(
@@ -163,3 +164,11 @@ def test_defaults_are_the_weakest_and_the_first_section_with_the_key_is_meant(tm
         defaults={"listen": "x:1", "gate.tier": "passive", "gate.wait": 9.0},
     )
     assert settings == Settings(listen="x:1", gate=Gate(max_age_seconds=60.0, tier="passive", wait_seconds=3.0))
+
+
+def test_lists_of_paths_come_from_file_variable_and_argument(tmp_path: Path) -> None:
+    assert read('directories = ["/a", "~/b"]\n', tmp_path).directories == (Path("/a"), Path("~/b").expanduser())
+    assert read("", tmp_path, {"HEALTHD_DIRECTORIES": "/a, /b"}).directories == (Path("/a"), Path("/b"))
+    assert read("", tmp_path, {}, {"directories": "/c"}).directories == (Path("/c"),)
+    with pytest.raises(ConfigError, match=r"healthd\.toml:1: directories: Expected `str`, got `int`"):
+        read("directories = [3]\n", tmp_path)

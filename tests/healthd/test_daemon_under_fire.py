@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.cluster import Cluster, Service, mounted, until
+from tests.fleet.cluster import Cluster, mounted
+from tests.fleet.service import Service, until
 
 SLEEPER = '''
 """A check that never comes back, with a grandchild that holds every pipe it was given."""

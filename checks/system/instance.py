@@ -1,0 +1,149 @@
+"""Whether the machine is what its instance type promises: the devices, their cores and their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from checks.catalog import InstanceType, find_type, has_no_accelerators
+from checks.contract import Action, Context, Finding, Limit, Status, check
+from checks.identity import read_identity
+from checks.limits import quantity, within
+
+
+@dataclass(frozen=True)
+class Params:
+    """What cannot be read from the machine."""
+
+    type: str | None = None  # the instance type where the machine does not tell it
+    devices: int | None = None  # None: all of the type; a container's share where it is given fewer
+    memory_ratio: float = 0.95  # of the type's memory a device must show; drivers keep up to 2 %, a lost stack is 12 %
+
+
+@check(tier="passive", interval_seconds=60, timeout_seconds=5)
+def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
+    """
+    The machine has the accelerators that its instance type promises.
+
+    A machine whose driver is gone looks like one with plain CPUs; its type says what it is.
+
+    Reads:   the type from params.type, else the inventory's and the firmware tables (/sys/devices/virtual/dmi/id);
+             the inventory of the accelerator. No request to the metadata service.
+    Judges:  fail MissingDevice (another accelerator, fewer devices or cores, less memory) | unknown UnknownInstanceType
+             (EC2, and the catalogue does not have the type, or it promises less than is seen), NoData (the driver says
+             no count) | skip NotApplicable (no EC2; a type without accelerators).
+    Cost:    under 1 ms; harmless to jobs.
+    Source:  checks/catalog.py names one for each figure.
+    """
+    identity = read_identity(ctx.host, configured=ctx.params.type, inventory=ctx.inventory, imds=False)
+    name, seen = identity["instance_type"], ctx.inventory.get("accelerator")
+    known = find_type(name)
+    if known is None:
+        yield _without_record(name, ctx.params.type, seen, on_ec2=identity["on_ec2"])
+    elif seen != known.chip.accelerator:
+        yield _other_accelerator(known, seen)
+    elif (expected := ctx.params.devices if ctx.params.devices is not None else known.devices) is None:
+        yield _unknown(f"{known.name} has {known.chip.name}, but nobody says how many; set devices for this check")
+    else:
+        yield from _judge(ctx, known, expected)
+
+
+def _without_record(name: str | None, configured: str | None, seen: object, *, on_ec2: bool) -> Finding:
+    """Nothing to compare with: is that in order here?"""
+    if has_no_accelerators(name) and seen == "cpu":
+        return _not_applicable(f"{name} has no accelerators")
+    if name is not None:
+        return _unknown(f"the catalogue has no instance type {name}, so what it should have is unknown")
+    if configured:
+        return _unknown(f"{configured!r} is no name of an instance type; correct it")
+    # Neuron devices exist on EC2 alone: there is a type, and it could not be read.
+    if on_ec2 or seen == "neuron":
+        return _unknown("the instance type cannot be read from the firmware tables; set type for this check")
+    return _not_applicable("not on EC2, and no instance type is configured")
+
+
+def _other_accelerator(known: InstanceType, seen: object) -> Finding:
+    count = "" if known.devices is None else f"{known.devices} "
+    text = (
+        f"{known.name} has {count}{known.chip.name} ({known.chip.accelerator}), and what is used here is "
+        f"{seen or 'nothing'}; see whether the driver is loaded and the accelerator is configured as "
+        f"{known.chip.accelerator} or auto"
+    )
+    return Finding(status=Status.FAIL, reason="MissingDevice", message=text, target="node")
+
+
+def _judge(ctx: Context[Params], known: InstanceType, expected: int) -> Iterator[Finding]:
+    count = ctx.inventory.get("device_count")
+    origin = "catalogue" if ctx.params.devices is None else "config"
+    if count is None:
+        text = f"the driver does not say how many devices there are; {known.name} should show {expected}"
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
+        return
+    finding = within(
+        float(count),
+        name="instance_devices_count",
+        target="node",
+        limit=Limit(lower=float(expected), upper=None, origin=origin),
+        reason="MissingDevice",
+        subject=f"{known.name}, {known.chip.name} devices:",
+    )
+    if count > expected:
+        yield _unknown(f"{known.name} should show {expected} {known.chip.name} and shows {count}; is the type right?")
+        return
+    yield finding
+    if finding.status is Status.PASS:
+        yield from _judge_cores(ctx, known, count)
+    yield from _judge_memory(ctx, known)
+
+
+def _judge_cores(ctx: Context[Params], known: InstanceType, count: int) -> Iterator[Finding]:
+    """Cores fit one of the logical configurations that the chip can have; nothing where they are not told."""
+    cores = ctx.inventory.get("core_count")
+    if known.chip.cores is None or cores is None:
+        return
+    possible = sorted(count * known.chip.cores // lnc for lnc in known.chip.lnc)
+    expected = float(next((number for number in possible if number >= cores), possible[-1]))
+    yield within(
+        float(cores),
+        name="instance_cores_count",
+        target="node",
+        limit=Limit(lower=expected, upper=expected, origin="catalogue"),
+        reason="MissingDevice",
+        subject=f"{known.name}, NeuronCores on {count} devices:",
+    )
+
+
+def _judge_memory(ctx: Context[Params], known: InstanceType) -> Iterator[Finding]:
+    """
+    Each device that shows less memory than it should, else the one that shows least.
+
+    Nothing where no device tells its memory: not every driver does, and the count has been judged.
+    """
+    name = "instance_device_memory_bytes"
+    limit = Limit(lower=ctx.params.memory_ratio * known.chip.memory_bytes, upper=None, origin="catalogue")
+    devices: list[dict[str, Any]] = [device for device in ctx.inventory.get("devices") or () if device.get("target")]
+    if all(device.get("memory_bytes") is None for device in devices):
+        return
+    findings = [
+        within(
+            None if (size := device.get("memory_bytes")) is None else float(size),
+            name=name,
+            target=str(device["target"]),
+            limit=limit,
+            reason="MissingDevice",
+            subject=f"memory of this {known.chip.name}, of {quantity(name, float(known.chip.memory_bytes))}:",
+            action=Action.INSPECT,  # a reboot brings back no memory; a GPU may be partitioned (MIG)
+        )
+        for device in devices
+    ]
+    bad = [finding for finding in findings if finding.status is not Status.PASS]
+    yield from bad or [min(findings, key=lambda finding: finding.measurements[0].value or 0.0)]
+
+
+def _unknown(text: str) -> Finding:
+    return Finding(status=Status.UNKNOWN, reason="UnknownInstanceType", message=text, target="node")
+
+
+def _not_applicable(text: str) -> Finding:
+    return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")

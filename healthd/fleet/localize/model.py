@@ -1,0 +1,198 @@
+"""
+The words of localisation: what is asked, what was seen, what to test next, what is the verdict.
+
+Frozen data alone. A member is a node of a job; nothing here depends on that, so ranks of one node serve as well.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from healthd.errors import BadInputError
+
+
+class Outcome(str, enum.Enum):
+    """Of one group test. UNKNOWN (no answer, our own tool failed, cancelled) is no evidence of anything."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    SLOW = "slow"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOutcome:
+    """
+    What the test of one group gave.
+
+    `round` 0 is the first whole and whatever else was known before; rounds count from 1. Groups of one round are taken
+    to have run at once: a slow group counts as measured alone only where its round had no other group.
+    """
+
+    members: tuple[str, ...]
+    outcome: Outcome
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """
+    What may go wrong although nothing is broken, and how broken things behave.
+
+    `false_alarm_ratio`: share of healthy groups that fail or are slow. 0 is the deterministic hypothesis: what is healthy
+    passes always. `flaky_fail_ratio`: how often a flaky member makes its group fail; the alternative in every likelihood.
+    `budget_ratio`: false accusations accepted for each validation of a whole healthy fleet.
+    """
+
+    false_alarm_ratio: float = 0.0
+    flaky_fail_ratio: float = 0.5
+    budget_ratio: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.false_alarm_ratio < self.flaky_fail_ratio < 1 and 0 < self.budget_ratio < 1):
+            raise BadInputError(
+                "localisation: noise must have 0 <= false_alarm_ratio < flaky_fail_ratio < 1 and 0 < budget_ratio < 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """
+    How long to go on.
+
+    `pair_rounds` is how many rounds of shuffled pairs must be clean before bisection: a member that fails half of its
+    tests is missed by five of them once in 32.
+    """
+
+    max_rounds: int = 40
+    max_tests: int = 100_000
+    pair_rounds: int = 5
+
+    def __post_init__(self) -> None:
+        if self.max_rounds < 0 or self.max_tests < 0 or self.pair_rounds < 1:
+            raise BadInputError("localisation: bounds must not be negative, and pair_rounds at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """
+    What is to be localised.
+
+    `partners`: idle members outside the job that are known to be good; they help and are not judged unless they fail
+    like a culprit. `labels`: topology, e.g. `{"n1": {"switch": "s7"}}`; absent where nothing is known. `seed` decides
+    every shuffle. `one_after_another`: tests cannot run at once; see `sequence`.
+    """
+
+    members: tuple[str, ...]
+    partners: tuple[str, ...] = ()
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    seed: int = 0
+    noise: Noise = Noise()
+    bounds: Bounds = Bounds()
+    one_after_another: bool = False
+
+    def __post_init__(self) -> None:
+        names = (*self.members, *self.partners)
+        if not self.members:
+            raise BadInputError("localisation: there are no members to test; name at least one")
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise BadInputError(f"localisation: named twice: {', '.join(twice[:5])}; name each member or partner once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextRound:
+    """Groups to test now, all at once: they share no member. `why` is one sentence for people."""
+
+    number: int
+    groups: tuple[tuple[str, ...], ...]
+    why: str
+
+
+class Manner(str, enum.Enum):
+    """How a culprit fails."""
+
+    ALWAYS = "always"
+    SOMETIMES = "sometimes"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """
+    An accused member.
+
+    `failed_with`: the different clean partners of its failures; `passed` and `failed`: its tests in pairs.
+    `log10_likelihood` is how many powers of ten likelier these outcomes are if it is bad than if it is
+    healthy under the stated noise; None without noise, where a healthy pair never fails.
+    """
+
+    member: str
+    manner: Manner
+    failed_with: tuple[str, ...]
+    failed: int
+    passed: int
+    log10_likelihood: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathFault:
+    """Two members fail together and each passes with others: neither is accused."""
+
+    ends: tuple[str, str]
+    failed: int
+    slow: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFault:
+    """
+    All members with one topology label are cut off: `label` is the key (`switch`), `value` which one.
+
+    `inside` True: they pass among themselves (an uplink); False: they fail there too; None: not measured.
+    """
+
+    label: str
+    value: str
+    members: tuple[str, ...]
+    inside: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleFault:
+    """
+    Pairs pass and a larger group fails.
+
+    `members` is the smallest failing group seen and `largest_passing` the size of the largest that passed.
+    `any_group`: another group of that size failed too (True), passed (False), was not tested (None).
+    """
+
+    members: tuple[str, ...]
+    largest_passing: int
+    any_group: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """
+    What is known at the end. No member outside `culprits` is accused.
+
+    `one_of`: sets of which at least one member, or a path inside, is at fault and more cannot be told. `not_measured`:
+    tests with these gave no outcome. `rest`: who remains; `rest_passed` True when all of them passed together last,
+    False when they failed, None when that was not measured. `decided` is False where a failure has no named cause.
+    """
+
+    culprits: tuple[Culprit, ...]
+    paths: tuple[PathFault, ...]
+    groups: tuple[LabelFault, ...]
+    scale: ScaleFault | None
+    one_of: tuple[tuple[str, ...], ...]
+    not_measured: tuple[str, ...]
+    rest: tuple[str, ...]
+    rest_passed: bool | None
+    decided: bool
+    reasons: tuple[str, ...]
+    rounds: int
+    tests: int
