@@ -4,6 +4,7 @@ Talking to an aggregator from the command line: one place for addresses, tokens,
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from healthd.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
 HOLD_SECONDS = 20.0
+# Beyond what was asked to be held: the way there and back, and a busy aggregator.
+SLACK_SECONDS = 10.0
 # A page of 500 nodes with all that is known of them is some 20 MB; what is longer than this is not ours.
 ANSWER_BYTES = 64 << 20
 # From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
@@ -74,8 +77,7 @@ class Aggregator:
             except (OSError, ssl.SSLError) as error:
                 raise ConfigError(f"{endpoint.ca_file}: not a CA file: {error}; name another with --ca-file") from None
         self.url = endpoint.url.rstrip("/")
-        timeout = httpx.Timeout(10.0, read=HOLD_SECONDS + 10.0)
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, verify=verify, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, trust_env=False)
 
     def __enter__(self) -> Aggregator:
         return self
@@ -83,13 +85,25 @@ class Aggregator:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def call(self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None) -> bytes:
-        """The body of a good answer; UnreachableError where nobody answers (5xx too), RefusedError with the reason."""
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        hold_seconds: float = HOLD_SECONDS,
+    ) -> bytes:
+        """
+        The body of a good answer; UnreachableError where nobody answers (5xx too), RefusedError with the reason.
+
+        `hold_seconds` is how long the other side may hold the answer back, as it was asked to.
+        """
         content = None if body is None else wire.encode(body)
         headers = {} if content is None else {"Content-Type": "application/json"}
         params = {key: value for key, value in (query or {}).items() if value is not None}
         try:
-            status, phrase, content_type, found = self._exchange(method, path, content, headers, params)
+            status, phrase, content_type, found = self._exchange(method, path, content, headers, params, hold_seconds)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise UnreachableError(
                 f"aggregator {self.url} cannot be reached: {error or type(error).__name__}"
@@ -104,12 +118,22 @@ class Aggregator:
         raise RefusedError(f"aggregator {self.url}: {detail}", status)
 
     def _exchange(
-        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], params: Mapping[str, Any]
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: Mapping[str, str],
+        params: Mapping[str, Any],
+        hold_seconds: float,
     ) -> tuple[int, str, str, bytes]:
         """Status, its phrase, the type of the content and the content, bounded in size and time."""
         chunks: list[bytes] = []
         size = 0
-        with self._http.stream(method, path, content=content, headers=headers, params=params) as answer:
+        timeout = httpx.Timeout(SLACK_SECONDS, read=hold_seconds + SLACK_SECONDS)
+        request = self._http.build_request(
+            method, path, content=content, headers=headers, params=params, timeout=timeout
+        )
+        with contextlib.closing(self._http.send(request, stream=True)) as answer:
             end = time.monotonic() + ANSWER_SECONDS
             for chunk in answer.iter_bytes():
                 chunks.append(chunk)
@@ -154,7 +178,7 @@ class Aggregator:
                 raise away or UnreachableError(f"aggregator {self.url} gave no last word in time")
             try:
                 hold = max(0.0, min(HOLD_SECONDS, left))
-                body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"})
+                body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"}, hold_seconds=hold)
             except UnreachableError as error:
                 now = time.monotonic()
                 if now + pause > end - GRACE_SECONDS or (gone_seconds is not None and now - heard > gone_seconds):

@@ -47,8 +47,7 @@ def check(names: tuple[str, ...], tier: str | None, as_json: bool, **options: An
         from healthd.cli import render
 
         console = render.out()
-        for part in render.node_report(state):
-            console.print(part)
+        render.show(console, render.node_report(state))
     return EXIT_CODES[worst([reason.status for reason in state.reasons] or [Status.PASS])]
 
 

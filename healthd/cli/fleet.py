@@ -126,8 +126,7 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     from healthd.cli import render
 
     console = render.out()
-    for line in render.decision_report(wire.decode(decision, Decision, what="decision")):
-        console.print(line)
+    render.show(console, render.decision_report(wire.decode(decision, Decision, what="decision")))
     return 0
 
 

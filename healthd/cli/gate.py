@@ -92,8 +92,7 @@ def finish(decision: Decision, hostfile: Path | None, *, as_json: bool) -> int:
         from healthd.cli import render
 
         console = render.out()
-        for line in render.decision_report(decision):
-            console.print(line)
+        render.show(console, render.decision_report(decision))
     if decision.decision is not Verdict.ADMIT:
         return NOT_ADMITTED if decision.retryable else IMPOSSIBLE
     if hostfile is not None:

@@ -100,8 +100,7 @@ def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
         sys.stdout.flush()
     elif outcome.decision is not None:
         console = render.err()
-        for line in render.decision_report(outcome.decision):
-            console.print(line)
+        render.show(console, render.decision_report(outcome.decision))
     if outcome.message:
         sys.stderr.write(f"healthd: rank {place.rank}: {outcome.message}\n")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
 from checks.limits import quantity
@@ -37,29 +40,61 @@ VERDICT_SIGNS = {
 }
 
 
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f]{12}\b")
+
+
 def out() -> Console:
-    """Standard output, as wide as the terminal (100 columns where there is none), colour only on a terminal."""
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
+    """Standard output, as wide as the terminal (120 columns where there is none), colour only on a terminal."""
+    return _console(stderr=False)
 
 
 def err() -> Console:
     """Standard error, for progress and errors."""
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=120)
+
+
+def show(console: Console, parts: Iterable[Table | str]) -> None:
+    """
+    Print tables and lines of markup.
+
+    On a terminal a long line is wrapped under its own beginning; in a log it stays one line, so that it can be found.
+    """
+    for part in parts:
+        if isinstance(part, Table) or not console.is_terminal:
+            console.print(part, soft_wrap=isinstance(part, str))
+            continue
+        text = Text.from_markup(part)
+        indent = len(text.plain) - len(text.plain.lstrip()) + 2
+        first, *rest = text.wrap(console, max(20, console.width - indent)) or [Text()]
+        console.print(first)
+        for line in rest:
+            console.print(Text(" " * indent) + line)
+
+
+def table_of(*names: str, wrapped: tuple[str, ...], header: bool = True) -> Table:
+    """A table without lines, whose columns are as wide as they need but for those that are wrapped."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), show_header=header)
+    for name in names:
+        table.add_column(name, overflow="fold", no_wrap=name not in wrapped)
+    return table
 
 
 def node_report(state: NodeState) -> Iterable[Table | str]:
     """What `healthd check` and `healthd fleet show` print: a line on the node, its checks, the reasons."""
     yield headline(state)
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("check", "status", "target", "finding", "limit", "took"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("check", "status", "took"))
+    table = table_of("check", "status", "target", "finding", wrapped=("target", "finding"))
     for result in sorted(state.results, key=lambda r: (r.tier.rank, r.check)):
         for row in result_rows(result):
             table.add_row(*row)
+    seen = {result.check for result in state.results}
     for spec in state.checks:
-        if spec.name not in {result.check for result in state.results} and spec.tier.rank == 0:
-            table.add_row(spec.name, SIGNS[Status.UNKNOWN], "node", "has not run yet", "", "")
+        if spec.name not in seen and spec.tier.rank == 0:
+            table.add_row(spec.name, SIGNS[Status.UNKNOWN], "node", "has not run yet")
     yield table
     if state.reasons:
         yield ""
@@ -85,43 +120,53 @@ def headline(state: NodeState) -> str:
 
 
 def result_rows(result: CheckResult) -> Iterable[tuple[str, ...]]:
-    """One row a finding; what passed with the same words on every target is folded into one row."""
-    took = quantity("seconds_seconds", result.duration_seconds)
-    if result.attempts > 1:
-        took += f" ({result.attempts} tries)"
-    first = True
-    for targets, finding in _folded(result.findings):
-        name, time = (result.check, took) if first else ("", "")
-        if first and result.injected:
-            name += " [yellow](injected)[/]"
+    """One row a finding, the worst first; what passed alike on many targets is one row, of the lowest."""
+    name = escape(result.check) + (" [yellow](injected)[/]" if result.injected else "")
+    notes = [f"{result.attempts} tries"] if result.attempts > 1 else []
+    if result.duration_seconds >= 1:
+        notes.append(f"took {quantity('s_seconds', result.duration_seconds)}")
+    note = f" [dim]({', '.join(notes)})[/]" if notes else ""
+    for targets, finding, alike in _folded(result.findings):
         limit = "; ".join(dict.fromkeys(limit_text(m) for m in finding.measurements))
-        yield (name, SIGNS[finding.status], escape(targets), escape(finding.message), f"[dim]{escape(limit)}[/]", time)
-        first = False
-    if first:
-        yield (result.check, SIGNS[result.status], "node", escape(result.error or "yielded nothing"), "", took)
+        said = escape(finding.message) + (f" [dim]on {escape(finding.target)}, the lowest[/]" if alike > 1 else "")
+        yield (name, SIGNS[finding.status], escape(targets), f"{said} [dim]{escape(limit)}[/]{note}")
+        name = note = ""
+    if name:
+        yield (name, SIGNS[result.status], "node", escape(result.error or "yielded nothing") + note)
 
 
-def _folded(findings: Sequence[Finding]) -> Iterable[tuple[str, Finding]]:
-    """Passing findings that differ in their target alone are told once."""
-    seen: dict[tuple[Status, str], list[str]] = {}
-    kept: dict[tuple[Status, str], Finding] = {}
+def _folded(findings: Sequence[Finding]) -> Iterable[tuple[str, Finding, int]]:
+    """
+    Targets, the finding to show, and how many different ones it stands for.
+
+    Findings with the same words are told once; those that passed and differ in numbers alone by the one that measured
+    least, because 32 cores would be 64 rows.
+    """
+    groups: dict[tuple[Status, str, int], list[Finding]] = {}
+    before: Counter[tuple[str, str]] = Counter()
     for finding in findings:
-        key = (finding.status, finding.message)
-        if finding.target not in seen.setdefault(key, []):
-            seen[key].append(finding.target)
-        kept.setdefault(key, finding)
-    for key in sorted(kept, key=lambda k: -SEVERITY[k[0]]):
-        yield ", ".join(seen[key]), kept[key]
+        passed = finding.status is Status.PASS and not finding.target.startswith("path:")
+        skeleton = _NUMBER.sub("#", finding.message) if passed else finding.message
+        # Several findings on one target are several things that were measured, such as sizes.
+        place = (skeleton, finding.target) if passed else (skeleton, "")
+        before[place] += 1
+        groups.setdefault((finding.status, skeleton, before[place] if passed else 0), []).append(finding)
+    for key in sorted(groups, key=lambda k: -SEVERITY[k[0]]):
+        alike = groups[key]
+        least = min(alike, key=lambda f: (f.measurements[0].value or 0.0) if f.measurements else 0.0)
+        targets = list(dict.fromkeys(finding.target for finding in alike))
+        short = ", ".join(targets) if len(targets) <= 3 else f"{targets[0]} ... {targets[-1]} ({len(targets)})"
+        yield short, least, len({finding.message for finding in alike})
 
 
 def limit_text(measurement: Measurement) -> str:
-    """`>= 10 GFLOP/s (config)`; `unjudged` where nobody set one."""
+    """`[>= 10 GFLOP/s, config]`; `[unjudged]` where nobody set one."""
     bounds = []
     if measurement.lower is not None:
         bounds.append(f">= {quantity(measurement.name, measurement.lower)}")
     if measurement.upper is not None:
         bounds.append(f"<= {quantity(measurement.name, measurement.upper)}")
-    return f"{' and '.join(bounds)} ({measurement.origin})" if bounds else "unjudged"
+    return f"[{' and '.join(bounds)}, {measurement.origin}]" if bounds else "[unjudged]"
 
 
 def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
@@ -139,7 +184,8 @@ def decision_report(decision: Decision) -> Iterable[str]:
     """What `healthd gate` and `healthd fleet explain` print."""
     names = ", ".join(node.node for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds)
-    included = f"{len(decision.nodes)} nodes: {names}" if decision.nodes else "no node"
+    count = "1 node" if len(decision.nodes) == 1 else f"{len(decision.nodes)} nodes"
+    included = f"{count}: {names}" if decision.nodes else "no node"
     yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
     if decision.would is not None:
         yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
@@ -196,9 +242,7 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
         console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
     if not nodes:
         return
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("node", "health", "heard", "in use by", "why"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("node", "health", "heard"))
+    table = table_of("node", "health", "heard", "in use by", "why", wrapped=("in use by", "why"))
     order = list(HEALTH_SIGNS)
     for node in sorted(nodes, key=lambda n: (-order.index(Health(n["health"])), n["node"])):
         holders = ", ".join(claim["holder"] for claim in node["allocated"])
@@ -220,8 +264,7 @@ def print_node(record: Mapping[str, Any]) -> None:
             f"[bold]{escape(record['node'])}[/]  {HEALTH_SIGNS[Health(record['health'])]}  nothing reported yet"
         )
     else:
-        for part in node_report(wire.convert(record["state"], NodeState, what="node")):
-            console.print(part)
+        show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
     heard = record["heard_seconds"]
     console.print(f"[dim]last heard: {'never' if heard is None else age_text(heard) + ' ago'}[/]")
     for event in record["events"][:10]:
@@ -231,9 +274,7 @@ def print_node(record: Mapping[str, Any]) -> None:
 
 def print_checks(infos: Iterable[CheckInfo]) -> None:
     """`healthd checks`: what there is, lightest tier first."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("check", "tier", "runs on", "limit", "from", "what it says"):
-        table.add_column(name, overflow="fold", no_wrap=name != "what it says")
+    table = table_of("check", "tier", "runs on", "limit", "from", "what it says", wrapped=("what it says",))
     for info in sorted(infos, key=lambda i: (i.tier.rank, i.name)):
         first = next((line.strip() for line in info.doc.splitlines() if line.strip()), "")
         table.add_row(info.name, info.tier.value, info.scope.value, f"{info.timeout_seconds:g} s", info.origin, first)
@@ -243,7 +284,7 @@ def print_checks(infos: Iterable[CheckInfo]) -> None:
 def print_items(items: Sequence[tuple[str, str, str, str]]) -> None:
     """`healthd doctor`: what was looked at, how it is, and the remedy."""
     signs = {"ok": "[green]✓[/]", "missing": "[red]✗[/]", "note": "[yellow]![/]"}
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table = table_of("state", "name", "found", wrapped=("found",), header=False)
     for name, state, text, remedy in items:
         found = escape(text) + (f"\n[dim]→ {escape(remedy)}[/]" if remedy else "")
         table.add_row(signs[state], name, found)

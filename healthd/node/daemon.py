@@ -125,14 +125,15 @@ class Saver:
         self._dirty = asyncio.Event()
         self._at_once = asyncio.Event()
         self._was_running = False
+        self._quarantine = book.quarantine
         book.listen(self._changed)
 
     def _changed(self) -> None:
         self._dirty.set()
         running = self._book.running is not None
-        if self._was_running and not running:
+        if (self._was_running and not running) or self._quarantine != self._book.quarantine:
             self._at_once.set()
-        self._was_running = running
+        self._was_running, self._quarantine = running, self._book.quarantine
 
     async def run(self) -> None:
         """The eternal loop."""

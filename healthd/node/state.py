@@ -32,12 +32,17 @@ SNAPSHOT_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The state file. `results` are evidence of the boot `boot_id`; `history` may be older."""
+    """
+    The state file. `results` are evidence of the boot `boot_id`; `history` may be older.
+
+    `quarantine` is kept so that the node can say it to an aggregator that has lost its database.
+    """
 
     version: int
     boot_id: str | None
     results: tuple[Stamped, ...]
     history: tuple[Stamped, ...]
+    quarantine: Quarantine | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +169,11 @@ class NodeBook:
         return self._survey.holders if self._survey is not None else None
 
     @property
+    def quarantine(self) -> Quarantine | None:
+        """The aggregator's word, as it was last heard."""
+        return self._quarantine
+
+    @property
     def accelerator(self) -> str | None:
         """The kind of devices; None until the machine was looked at."""
         return self._survey.inventory.accelerator if self._survey is not None else None
@@ -259,6 +269,7 @@ class NodeBook:
         saved = files.load(path, Saved)
         if saved is None:
             return
+        self._quarantine = saved.quarantine
         now = self.clock.boot()
         known = {spec.name for spec in self.specs}
         for stamped in saved.history:
@@ -279,6 +290,7 @@ class NodeBook:
             boot_id=self.boot_id,
             results=tuple(self._results.values()),
             history=tuple(stamped for kept in self._history.values() for stamped in reversed(kept.all())),
+            quarantine=self._quarantine,
         )
         try:
             files.save(path, saved, durable=False)

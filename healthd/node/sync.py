@@ -106,7 +106,9 @@ class Line:
         """Sends what is new at once, beside the request that is held."""
         while True:
             await self._news.wait()
-            await asyncio.sleep(GATHER_SECONDS)
+            if self._told is None or self._told[1] == self._orders.reports():
+                # A gate may wait for the report on an order; a result can wait for the next one.
+                await asyncio.sleep(GATHER_SECONDS)
             self._news.clear()
             if self._url is None or not self._worth_telling():
                 continue
@@ -208,7 +210,9 @@ class Line:
             self._known_digest = request.digest
             # Spread, so that a fleet that started together does not send all states in one second.
             self._full_at = sent_at - self._chance.uniform(0.0, 0.2) * self._settings.full_seconds
-        self._book.set_quarantine(answer.quarantine)
+        if answer.orders is not None or answer.quarantine is not None:
+            # An aggregator that makes no statement yet may have lost its database: what it said before stands.
+            self._book.set_quarantine(answer.quarantine)
         self._orders.apply(
             answer.orders, issuer=answer.issuer, acknowledged=answer.acknowledged, carried=request.orders
         )

@@ -46,6 +46,7 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over = True
+        self._threads[0].join(5)  # nobody is let in any more
         for sock in list(self._open):
             _end(sock)
         for thread in self._threads:

@@ -225,7 +225,7 @@ def test_an_aggregator_that_comes_back_while_the_hook_waits_answers_it(tmp_path:
     assert json.loads(out)["decision"] == "admit"
 
 
-def test_a_server_that_never_answers_does_not_outlast_the_wait_by_much(tmp_path: Path) -> None:
+def test_a_hook_whose_server_never_answers_can_be_interrupted(tmp_path: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -237,7 +237,7 @@ def test_a_server_that_never_answers_does_not_outlast_the_wait_by_much(tmp_path:
             hook.send_signal(signal.SIGINT)
             _, err = hook.communicate(timeout=10)
     assert hook.returncode == 130
-    assert err == "healthd: stopped\n"
+    assert err.strip() == "healthd: stopped"
 
 
 def test_wrong_and_missing_tokens_are_refused_in_one_line_and_right_ones_are_let_in(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd import wire
-from healthd.model import Health
+from healthd.model import Health, Quarantine
 from healthd.node import files
 from healthd.node.allocation import allocations, describe
 from healthd.node.digest import digest_of
@@ -224,3 +224,14 @@ def test_digest_ignores_ages_times_and_measured_values_and_nothing_that_decides(
         change()
         seen.add(digest_of(one.snapshot()))
     assert len(seen) == 9
+
+
+def test_quarantine_survives_a_restart_and_a_reboot(tmp_path: Path) -> None:
+    word = Quarantine(reason="link flaps", owner="ops", owner_kind="person", since=1.0, until=None)
+    one = book(tmp_path)
+    one.set_quarantine(word)
+    one.save(tmp_path / "state.json")
+    for boot_id in (BOOT, "another boot"):
+        again = book(tmp_path, boot_id=boot_id)
+        again.restore(tmp_path / "state.json")
+        assert again.snapshot().quarantine == word

@@ -369,6 +369,20 @@ def test_word_on_quarantine_is_taken_over(tmp_path: Path) -> None:
     run(main())
 
 
+def test_aggregator_that_makes_no_statement_ends_no_quarantine(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with connected(tmp_path) as (world, aggregator, _):
+            word = Quarantine(reason="fan", owner="ops", owner_kind="person", since=1.0, until=None)
+            world.book.set_quarantine(word)
+            aggregator.orders = None
+            count = len(aggregator.requests)
+            aggregator.release.set()
+            await eventually(lambda: len(aggregator.requests) > count)
+            assert world.book.snapshot().quarantine == word
+
+    run(main())
+
+
 def test_token_is_read_again_for_each_request(tmp_path: Path) -> None:
     async def main() -> None:
         file = tmp_path / "token"

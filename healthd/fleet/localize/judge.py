@@ -208,7 +208,7 @@ def candidates(ev: Evidence) -> list[tuple[tuple[str, str], frozenset[int]]]:
                 sizes[pair] = sizes.get(pair, 0) + 1
     failing = {k: frozenset(m) for k, m in by_label.items() if 2 <= len(m) == sizes[k] < len(ev.job)}
     crossing = {
-        k: m for k, m in failing.items() if all(any(o not in m and o != v for o, _ in ev.counted(v)) for v in m)
+        k: m for k, m in failing.items() if all(any(o not in m and ev.passes[o] for o, _ in ev.counted(v)) for v in m)
     }
     for test in ev.tests:
         if not test.bad and len(test.members) > 1:

@@ -1,0 +1,101 @@
+"""
+The smallest group that still fails, where pairs are clean and the whole is not: a bad path, or a fault of scale.
+
+Four blocks give three rounds of two unions each; a union that fails is the new whole, about half as large. When no union
+fails the fault needs more than two blocks, and the size itself is searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from healthd.fleet.localize.evidence import Evidence, Ids
+
+Steps = Generator[tuple[list[Ids], str], None, "Scale | None"]
+
+PAIRINGS = (((0, 2), (1, 3)), ((0, 3), (1, 2)), ((0, 1), (2, 3)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The smallest failing group seen, the size of the largest that passed, whether others of that size fail too."""
+
+    members: Ids
+    largest_passing: int
+    any_group: bool | None
+
+
+def smallest_failing(ev: Evidence, whole: Ids) -> Steps:
+    """Shrink; None when a bad pair was found: then it is in the evidence as such."""
+    order = list(whole)
+    ev.random("search").shuffle(order)
+    order.sort(key=lambda v: ev.labels[v])  # a fault within one switch or rack stays within a block
+    failing = order
+    while len(failing) > 2:
+        smaller = yield from _halve(ev, failing)
+        if smaller is None:
+            break
+        failing = smaller
+    if len(failing) == 2:
+        return None
+    failing = yield from _shortest_prefix(ev, failing)
+    if len(failing) == 2:
+        return None
+    any_group = yield from _another(ev, list(whole), failing)
+    largest = max((len(t.members) for t in ev.tests if not t.bad), default=0)
+    return Scale(members=tuple(sorted(failing)), largest_passing=largest, any_group=any_group)
+
+
+def _halve(ev: Evidence, failing: list[int]) -> Generator[tuple[list[Ids], str], None, list[int] | None]:
+    """A union of two of four blocks that fails, or None."""
+    size = len(failing)
+    cuts = [size * i // 4 for i in range(5)] if size > 3 else [0, 1, 2, 3, 3]
+    blocks = [failing[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    for pairing in PAIRINGS:
+        unions = [blocks[a] + blocks[b] for a, b in pairing]
+        known = [union for union in unions if len(union) > 1 and any(ev.history(union)[-1:])]
+        if known:
+            return known[0]
+        groups = [union for union in unions if 1 < len(union) < size and not ev.passed_together(union)]
+        if not groups:
+            continue
+        yield [tuple(sorted(group)) for group in groups], f"halves of the {size} that fail together"
+        for group in groups:
+            if ev.history(group)[-1:] == [True]:
+                return group
+    return None
+
+
+def _shortest_prefix(ev: Evidence, failing: list[int]) -> Generator[tuple[list[Ids], str], None, list[int]]:
+    """The shortest failing beginning of a failing order, by bisection of its length."""
+    lower, upper = max(len(failing) // 2, 1), len(failing)  # lower passes or is a single member
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        group = failing[:middle]
+        if ev.passed_together(group):
+            lower = middle
+            continue
+        yield [tuple(sorted(group))], f"is {middle} enough to fail? {lower} passed, {upper} failed"
+        seen = ev.history(group)[-1:]
+        if not seen:
+            break
+        if seen[0]:
+            upper = middle
+        else:
+            lower = middle
+    return failing[:upper]
+
+
+def _another(
+    ev: Evidence, whole: list[int], failing: list[int]
+) -> Generator[tuple[list[Ids], str], None, bool | None]:
+    """Whether another group of the same size fails as well; None when there is none or no outcome."""
+    size = len(failing)
+    if size >= len(whole):
+        return None
+    outside = [v for v in whole if v not in set(failing)]
+    group = (outside + failing)[:size]
+    yield [tuple(sorted(group))], f"another group of {size}"
+    seen = ev.history(group)[-1:]
+    return seen[0] if seen else None
