@@ -5,6 +5,7 @@ Talking to an aggregator from the command line: one place for addresses, tokens,
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -105,9 +106,8 @@ class Aggregator:
         try:
             status, phrase, content_type, found = self._exchange(method, path, content, headers, params, hold_seconds)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise UnreachableError(
-                f"aggregator {self.url} cannot be reached: {error or type(error).__name__}"
-            ) from None
+            said = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+            raise UnreachableError(f"aggregator {self.url} cannot be reached: {said}") from None
         if 200 <= status < 300:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")

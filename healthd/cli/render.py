@@ -183,7 +183,7 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
 def decision_report(decision: Decision) -> Iterable[str]:
     """What `healthd gate` and `healthd fleet explain` print."""
     names = ", ".join(node.node for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
-    took = quantity("s_seconds", decision.duration_seconds)
+    took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
     count = "1 node" if len(decision.nodes) == 1 else f"{len(decision.nodes)} nodes"
     included = f"{count}: {names}" if decision.nodes else "no node"
     yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
