@@ -127,7 +127,7 @@ _HOPPER = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 197
 
 TRAINIUM = _v2("Trainium")
 INFERENTIA2 = _v2("Inferentia2")
-# EC2's table says 512 GiB a Trainium2. The Neuron documentation, neuron-ls and neuron-monitor say 96: the device counts.
+# EC2's table says 512 GiB each; the Neuron documentation, neuron-ls and neuron-monitor say 96, and they are nearer.
 TRAINIUM2 = Chip(
     "Trainium2", "neuron", 8, (2, 1), 96 * GIB, 2.9e12,
     {"fp32": 181e12, "tf32": 667e12, "bf16": 667e12, "fp16": 667e12, "fp8": 1299e12}, _NEURON,

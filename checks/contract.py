@@ -205,6 +205,10 @@ class Device(Protocol):
     The device that a worker is bound to; every check works through it, so that faults can sit where real ones do.
 
     `torch` is the module and `torch_device` what tensors are made on. `key` names what may be compared with what.
+    `matmul_rows` is the size of a square product that keeps the device at work for some milliseconds. `members` are the
+    devices that this one is made of, where one process drives several as a `Mesh`; else it is empty.
+
+    Work may be recorded and done later: what it does is certain after `synchronize`, `read` and `measure` alone.
     """
 
     target: str
@@ -212,6 +216,8 @@ class Device(Protocol):
     torch: Any
     torch_device: Any
     collective_backend: str
+    matmul_rows: int
+    members: tuple[Device, ...]
 
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
@@ -224,6 +230,27 @@ class Device(Protocol):
 
     def measure(self, operation: Callable[[], object], *, repeats: int, warmup: int) -> list[float]:
         """Seconds of each of `repeats` runs of `operation`, synchronized, after `warmup` runs that do not count."""
+
+
+class MeshOperation(Protocol):
+    """A collective of a mesh, with its inputs in place."""
+
+    def run(self) -> object:
+        """Do it once more."""
+
+    def outputs(self) -> tuple[Any, ...]:
+        """What the last run left on each member, in the order of `members`: to be read through that member."""
+
+
+class Mesh(Device, Protocol):
+    """Several devices driven by one process, where processes on single ones cannot talk to each other."""
+
+    def collective(self, name: str, contributions: Any) -> MeshOperation:
+        """
+        An all_gather, all_reduce or reduce_scatter of what each member contributes  # [members, elements], on the host.
+
+        Raises ValueError for another name.
+        """
 
 
 P = TypeVar("P")

@@ -13,9 +13,9 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from checks.contract import Device, Evidence, Finding, Progress, Status
+from checks.contract import Device, Evidence, Finding, Mesh, MeshOperation, Progress, Status
 
 Item = Finding | Evidence | Progress
 
@@ -201,7 +201,9 @@ class FaultyDevice:
     Everything else is the device's own. See `checks.contract.Device`.
     """
 
-    def __init__(self, device: Device, *, factor: float, corrupt: bool) -> None:
+    def __init__(self, device: Device, *, factor: float, corrupt: bool, members: tuple[Device, ...] = ()) -> None:
+        self.members = members
+        self.matmul_rows = device.matmul_rows
         self.target = device.target
         self.key = device.key
         self.torch: Any = device.torch
@@ -232,6 +234,10 @@ class FaultyDevice:
             return host
         self._corrupt = False
         return flip_bit(self.torch, host)
+
+    def collective(self, name: str, contributions: Any) -> MeshOperation:
+        """See `Mesh.collective`; what is corrupt is what a member reads of it."""
+        return cast("Mesh", self._device).collective(name, contributions)
 
     def measure(self, operation: Callable[[], object], *, repeats: int, warmup: int) -> list[float]:
         """Each run of the operation takes `factor` times as long."""
@@ -271,4 +277,12 @@ def faulty(device: Device, faults: Sequence[Fault]) -> Device:
     """The device as `faults` make it; itself where none concerns it."""
     factor = max((fault.value or 1.0 for fault in faults if fault.kind == "slow"), default=1.0)
     corrupt = any(fault.kind == "corrupt" for fault in faults)
+    if device.members and (corrupt or factor > 1.0):
+        members = tuple(
+            faulty(
+                member, [one for one in faults if one.kind == "corrupt" and one.hits(one.check, (member.target, name))]
+            )
+            for name, member in ((f"rank:{rank}", member) for rank, member in enumerate(device.members))
+        )
+        return FaultyDevice(device, factor=factor, corrupt=False, members=members)
     return FaultyDevice(device, factor=factor, corrupt=corrupt) if corrupt or factor > 1.0 else device

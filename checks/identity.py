@@ -55,8 +55,8 @@ def read_identity(
 
     `configured` is the operator's word for the type and wins over all. `inventory` may hold the `instance_type` that
     the accelerator's tool said. `imds` False never asks the metadata service, True always does, None as `HEALTHD_IMDS`
-    says (`off`, `on`: also where this does not look like EC2), else on EC2 alone. `endpoint` is for tests: without it a machine that is data
-    is never asked for by a real request.
+    says (`off`, `on`: also where this does not look like EC2), else on EC2 alone. `endpoint` is for tests: without it
+    nothing is ever asked about a machine that is data.
     """
     vendor = _line(host, f"{_DMI}/sys_vendor") or ""
     on_ec2 = "amazon" in vendor.lower()
@@ -144,7 +144,7 @@ def ask_metadata(endpoint: str = IMDS_ENDPOINT) -> Metadata:
     thread.start()
     thread.join(IMDS_SECONDS)
     found = dict(answers)
-    for connection in list(connections):
+    for connection in tuple(connections):  # the thread may still add one
         _hang_up(connection)
     name = found.get("instance-id") or ""
     return Metadata(type_name(found.get("instance-type")), name if _INSTANCE_ID.fullmatch(name) else None)
@@ -176,9 +176,10 @@ def _request(connection: HTTPConnection, method: str, path: str, headers: Mappin
         if answer.status != 200:
             return None
         body = answer.read(_MAX_ANSWER_BYTES + 1)
+        cut_off = bool(answer.length)  # what is still to come: too long, or the connection ended in the middle
     finally:
         connection.close()
-    return body.decode("ascii").strip() if len(body) <= _MAX_ANSWER_BYTES else None
+    return None if cut_off or len(body) > _MAX_ANSWER_BYTES else body.decode("ascii").strip()
 
 
 def _hang_up(connection: HTTPConnection) -> None:

@@ -5,7 +5,8 @@ An accelerator finds its devices, sees who holds them and binds a worker to one 
 nothing here judges. `find` and `holders` run in the standard-library child, so they import no torch and change nothing;
 only `bind`, in the worker of one device, imports it.
 
-To add one: a module of this folder with the functions of `Accelerator`, and its name in `NAMES`.
+To add one: a module of this folder with the functions of `Accelerator`, and its name in `NAMES`, or
+in `CONFIGURED_NAMES` where nothing on the machine shows that it is wanted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from checks.contract import Device
 if TYPE_CHECKING:
     from checks.host import Host
 
-NAMES = ("cpu",)  # most special first: `detect` takes the first that is present
+NAMES = ("cuda", "cpu")  # most special first: `detect` takes the first that is present
+CONFIGURED_NAMES = ("xla",)  # ways to drive devices, which nobody can detect: by configuration alone
 
 
 class DeviceMissingError(LookupError):
@@ -39,6 +41,10 @@ class Accelerator(Protocol):
 
         Each of `devices` has target, kind, serial, cores and memory_bytes. What cannot be told is None, never 0. No
         torch, no side effects. Raises ValueError (one line) for an option that makes no sense.
+
+        `ranks` says how devices become the ranks of a collective: `kept` (the same workers stay ranks over several
+        groups; so without this member), `fresh` (new processes for each group) or `together` (one process has all
+        devices, and `bind` gets their targets joined by commas).
         """
 
     def holders(self, host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]) -> list[str] | None:
@@ -64,8 +70,9 @@ def find_accelerator(name: str, host: Host) -> Accelerator:
     """The accelerator of a name, or the one that is present for `auto`. Raises ValueError for an unknown name."""
     if name == "auto":
         return detect(host)
-    if name not in NAMES:
-        raise ValueError(f"no such accelerator: {name!r}; known are auto, {', '.join(NAMES)}")
+    known = sorted((*NAMES, *CONFIGURED_NAMES))
+    if name not in known:
+        raise ValueError(f"no such accelerator: {name!r}; known are auto, {', '.join(known)}")
     return cast("Accelerator", importlib.import_module(f"{__name__}.{name}"))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from checks.accelerators import DeviceMissingError
 from checks.accelerators.holding import find_holders
+from checks.contract import Device
 from checks.host import Host, HostError
 
 DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
@@ -50,7 +51,7 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
         "expected_device_count": count,  # plain CPUs are what they are configured to be
         "core_count": len(allowed),
         "memory_bytes": memory_bytes,
-        "efa_count": _efa_count(host),
+        "efa_count": count_efa(host),
         "devices": devices,
     }
 
@@ -112,6 +113,8 @@ class CpuDevice:
     """The `Device` of the contract on CPU cores: work is done when the call returns; there is nothing to wait for."""
 
     collective_backend = "gloo"
+    matmul_rows = 512  # some milliseconds on one core, and well out of its L1 cache
+    members: tuple[Device, ...] = ()
 
     def __init__(self, *, target: str, key: str, torch: Any, device_count: int) -> None:
         self.target = target
@@ -210,7 +213,7 @@ def _cgroup_free_bytes(host: Host) -> int | None:
     return None
 
 
-def _efa_count(host: Host) -> int | None:
+def count_efa(host: Host) -> int | None:
     """Elastic Fabric Adapters by PCI id (vendor 0x1d0f, device 0xefa*); None when sysfs cannot be read."""
     if not host.exists("/sys/class"):
         return None

@@ -100,6 +100,8 @@ def _is_open(path: Path) -> bool | None:
     """
     if not path.exists():
         return False
+    if not path.is_file():
+        return None  # to open a device node is to use the device
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

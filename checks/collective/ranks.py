@@ -15,9 +15,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Group, Limit, Progress, Status
+from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Group, Limit, Mesh, Progress, Status
 from checks.device.sampling import median
 
 RENDEZVOUS = "rendezvous"
@@ -91,24 +91,29 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
         text = f"{name} needs at least 2 ranks"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
-    yield _progress(RENDEZVOUS, "joined")
+    if device.members:
+        from checks.collective.mesh import run_mesh
+
+        yield from run_mesh(ctx, name, cast("Mesh", device), group)
+        return
+    yield progress(RENDEZVOUS, "joined")
     rank = Rank(torch=device.torch, distributed=join(group, device), device=device, group=group)
-    yield _progress(RENDEZVOUS, "left")
+    yield progress(RENDEZVOUS, "left")
     sizes = []
     for size_bytes in ctx.params.sizes_bytes:
         elements = max(1, size_bytes // ELEMENT_BYTES // group.size) * group.size
         operation = build(rank, elements)
         step = f"{name}/{size_bytes}"
-        yield _progress(step, "entered")
+        yield progress(step, "entered")
         seconds = _time(device, operation, ctx.params, group)
-        yield _progress(step, "left")
+        yield progress(step, "left")
         sizes.append(
             {
                 "size_bytes": size_bytes,
                 "bytes": elements * ELEMENT_BYTES,
                 "seconds": median(seconds),
-                "limits": _limits(ctx, name, size_bytes),
-                **_compare(device, operation),
+                "limits": limits_of(ctx, name, size_bytes),
+                **compare(device.torch, device.read(operation.output), operation.expected(), operation.share),
             }
         )
     yield Evidence(
@@ -147,7 +152,7 @@ def join(group: Group, device: Device) -> Any:
     if interface is None:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
     else:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     try:
         distributed.init_process_group(
             backend=device.collective_backend,
@@ -191,22 +196,21 @@ def _time(device: Device, operation: Operation, params: Params, group: Group) ->
     return seconds
 
 
-def _compare(device: Device, operation: Operation) -> dict[str, Any]:
-    """Elements of the last result that are not exactly right: how many, the first, and whose share they are in."""
-    found, wanted = device.read(operation.output), operation.expected()
-    if device.torch.equal(found, wanted):
+def compare(torch: Any, found: Any, wanted: Any, share: int | None) -> dict[str, Any]:
+    """Elements of a result that are not exactly right: how many, the first, and whose share they are in."""
+    if torch.equal(found, wanted):
         return {"mismatches": 0, "first": None, "sources": {}}
     places = (found != wanted).nonzero().flatten()  # NaN differs from everything
     first = int(places[0])
     sources: dict[str, int] = {}
-    if operation.share:
-        counts = (places // operation.share).bincount()
+    if share:
+        counts = (places // share).bincount()
         sources = {str(rank): int(count) for rank, count in enumerate(counts) if count}
     text = f"element {first} is {float(found[first]):g} instead of {float(wanted[first]):g}"
     return {"mismatches": int(places.numel()), "first": text, "sources": sources}
 
 
-def _limits(ctx: Context[Params], name: str, size_bytes: int) -> dict[str, list[Any]]:
+def limits_of(ctx: Context[Params], name: str, size_bytes: int) -> dict[str, list[Any]]:
     """
     Limits of this size as [lower, upper, origin]: `NAME/SIZE_BYTES`, else for the largest size the plain name.
 
@@ -221,5 +225,5 @@ def _limits(ctx: Context[Params], name: str, size_bytes: int) -> dict[str, list[
     return limits
 
 
-def _progress(step: str, event: str) -> Progress:
+def progress(step: str, event: str) -> Progress:
     return Progress(step=step, event=event, monotonic_seconds=time.monotonic())

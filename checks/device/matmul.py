@@ -14,8 +14,6 @@ from checks.limits import within
 # Name of the dtype -> torch's name, and the unit roundoff u = 2**-p of p significant bits.
 _DTYPES = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8), "fp16": ("float16", 2.0**-11)}
 _U_FP32 = 2.0**-24
-_SIZE_CPU = 512  # some milliseconds on one core, and well out of its L1 cache
-_SIZE_ELSE = 4096  # fills an accelerator
 _EXACT_ROWS = 512  # rows checked one element at a time; the rest by sums (see `_compare`)
 
 
@@ -24,7 +22,7 @@ class Params:
     dtypes: tuple[str, ...] = ("fp32", "bf16")
     """Of: fp32, bf16, fp16."""
     sizes: tuple[int, ...] = ()
-    """Rows of the square matrices, one for each dtype; empty: 512 on a CPU, 4096 elsewhere."""
+    """Rows of the square matrices, one for each dtype; empty: the device's own size (512 on a CPU, 4096 on a GPU)."""
     repeats: int = 7
     """Timed products; the median counts."""
     warmup: int = 2
@@ -60,8 +58,7 @@ def matmul(ctx: Context[Params]) -> Iterator[Finding]:
     for index, dtype in enumerate(params.dtypes):
         if dtype not in _DTYPES:
             raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; known are {', '.join(_DTYPES)}")
-        default = _SIZE_CPU if device.torch_device.type == "cpu" else _SIZE_ELSE
-        size = params.sizes[index] if params.sizes else default
+        size = params.sizes[index] if params.sizes else device.matmul_rows
         yield _probe(ctx, device, dtype, size, seed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from checks.device.sampling import median, new_seed, per_second
 from checks.limits import quantity, within
 
 _WORD_BYTES = 8
-_CHUNK_WORDS = 2**19  # 4 MiB: what the host compares at a time, so that a block of any size needs little of the host
+_CHUNK_WORDS = 2**19  # 4 MiB: each such part of a block has its own address and random words
+_PIECE_WORDS = 2**23  # 64 MiB: what is written, inverted and compared at a time, so that the host needs little memory
+_MAX_PAIRS = 512  # of pieces: of a block that is larger still, pieces grow
 _LEAST_BYTES = 2**20  # less than this is no test of memory
 _TIER_BYTES = {Tier.QUICK: 32 * 2**20, Tier.DEEP: 2**30, Tier.SOAK: 8 * 2**30}
 PATTERNS = ("address", "walking", "random")
@@ -35,10 +37,12 @@ def memory(ctx: Context[Params]) -> Iterator[Finding]:
     A block of device memory gives back three patterns and their inverses, and copies fast.
 
     Reads:   the device's memory: each word's own address (finds crossed address lines), a walking one (stuck and
-             coupled bits) and random words; each is written, read back, inverted in place and read back again.
+             coupled bits) and random words; each is written, read back, inverted in place and read back again. The
+             block is made of pieces of one size, so that a device that compiles its work compiles it once.
     Judges:  fail MemoryCorruption (with offset and bits) | unknown CannotAllocate (the block could not be had, or
              nobody can say how much there is) | fail SlowDevice (below `memory_bandwidth_bytes_per_second`) | pass
-             with bytes/s, read and written bytes of a copy both counted, as STREAM does.
+             with bytes/s of an inverting copy, read and written bytes both counted, as STREAM does (a plain copy is
+             nothing to do for a compiler that sees it).
     Cost:    quick: 32 MiB and under 0.2 s. A block that fits in a cache tests the cache: deep takes 1 GiB.
     Source:  own; the patterns are those of memtest86+.
     """
@@ -55,26 +59,33 @@ def memory(ctx: Context[Params]) -> Iterator[Finding]:
     if wanted < _LEAST_BYTES:
         yield _cannot(device, f"{available} bytes are available, too few to test a share of {params.share_ratio:g}")
         return
-    words = wanted // _WORD_BYTES // 2 * 2  # even, so that one half can be copied onto the other
+    half = wanted // _WORD_BYTES // 2
+    pairs = min(_MAX_PAIRS, -(-half // _PIECE_WORDS))
+    piece_words = half // pairs
+    words = 2 * pairs * piece_words
     try:
-        block = torch.empty(words, dtype=torch.int64, device=device.torch_device)
+        pieces = [torch.empty(piece_words, dtype=torch.int64, device=device.torch_device) for _ in range(2 * pairs)]
+        device.synchronize()
     except (RuntimeError, MemoryError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         yield _cannot(device, f"could not allocate {wanted} of {available} available bytes: {reason}")
         return
     seed = new_seed(params.seed)
     for pattern in PATTERNS:
-        wrong = _test(device, block, pattern, seed)
+        wrong = _test(device, pieces, pattern, seed)
         if wrong is not None:
             yield Finding(status=Status.FAIL, reason="MemoryCorruption", message=wrong, target=device.target)
             return
-    half = words // 2
-    source, sink = block[:half], block[half:]
-    seconds = device.measure(lambda: sink.copy_(source), repeats=params.repeats, warmup=1)
+
+    def copy() -> None:
+        for source, sink in zip(pieces[:pairs], pieces[pairs:], strict=True):
+            torch.bitwise_not(source, out=sink)
+
+    seconds = device.measure(copy, repeats=params.repeats, warmup=1)
     name = "memory_bandwidth_bytes_per_second"
     size = quantity("size_bytes", words * _WORD_BYTES)
     yield within(
-        per_second(2 * half * _WORD_BYTES, median(seconds)),
+        per_second(words * _WORD_BYTES, median(seconds)),
         name=name,
         target=device.target,
         limit=ctx.limit(name, device.target),
@@ -89,28 +100,34 @@ def _cannot(device: Device, why: str) -> Finding:
     )
 
 
-def _test(device: Device, block: Any, pattern: str, seed: int) -> str | None:
+def _test(device: Device, pieces: Sequence[Any], pattern: str, seed: int) -> str | None:
     """Write, read back, invert, read back; what differed first, or None."""
     torch = device.torch
     base = _base(torch, pattern, seed)
-    starts = range(0, block.numel(), _CHUNK_WORDS)
-    expected = torch.empty_like(base)
-    for start in starts:
-        part = block[start : start + _CHUNK_WORDS]
-        part.copy_(_chunk(torch, base, pattern, start, expected)[: part.numel()])
+    expected = torch.empty(pieces[0].numel(), dtype=torch.int64)
+    starts = range(0, len(pieces) * expected.numel(), expected.numel())
+    for piece, start in zip(pieces, starts, strict=True):
+        piece.copy_(_fill(torch, expected, base, pattern, start))
+        device.synchronize()  # before the words on the host change
     for inverted in (False, True):
-        if inverted:
-            block.bitwise_not_()
-        for start in starts:
-            part = block[start : start + _CHUNK_WORDS]
-            _chunk(torch, base, pattern, start, expected)
+        for piece, start in zip(pieces, starts, strict=True):
+            _fill(torch, expected, base, pattern, start)
             if inverted:
                 expected.bitwise_not_()
-            found, wanted = device.read(part), expected[: part.numel()]
-            if not torch.equal(found, wanted):
+                piece.bitwise_not_()
+            found = device.read(piece)
+            if not torch.equal(found, expected):
                 name = f"{pattern}, inverted" if inverted else pattern
-                return _describe(found, wanted, start, block.numel(), f"{name}, seed {seed}")
+                return _describe(found, expected, start, starts.stop, f"{name}, seed {seed}")
     return None
+
+
+def _fill(torch: Any, out: Any, base: Any, pattern: str, start: int) -> Any:
+    """The words of a pattern from word `start` on, into `out`, which it returns  # [n] int64."""
+    for offset in range(0, out.numel(), _CHUNK_WORDS):
+        part = out[offset : offset + _CHUNK_WORDS]
+        _chunk(torch, base[: part.numel()], pattern, start + offset, part)
+    return out
 
 
 def _base(torch: Any, pattern: str, seed: int) -> Any:
@@ -129,8 +146,8 @@ def _chunk(torch: Any, base: Any, pattern: str, start: int, out: Any) -> Any:
         return torch.add(base, start, out=out)
     if pattern == "walking":
         return out.copy_(base)
-    # An odd multiple of the chunk's number (the 64-bit golden ratio) makes another mask for each chunk.
-    mask = (start // _CHUNK_WORDS * 0x9E3779B97F4A7C15) & (2**63 - 1)
+    # An odd multiple of its place (the 64-bit golden ratio) makes another mask for each chunk.
+    mask = (start * 0x9E3779B97F4A7C15) & (2**63 - 1)
     return torch.bitwise_xor(base, mask, out=out)
 
 

@@ -11,6 +11,9 @@ from checks.contract import Action, Context, Finding, Limit, Status, check
 from checks.identity import read_identity
 from checks.limits import quantity, within
 
+_PJRT_CLIENTS = {"NEURON": "neuron", "CUDA": "cuda", "GPU": "cuda"}
+_DEVICE_FILES = {"neuron": "/dev/neuron", "cuda": "/dev/nvidia"}  # each with the device's number after it
+
 
 @dataclass(frozen=True)
 class Params:
@@ -29,7 +32,7 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
     A machine whose driver is gone looks like one with plain CPUs; its type says what it is.
 
     Reads:   the type from params.type, else the inventory's and the firmware tables (/sys/devices/virtual/dmi/id);
-             the inventory of the accelerator. No request to the metadata service.
+             the inventory of the accelerator; under XLA the device files. No request to the metadata service.
     Judges:  fail MissingDevice (another accelerator, fewer devices or cores, less memory) | unknown UnknownInstanceType
              (EC2, and the catalogue does not have the type, or it promises less than is seen), NoData (the driver says
              no count) | skip NotApplicable (no EC2; a type without accelerators).
@@ -37,10 +40,12 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
     Source:  checks/catalog.py names one for each figure.
     """
     identity = read_identity(ctx.host, configured=ctx.params.type, inventory=ctx.inventory, imds=False)
-    name, seen = identity["instance_type"], ctx.inventory.get("accelerator")
+    name, seen = identity["instance_type"], _accelerator(ctx)
     known = find_type(name)
-    if known is None:
-        yield _without_record(name, ctx.params.type, seen, on_ec2=identity["on_ec2"])
+    if ctx.params.type is not None and identity["instance_type_origin"] != "config":
+        yield _unknown(f"{ctx.params.type!r} is no name of an instance type; correct type for this check")
+    elif known is None:
+        yield _without_record(name, seen, on_ec2=identity["on_ec2"])
     elif seen != known.chip.accelerator:
         yield _other_accelerator(known, seen)
     elif (expected := ctx.params.devices if ctx.params.devices is not None else known.devices) is None:
@@ -49,14 +54,29 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
         yield from _judge(ctx, known, expected)
 
 
-def _without_record(name: str | None, configured: str | None, seen: object, *, on_ec2: bool) -> Finding:
+def _accelerator(ctx: Context[Params]) -> str | None:
+    """The kind of device in use; under XLA the one that its PJRT client drives, which its devices' kind names."""
+    used = ctx.inventory.get("accelerator")
+    if used != "xla":
+        return used
+    clients = {str(device.get("kind")).removeprefix("PJRT ") for device in ctx.inventory.get("devices") or ()}
+    return _PJRT_CLIENTS.get(clients.pop(), "xla") if len(clients) == 1 else "xla"
+
+
+def _device_count(ctx: Context[Params], accelerator: str) -> int | None:
+    """Devices that the driver shows. Under XLA the inventory holds what was configured, so their files are counted."""
+    if ctx.inventory.get("accelerator") != "xla":
+        return ctx.inventory.get("device_count")
+    stem = _DEVICE_FILES[accelerator]
+    return sum(path[len(stem) :].isdecimal() for path in ctx.host.glob("/dev", stem.rpartition("/")[2] + "*"))
+
+
+def _without_record(name: str | None, seen: object, *, on_ec2: bool) -> Finding:
     """Nothing to compare with: is that in order here?"""
     if has_no_accelerators(name) and seen == "cpu":
         return _not_applicable(f"{name} has no accelerators")
     if name is not None:
         return _unknown(f"the catalogue has no instance type {name}, so what it should have is unknown")
-    if configured:
-        return _unknown(f"{configured!r} is no name of an instance type; correct it")
     # Neuron devices exist on EC2 alone: there is a type, and it could not be read.
     if on_ec2 or seen == "neuron":
         return _unknown("the instance type cannot be read from the firmware tables; set type for this check")
@@ -74,7 +94,7 @@ def _other_accelerator(known: InstanceType, seen: object) -> Finding:
 
 
 def _judge(ctx: Context[Params], known: InstanceType, expected: int) -> Iterator[Finding]:
-    count = ctx.inventory.get("device_count")
+    count = _device_count(ctx, known.chip.accelerator)
     origin = "catalogue" if ctx.params.devices is None else "config"
     if count is None:
         text = f"the driver does not say how many devices there are; {known.name} should show {expected}"
@@ -92,6 +112,8 @@ def _judge(ctx: Context[Params], known: InstanceType, expected: int) -> Iterator
         yield _unknown(f"{known.name} should show {expected} {known.chip.name} and shows {count}; is the type right?")
         return
     yield finding
+    if ctx.inventory.get("accelerator") == "xla":
+        return  # its devices may be cores, and tell no memory
     if finding.status is Status.PASS:
         yield from _judge_cores(ctx, known, count)
     yield from _judge_memory(ctx, known)

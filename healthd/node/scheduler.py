@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import math
 import random
 from collections.abc import Mapping, Sequence
 
@@ -68,6 +69,7 @@ class Scheduler:
         self._released = False
         self._forced = False
         self._was_taken = False
+        self._rounded_at = -math.inf
         self._fault_epoch = 0
         self._last_look: Survey | None = None
         book.listen(self._see_release)
@@ -157,6 +159,7 @@ class Scheduler:
     def look(self) -> None:
         """Look at the machine again now, because something about it has changed."""
         self._table.force(in_tier(self._book.specs, Tier.PASSIVE), self._clock.boot())
+        self._rounded_at = -math.inf
         self._passive_wake.set()
 
     # --- passive ------------------------------------------------------------------------------------------------------
@@ -166,11 +169,14 @@ class Scheduler:
         while True:
             now = self._clock.boot()
             due = self._table.due(now)
-            if due or self._book.surveyed_at is None:
+            look_at = self._rounded_at + self._settings.look_seconds
+            if due or self._book.surveyed_at is None or now >= look_at:
+                self._rounded_at = now
                 self._table.started(due, now)
                 await self._passive_round(due)
             else:
-                await wait_for(self._passive_wake, max(0.0, min(self._table.next_at() - now, LONGEST_SLEEP_SECONDS)))
+                next_at = min(self._table.next_at(), look_at)
+                await wait_for(self._passive_wake, max(0.0, min(next_at - now, LONGEST_SLEEP_SECONDS)))
 
     async def _passive_round(self, due: tuple[str, ...]) -> None:
         if not due:

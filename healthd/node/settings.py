@@ -114,6 +114,10 @@ class NodeSettings:
     passive_floor_seconds: float = 5.0
     """No passive check runs more often than this, whatever its own interval: each round starts a process."""
 
+    look_seconds: float = 30.0
+    """Who holds the devices is looked at at least this often, so that the end of a job is seen, whatever checks are
+    enabled. Half a minute: the passive checks, each round of which looks as well, come as often."""
+
     active: ActiveSettings = field(default_factory=ActiveSettings)
     """When active checks run."""
 

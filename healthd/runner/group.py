@@ -46,6 +46,11 @@ class Collective:
 
         A rank that dies without an injected fault is a transient cause: all run again, and the death is remembered.
         """
+        kind = self._workers.inventory.get("ranks", "kept")
+        if kind == "together":
+            return await self._together(info, timeout_seconds, command, faults)
+        if kind == "fresh":
+            await self._let_go()
         attempt = 0
         crashes: dict[str, tuple[str, ...]] = {}
         while True:
@@ -78,6 +83,54 @@ class Collective:
                 lost.append(Outcome(target=f"rank:{rank}").lost(missing.reason, text))
         return lost
 
+    async def _let_go(self) -> None:
+        """No worker has a device any more, and the next ranks start in a group of their own."""
+        self._generation += 1
+        await asyncio.gather(*(lane.retire() for lane in self._lanes))
+
+    async def _together(
+        self, info: CheckInfo, timeout_seconds: float, command: Command, faults: Sequence[Fault]
+    ) -> tuple[list[Outcome], bool]:
+        """
+        One process is all ranks. When it gives nothing the group is not whole: no rank can be told from another.
+        """
+        for rank, lane in enumerate(self._lanes):
+            if _is_missing(info, faults, rank, lane):
+                missing = await self._absent(lane)
+                return [Outcome(target=f"rank:{rank}").lost(missing.reason, missing.message)], False
+        await self._let_go()
+        lane = Lane(self._workers, ",".join(other.target for other in self._lanes))
+        names = [name for rank, other in enumerate(self._lanes) for name in (other.target, f"rank:{rank}")]
+        group = self._group(0, f"in-process-{self._generation}", timeout_seconds)
+        outcomes: list[Outcome] = []
+        lane.submit(
+            Job(
+                check=info.name,
+                command=command(info, names, group),
+                timeout_seconds=timeout_seconds,
+                finish=outcomes.append,
+                retry=not faults,
+            )
+        )
+        lane.close()
+        await lane.serve()
+        (outcome,) = outcomes
+        outcome.target = "node"
+        if outcome.missing is not None:
+            outcome.missing = dataclasses.replace(outcome.missing, target="node")
+        return outcomes, outcome.missing is None
+
+    def _group(self, rank: int, rendezvous: str, timeout_seconds: float) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "size": len(self._lanes),
+            "rendezvous": rendezvous,
+            "interface": "lo",
+            "seed": self._seed,
+            "timeout_seconds": timeout_seconds + _BEYOND_DEADLINE_SECONDS,
+            "targets": [other.target for other in self._lanes],
+        }
+
     async def _absent(self, lane: Lane) -> Missing:
         return Missing(target=lane.target, reason="MissingDevice", message=f"no such device: {lane.target}")
 
@@ -86,15 +139,7 @@ class Collective:
         rendezvous = (self._folder / f"rendezvous-{self._generation}").as_uri()
         jobs = []
         for rank, lane in enumerate(self._lanes):
-            group = {
-                "rank": rank,
-                "size": len(self._lanes),
-                "rendezvous": rendezvous,
-                "interface": "lo",
-                "seed": self._seed,
-                "timeout_seconds": timeout_seconds + _BEYOND_DEADLINE_SECONDS,
-                "targets": [other.target for other in self._lanes],
-            }
+            group = self._group(rank, rendezvous, timeout_seconds)
             jobs.append(
                 Job(
                     check=info.name,

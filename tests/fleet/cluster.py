@@ -205,7 +205,7 @@ class Cluster:
 
     def job(self, path: Path) -> subprocess.Popen[bytes]:
         """A process that has a file open, as a job has its devices."""
-        path.parent.mkdir(exist_ok=True)  # nothing made the device's file where no probe had it open yet
+        path.parent.mkdir(parents=True, exist_ok=True)  # nothing made the device's file where no probe had it open yet
         code = "import sys; f = open(sys.argv[1], 'a'); print(1, flush=True); sys.stdin.read()"
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env
@@ -228,6 +228,7 @@ repeats = 1
 [node]
 checks = {json.dumps(list(checks))}
 passive_floor = "1s"
+look = "1s"
 [node.active]
 retry = "1s"
 [node.lease]

@@ -80,7 +80,7 @@ def test_a_job_that_holds_a_device_past_the_evidences_age_keeps_the_node_green_a
     job.kill()
     job.wait()
     until(lambda: age() < 2, 5)
-    until(lambda: node.health("?tier=quick&max_age=10") == 200, 5)
+    until(lambda: node.health("?tier=quick&max_age=60") == 200, 5)
     assert "suspended" not in node.get("/health").text
 
 

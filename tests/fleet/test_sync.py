@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -294,5 +295,37 @@ def test_more_than_330_nodes_are_kept_and_the_missing_are_known_by_name(tmp_path
             await asyncio.gather(*(one.join() for one in lines[start : start + 50]))
         silent = [v.node.node for v in registry.views(registry.pool("train")) if v.reasons]
         assert silent == [f"n{number:04}" for number in range(1, nodes, 2)]
+
+    scenario(test, tmp_path)
+
+
+def test_syncs_leave_nothing_behind_for_the_garbage_collector(tmp_path: Path) -> None:
+    """Full collections are put off for minutes (see `app`): what comes a thousand times a second must not need them."""
+
+    async def test(registry: Fleet, line: Line) -> None:
+        await line.join()
+        url = line.client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+
+        async def sync() -> None:
+            body = encode(line.node.request(None, ages={"matmul": 1.0}))
+            head = f"POST /v1/nodes/n1/sync?wait=0.001 HTTP/1.1\r\nhost: x\r\nx-healthd-node-key: {KEY}\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            line.node.answer = decode(await reader.readexactly(length), SyncAnswer, what="answer")
+            line.node.received_at = time.monotonic()
+
+        for _ in range(10):
+            await sync()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(100):
+                await sync()
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
+        writer.close()
 
     scenario(test, tmp_path)

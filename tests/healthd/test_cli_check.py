@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.healthd.cli_kit import Said, healthd
+from tests.healthd.cli_kit import Said, environment, healthd
 
 PROBES = ("matmul", "memory", "digest", "transfer")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
@@ -205,3 +214,36 @@ def test_an_interpreter_that_is_not_there_is_unknown_and_named(tmp_path: Path) -
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     assert said in one_line(healthd(tmp_path, "check", "matmul", "--json", "--config", small(tmp_path, text)))
+
+
+def on_a_terminal(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """What a person sees, 80 columns wide."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    line = [sys.executable, "-m", "healthd", *arguments]
+    seen = environment(folder, TERM="xterm-256color", **(env or {}))
+    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=seen) as process:
+        os.close(theirs)
+        chunks = []
+        with contextlib.suppress(OSError):  # Linux: the other end is closed
+            while chunk := os.read(ours, 65536):
+                chunks.append(chunk)
+        process.wait(timeout=20)
+    os.close(ours)
+    return b"".join(chunks).decode()
+
+
+def test_a_terminal_gets_colour_and_lines_that_fit_it(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    said = on_a_terminal(tmp_path, "check", "matmul", "--config", config, "--fault", "matmul@cpu:1=corrupt")
+    assert "\x1b[1;31m" in said, "a failure is red"
+    assert "0 of 1 checks done" in said, "a line that moves while it runs"
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n")
+    assert max(len(line) for line in plain.splitlines()) <= 80
+    assert "WrongResult" in plain
+
+
+def test_no_color_is_respected(tmp_path: Path) -> None:
+    said = on_a_terminal(tmp_path, "check", "memory_free", env={"NO_COLOR": "1"})
+    assert "memory_free" in said
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", said)

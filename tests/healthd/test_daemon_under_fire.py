@@ -182,6 +182,19 @@ def test_grandchild_that_holds_the_pipes_of_its_check_holds_up_nobody(cluster: C
         os.kill(int((folder / "grandchild").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("checks", [("memory_free", "proof"), ("proof",)])
+def test_end_of_a_job_is_seen_whatever_checks_are_enabled(cluster: Cluster, checks: tuple[str, ...]) -> None:
+    """Without a passive check nobody looked at the devices again, and the node stayed taken for ever."""
+    cluster.checks = checks
+    job = cluster.job(cluster.run_dir("n1") / "devices" / "cpu0")
+    node = cluster.node("n1").start()
+    until(lambda: f"pid {job.pid}" in str(node.get("/v1/node").json()["allocated"]))
+    assert node.health("?tier=quick&max_age=60") == 503
+    job.kill()
+    job.wait()
+    until(lambda: node.health("?tier=quick&max_age=60") == 200)
+
+
 @pytest.mark.skip(
     reason="a time namespace shifts CLOCK_BOOTTIME before its first process starts and never CLOCK_REALTIME, and "
     "setting the clock of the machine would hurt others; test_node_state and test_engine jump the injected clock"

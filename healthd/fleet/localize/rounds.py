@@ -38,6 +38,11 @@ class Found:
 def by_rounds(ev: Evidence, found: Found) -> Steps:
     """Test until each failure has a name or nothing more can be learnt."""
     while True:
+        if not ev.tests:
+            if ev.silent[ev.job[0]] >= SILENT:
+                return
+            yield [ev.job], "the whole again: it gave no outcome"
+            continue
         judged = judge(ev)
         found.rest = rest_of(ev, judged)
         found.rest_passed = rest_state(ev, found.rest)
@@ -48,7 +53,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
             yield ask
         elif found.rest_passed is True and (found.rest != ev.job or not found.intermittent):
             return
-        elif len(found.rest) < 2 or (found.rest == ev.job and not ev.history(ev.job)):
+        elif len(found.rest) < 2:
             return
         elif found.rest_passed is None:
             if min(ev.silent[v] for v in found.rest) >= SILENT:
@@ -84,7 +89,6 @@ def targeted(ev: Evidence, judged: Judged) -> Ask | None:
     used = {v for pair in repeat for v in pair}
     doubtful = {v for pair in judged.odd for v in pair}
     blamed = judged.blamed() | set(judged.awaiting)
-    waiting = [v for v in judged.awaiting if ev.silent[v] < SILENT and v not in doubtful]
     suspects = [v for v in suspects if v not in judged.awaiting]
     clean = [
         v
@@ -105,7 +109,6 @@ def targeted(ev: Evidence, judged: Judged) -> Ask | None:
     pairs += repeat
     if not pairs:
         return None
-    del waiting
     names = ", ".join(ev.say(suspects + odd)[:6]) or ", ".join(ev.say(used)[:6])
     more = len(suspects) + len(odd) - 6
     return pairs, f"suspects with clean partners: {names}" + (f" and {more} more" if more > 0 else "")
@@ -174,7 +177,7 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
         found.pair_rounds += 1
         if pairs:
             yield pairs, "shuffled pairs, all at once"
-            return True
+        return True
     if found.intermittent or found.scale is not None or len(found.rest) <= 2:
         return False
     if not found.whole_again or ev.history(found.rest).count(True) < 2:
@@ -182,7 +185,8 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
         if found.whole_again > 3:
             return False
         yield [found.rest], "pairs are clean: the whole again"
-        found.intermittent = found.intermittent or rest_state(ev, found.rest) is True
+        if ev.problem.noise.false_alarm_ratio == 0:  # else one failure that does not come back is noise
+            found.intermittent = found.intermittent or rest_state(ev, found.rest) is True
         return True
     before = len(judge(ev).odd) + len(judge(ev).paths)
     found.scale = yield from search.smallest_failing(ev, found.rest)

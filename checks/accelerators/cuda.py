@@ -1,0 +1,192 @@
+"""
+NVIDIA GPUs: found and seen held through /proc alone, bound by UUID before torch is imported.
+
+Neither nvidia-smi nor NVML is asked to find devices: both can hang on a sick GPU, and not every
+interpreter has them.
+What /proc does not say (memory, cores) is None here; memory is asked of the device once a worker is bound to it.
+
+Unverified: everything from `bind` on has not run on a GPU yet (the tests marked `gpu` do), nor has NCCL between
+several. `find` and `holders` are tested on trees of the shape that the driver's documentation and source give.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from checks.accelerators import DeviceMissingError, cpu
+from checks.accelerators.holding import find_holders
+from checks.contract import Device
+from checks.host import Host, HostError
+
+_FOLDER = "/proc/driver/nvidia/gpus"
+_SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+# They keep every GPU open for as long as the machine is up and run nothing on it. The kernel cuts names at 15 letters.
+_CARETAKERS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter", "dcgm", "nv-fabricmanage"})
+
+# What a job sets that would let a probe compute with less than it says: TF32 for fp32.
+_DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+
+
+def present(host: Host) -> bool:
+    """Whether NVIDIA's driver shows a GPU, or cannot be asked whether it does."""
+    try:
+        return bool(host.glob(_FOLDER, "*"))
+    except HostError:
+        return True
+
+
+def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    The inventory, in the order of the bus, which is that of CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID. No options.
+
+    The serial of a device is its UUID: None until the driver has started the GPU for the first time. GPUs that the
+    administrator has excluded from the driver's use are no devices.
+    """
+    gpus = [gpu for folder in sorted(host.glob(_FOLDER, "*")) if (gpu := _read(host, folder)) is not None]
+    devices = [
+        {
+            "target": f"cuda:{index}",
+            "kind": gpu.get("model") or "NVIDIA GPU",
+            "serial": gpu["gpu uuid"] if _SERIAL.fullmatch(gpu.get("gpu uuid", "")) else None,
+            "cores": None,
+            "memory_bytes": None,
+            "minor": int(gpu["device minor"]) if gpu.get("device minor", "").isdecimal() else None,
+        }
+        for index, gpu in enumerate(gpus)
+    ]
+    return {
+        "accelerator": "cuda",
+        "device_count": len(devices),
+        "core_count": None,
+        "memory_bytes": None,
+        "efa_count": cpu.count_efa(host),
+        "devices": devices,
+    }
+
+
+def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]) -> list[str] | None:
+    """
+    Who has /dev/nvidiaN open, but for the daemons that look after GPUs. Options: `ignore_pids`.
+
+    A process that only has /dev/nvidiactl open asks after the GPUs and holds none. None where a device has no known
+    file, or a process may not be looked into.
+    """
+    if any(device.get("minor") is None for device in inventory["devices"]):
+        return None
+    files = {device["target"]: Path(f"/dev/nvidia{device['minor']}") for device in inventory["devices"]}
+    ours = {os.getpid(), *(int(pid) for pid in options.get("ignore_pids", ()))}
+    found = find_holders(Path(host.path("/proc")), files, ours)
+    return None if found is None else [one for one in found if _command(one) not in _CARETAKERS]
+
+
+@contextmanager
+def hold(target: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Nothing to do: a process that uses the device has its file open."""
+    yield
+
+
+def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) -> CudaDevice:
+    """
+    Show this process one GPU alone, then import torch. See `Accelerator.bind`.
+
+    Raises RuntimeError where this torch cannot use the GPU, which may be torch's fault: no node is blamed for it.
+    """
+    devices = {str(device["target"]): (index, device) for index, device in enumerate(inventory["devices"])}
+    if target not in devices:
+        raise DeviceMissingError(f"no such device: {target}; this node has {', '.join(devices) or 'none'}")
+    index, device = devices[target]
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(device.get("serial") or index)
+    for name in _DROPPED:
+        os.environ.pop(name, None)
+    import torch
+
+    if torch.version.cuda is None:
+        raise RuntimeError(
+            f"this torch ({torch.__version__}) is built without CUDA; "
+            "set probe_python to an environment whose torch has it"
+        )
+    count = torch.cuda.device_count()
+    if count != 1:
+        raise RuntimeError(
+            f"CUDA shows {count} devices for CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} "
+            f"instead of 1; compare the driver with torch's CUDA {torch.version.cuda}, and see nvidia-smi"
+        )
+    # The bound of `matmul` supposes that sums are kept in fp32.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.cuda.set_device(0)
+    major, minor = torch.cuda.get_device_capability(0)
+    kind = f"{torch.cuda.get_device_name(0)} | sm_{major}{minor}"
+    key = f"cuda | {kind} | torch {torch.__version__} | CUDA {torch.version.cuda}"
+    return CudaDevice(target=target, key=key, torch=torch)
+
+
+class CudaDevice:
+    """The `Device` of the contract on one GPU, which is `cuda:0` to its process whatever its target is."""
+
+    collective_backend = "nccl"
+    matmul_rows = 4096  # fills a GPU for a millisecond or some
+    members: tuple[Device, ...] = ()
+
+    def __init__(self, *, target: str, key: str, torch: Any) -> None:
+        self.target = target
+        self.key = key
+        self.torch = torch
+        self.torch_device = torch.device("cuda", 0)
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        self.torch.cuda.synchronize(self.torch_device)
+
+    def available_bytes(self) -> int | None:
+        """What the driver would still give, and what torch keeps of what it has freed."""
+        free, _ = self.torch.cuda.mem_get_info(self.torch_device)
+        kept = self.torch.cuda.memory_reserved(self.torch_device) - self.torch.cuda.memory_allocated(self.torch_device)
+        return int(free) + int(kept)
+
+    def read(self, tensor: Any) -> Any:
+        """A copy on the host; it waits for what is under way."""
+        return tensor.detach().cpu().contiguous()
+
+    def measure(self, operation: Callable[[], object], *, repeats: int, warmup: int) -> list[float]:
+        """See `Device.measure`. The time between two events on the GPU: what Python does before them does not count."""
+        for _ in range(warmup):
+            operation()
+        self.synchronize()
+        seconds = []
+        for _ in range(repeats):
+            start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            operation()
+            end.record()
+            end.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3)  # milliseconds
+        return seconds
+
+
+def _read(host: Host, folder: str) -> dict[str, str] | None:
+    """
+    What the driver says of one GPU, names in lower case; None of one that it must not use.
+
+    A GPU whose page cannot be read is there all the same: to leave it out would be to miss a device.
+    """
+    try:
+        lines = host.read(f"{folder}/information").splitlines()
+    except HostError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    said = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    return None if said.get("gpu excluded", "").lower() == "yes" else said
+
+
+def _command(holder: str) -> str:
+    """The command in `cuda:0: pid 123 (python)`."""
+    return holder.partition("(")[2].removesuffix(")")

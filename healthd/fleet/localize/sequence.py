@@ -1,0 +1,130 @@
+"""
+Tests one after another: group testing with an unknown number of culprits, under the deterministic hypothesis.
+
+Each test is the group whose outcome is most uncertain, given what is known about the share of culprits: a posterior over
+that share, learnt as tests go (the nested procedure of Sobel and Groll, 1959, with the share unknown). A culprit is named
+only after it failed itself, with a clean partner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from healthd.fleet.localize.evidence import Evidence, Ids
+
+Steps = Generator[tuple[list[Ids], str], None, None]
+
+SHARES = tuple(10 ** (-3.5 + 3.2 * i / 31) for i in range(32))  # 0.03 % to 50 %, evenly by logarithm
+
+
+@dataclass(kw_only=True)
+class Sequence:
+    """How far it came. `contradiction`: what failed as a group passed in parts, so the hypothesis does not hold."""
+
+    culprits: dict[int, int] = field(default_factory=dict)  # culprit -> the clean partner it failed with
+    clean: list[int] = field(default_factory=list)
+    pool: list[int] = field(default_factory=list)  # nothing is known of these
+    tainted: list[int] = field(default_factory=list)  # at least one of these is bad
+    contradiction: tuple[int, ...] = ()
+    done: bool = False
+    rest_passed: bool | None = None
+
+
+def one_by_one(ev: Evidence, state: Sequence) -> Steps:
+    """Test until every member is clean or a culprit."""
+    order = list(ev.job)
+    ev.random("sequence").shuffle(order)
+    state.clean = sorted(ev.presumed)
+    if not ev.history(ev.job)[-1:] == [True]:
+        state.done = bool(ev.history(ev.job))
+        state.rest_passed = True if state.done else None
+        return
+    state.tainted = order
+    while state.tainted or state.pool:
+        group = _next(ev, state)
+        if group is None:
+            return  # too few are clean to tell those who are left apart
+        partner = state.clean[-1:] if len(group) == 1 else []
+        yield [tuple(sorted(group + partner))], f"{len(group)} of {len(state.tainted or state.pool)} not yet told apart"
+        seen = ev.history(group + partner)[-1:]
+        if not seen:
+            if all(ev.silent[v] > 1 for v in group):
+                return
+            continue
+        if not _learn(state, group, seen[0], partner):
+            return
+    rest = tuple(sorted(set(state.clean) - ev.presumed))
+    if len(rest) > 1:
+        yield [rest], "all that remain, together"
+        state.rest_passed = not any(ev.history(rest)[-1:]) if ev.history(rest) else None
+    state.done = state.rest_passed is not False
+
+
+def _next(ev: Evidence, state: Sequence) -> list[int] | None:
+    """The group to test; one that has a single member needs a clean partner."""
+    if state.tainted:
+        if len(state.tainted) == 1:
+            return state.tainted[:1] if state.clean else None
+        most, least = len(state.tainted) - 1, 1 if state.clean else 2
+        if most < least:
+            return None
+    else:
+        most, least = len(state.pool), 1 if state.clean else min(2, len(state.pool))
+        if most == 1 and not state.clean:
+            return None
+    size = _most_uncertain(state, least, most)
+    return (state.tainted or state.pool)[:size]
+
+
+def _most_uncertain(state: Sequence, least: int, most: int) -> int:
+    """
+    The size of group that passes about as often as it fails.
+
+    Given the share q of good members, n of m tainted ones pass with (q^n - q^m) / (1 - q^m), n of the pool with q^n; the
+    weight of each share is how likely it makes what was found so far.
+    """
+    found, clean, m = len(state.culprits), len(state.clean), len(state.tainted)
+    logs = [found * math.log(p) + clean * math.log1p(-p) for p in SHARES]
+    top = max(logs)
+    weights = [(math.exp(log - top), 1 - p) for log, p in zip(logs, SHARES, strict=True)]
+
+    def passing(n: int) -> float:
+        if not m:
+            return sum(w * q**n for w, q in weights) / sum(w for w, _ in weights)
+        return sum(w * (q**n - q**m) for w, q in weights) / sum(w * (1 - q**m) for w, q in weights)
+
+    lower, upper = least, most  # passing() falls as the group grows
+    while lower < upper:
+        middle = (lower + upper) // 2
+        if passing(middle) > 0.5:
+            lower = middle + 1
+        else:
+            upper = middle
+    return min((n for n in (lower - 1, lower) if n >= least), key=lambda n: abs(passing(n) - 0.5))
+
+
+def _learn(state: Sequence, group: list[int], bad: bool, partner: list[int]) -> bool:
+    """Take in one outcome; False when it contradicts what was known."""
+    members = set(group)
+    if not state.tainted:
+        state.pool = [v for v in state.pool if v not in members]
+        if bad:
+            state.tainted = group
+        else:
+            state.clean += group
+    elif bad:
+        state.pool = [v for v in state.tainted if v not in members] + state.pool
+        state.tainted = group
+    else:
+        left = [v for v in state.tainted if v not in members]
+        if not left:
+            state.contradiction = tuple(sorted(members))
+            return False
+        state.clean += group
+        state.tainted = left
+    if bad and len(group) == 1:
+        state.culprits[group[0]] = partner[0]
+        state.tainted = []
+    return True

@@ -1,0 +1,173 @@
+"""The catalogue of instance types: complete, with sources, and unknown where nobody knows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.catalog import GIB, TYPES, InstanceType, find_type, has_no_accelerators, type_name
+
+REPOSITORY = Path(__file__).parents[2]
+G_SIZES = ("xlarge", "2xlarge", "4xlarge", "8xlarge", "12xlarge", "16xlarge", "24xlarge", "48xlarge")
+
+
+def the(name: str) -> InstanceType:
+    found = find_type(name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "chip", "devices", "cores", "logical", "memory_gib", "efa"),
+    [
+        ("trn1.2xlarge", "Trainium", 1, 2, 2, 32, 0),
+        ("trn1.32xlarge", "Trainium", 16, 32, 32, 512, 8),
+        ("trn1n.32xlarge", "Trainium", 16, 32, 32, 512, 16),
+        ("trn2.3xlarge", "Trainium2", 1, 8, 4, 96, 1),
+        ("trn2.48xlarge", "Trainium2", 16, 128, 64, 1536, 16),
+        ("trn2u.48xlarge", "Trainium2", 16, 128, 64, 1536, 16),
+        ("trn3.48xlarge", "Trainium3", 16, 128, 64, 2304, None),
+        ("inf2.xlarge", "Inferentia2", 1, 2, 2, 32, 0),
+        ("inf2.8xlarge", "Inferentia2", 1, 2, 2, 32, 0),
+        ("inf2.24xlarge", "Inferentia2", 6, 12, 12, 192, 0),
+        ("inf2.48xlarge", "Inferentia2", 12, 24, 24, 384, 0),
+        ("p4d.24xlarge", "A100", 8, None, None, 320, 4),
+        ("p4de.24xlarge", "A100", 8, None, None, 640, 4),
+        ("p5.4xlarge", "H100", 1, None, None, 80, 1),
+        ("p5.48xlarge", "H100", 8, None, None, 640, 32),
+        ("p5e.48xlarge", "H200", 8, None, None, 1128, 32),
+        ("p5en.48xlarge", "H200", 8, None, None, 1128, 16),
+        ("p6-b200.48xlarge", "B200", 8, None, None, 1432, 8),
+        ("p6-b300.48xlarge", "B300", 8, None, None, 2144, 16),
+        ("p6e-gb200.36xlarge", "B200", 4, None, None, 740, None),
+        ("g5.48xlarge", "A10G", 8, None, None, 176, 1),
+        ("g6.12xlarge", "L4", 4, None, None, 88, 1),
+        ("g6e.24xlarge", "L40S", 4, None, None, 176, 2),
+        ("g6e.48xlarge", "L40S", 8, None, None, 352, 4),
+    ],
+)
+def test_type_has_the_figures_of_its_documentation(
+    name: str,
+    chip: str,
+    devices: int,
+    cores: int | None,
+    logical: int | None,
+    memory_gib: int,
+    efa: int | None,
+) -> None:
+    found = the(name)
+    assert (found.chip.name, found.devices, found.core_count, found.logical_core_count(), found.efa_interfaces) == (
+        chip,
+        devices,
+        cores,
+        logical,
+        efa,
+    )
+    assert found.memory_bytes == memory_gib * GIB
+
+
+@pytest.mark.parametrize("family", ["g5", "g6", "g6e"])
+def test_every_size_of_the_small_gpu_families_is_there(family: str) -> None:
+    assert {name for name in TYPES if name.startswith(f"{family}.")} == {f"{family}.{size}" for size in G_SIZES}
+
+
+@pytest.mark.parametrize("found", TYPES.values(), ids=lambda found: found.name)
+def test_every_record_names_its_sources_and_agrees_with_itself(found: InstanceType) -> None:
+    assert len(found.source) > 10
+    assert len(found.chip.source) > 10
+    assert found.chip.accelerator in ("neuron", "cuda")
+    assert (found.chip.cores is None) == (found.chip.accelerator == "cuda") == (not found.chip.lnc)
+    assert all(1e12 < peak < 1e17 for peak in found.chip.flops_per_second.values())
+    assert found.topology != "single" or found.devices == 1
+    assert found.topology != "torus" or found.devices == 16
+
+
+def test_logical_configuration_changes_the_cores_that_are_seen() -> None:
+    found = the("trn2.48xlarge")
+    assert (found.logical_core_count(1), found.logical_core_count(2), found.logical_core_count()) == (128, 64, 64)
+    assert the("trn1.32xlarge").logical_core_count(1) == 32
+    with pytest.raises(ValueError, match="Trainium has no logical core configuration 2; it has 1"):
+        the("trn1.32xlarge").logical_core_count(2)
+
+
+@pytest.mark.parametrize("name", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge"])
+def test_torus_has_the_neighbours_that_the_vendors_tool_shows(name: str) -> None:
+    """From a listing of neuron-ls in the AWS Neuron documentation."""
+    shown = {0: (12, 3, 4, 1), 1: (13, 0, 5, 2)}
+    for device, neighbours in shown.items():
+        assert the(name).neighbours(device) == tuple(sorted(neighbours))
+
+
+@pytest.mark.parametrize("found", TYPES.values(), ids=lambda found: found.name)
+def test_links_go_both_ways_and_never_to_oneself(found: InstanceType) -> None:
+    for device in range(found.devices or 0):
+        for other in found.neighbours(device) or ():
+            assert other != device
+            assert device in (found.neighbours(other) or ())
+
+
+def test_ring_has_two_neighbours_single_devices_none_and_switches_are_unknown() -> None:
+    assert the("inf2.48xlarge").neighbours(0) == (1, 11)
+    assert the("inf2.24xlarge").neighbours(5) == (0, 4)
+    assert the("inf2.xlarge").neighbours(0) == ()
+    assert the("trn3.48xlarge").neighbours(0) is None
+    assert the("p5.48xlarge").neighbours(0) is None
+    with pytest.raises(ValueError, match="devices 0 to 11, not 12"):
+        the("inf2.48xlarge").neighbours(12)
+
+
+def test_type_of_unknown_size_promises_nothing() -> None:
+    found = the("trn3p.48xlarge")
+    assert (found.devices, found.core_count, found.memory_bytes, found.efa_interfaces) == (None, None, None, None)
+    assert found.neighbours(0) is None
+
+
+@pytest.mark.parametrize("name", ["trn9.32xlarge", "trn1.31xlarge", "", None, "HVM domU", "trn1", "x" * 1000, "t.\n"])
+def test_unknown_type_is_unknown(name: str | None) -> None:
+    """Rival fault 6."""
+    assert find_type(name) is None
+
+
+def test_names_are_found_however_they_are_written() -> None:
+    assert find_type(" ml.TRN1.32xlarge\n") is TYPES["trn1.32xlarge"]
+    assert type_name("c7i.metal-24xl") == "c7i.metal-24xl"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("c7i.large", True),
+        ("m5.metal", True),
+        ("u-6tb1.56xlarge", True),
+        ("hpc7a.96xlarge", True),
+        ("g4dn.xlarge", False),
+        ("trn9.2xlarge", False),
+        ("p3.2xlarge", False),
+        ("vt1.3xlarge", False),
+        ("q1.large", False),
+        (None, False),
+    ],
+)
+def test_only_families_known_to_be_plain_count_as_plain(name: str | None, expected: bool) -> None:
+    assert has_no_accelerators(name) is expected
+
+
+@given(st.text(max_size=100) | st.integers() | st.none() | st.lists(st.text()))
+def test_any_text_is_a_name_or_none(text: object) -> None:
+    name = type_name(text)
+    assert name is None or (name == type_name(name) and "\n" not in name)
+
+
+def test_catalogue_is_loaded_without_anything_heavy() -> None:
+    """It is part of every passive round: no json, no network, no process library."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\nimport checks.contract\nbefore = set(sys.modules)\n"
+        "import checks.catalog\nprint(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.strip() == "['checks.catalog']"

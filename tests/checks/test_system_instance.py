@@ -1,0 +1,216 @@
+"""The instance type: what it promises is there; a Trainium machine never passes as one with plain CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.catalog import TYPES
+from checks.contract import Action, Finding, Status
+from checks.system.instance import instance_type
+from tests.hosts.machine import Machine, number, worst_of
+
+DMI = "/sys/devices/virtual/dmi/id"
+MISSING = (Status.FAIL, "MissingDevice")
+UNKNOWN = (Status.UNKNOWN, "UnknownInstanceType")
+SKIPPED = (Status.SKIP, "NotApplicable")
+PASSES = (Status.PASS, None)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
+
+def on(machine: Machine, product: str, vendor: str = "Amazon EC2") -> Machine:
+    machine.write(f"{DMI}/sys_vendor", f"{vendor}\n")
+    machine.write(f"{DMI}/product_name", f"{product}\n")
+    machine.write(f"{DMI}/board_asset_tag", "i-0123456789abcdef0\n")
+    return machine
+
+
+def inventory(name: str, **changes: Any) -> dict[str, Any]:
+    """What a healthy machine of a type shows, with its default logical configuration."""
+    known = TYPES[name]
+    count = changes.pop("device_count", known.devices)
+    device = {"memory_bytes": known.chip.memory_bytes}
+    return {
+        "accelerator": known.chip.accelerator,
+        "device_count": count,
+        "core_count": known.logical_core_count(),
+        "devices": [{"target": f"{known.chip.accelerator}:{index}", **device} for index in range(count or 0)],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("name", [name for name, known in TYPES.items() if known.devices is not None])
+def test_whole_machine_of_every_type_passes_with_numbers(name: str, machine: Machine) -> None:
+    findings = on(machine, name).findings(instance_type, inventory=inventory(name))
+    assert worst_of(findings) == PASSES
+    count = number(findings, "instance_devices_count")
+    assert (count.value, count.lower, count.origin) == (TYPES[name].devices, TYPES[name].devices, "catalogue")
+    assert number(findings, "instance_device_memory_bytes").value == TYPES[name].chip.memory_bytes
+
+
+@pytest.mark.parametrize("name", ["trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge", "trn3p.48xlarge", "p5.48xlarge"])
+def test_machine_whose_driver_is_gone_never_passes_as_plain_cpus(name: str, machine: Machine) -> None:
+    (finding,) = on(machine, name).findings(instance_type)
+    assert (finding.status, finding.reason, finding.target) == (*MISSING, "node")
+    assert name in finding.message
+    assert "driver" in finding.message
+    assert "cpu" in finding.message
+
+
+def test_machine_without_any_inventory_fails_as_well(machine: Machine) -> None:
+    findings = on(machine, "trn1.32xlarge").findings(instance_type, inventory={"accelerator": None})
+    assert worst_of(findings) == MISSING
+
+
+@pytest.mark.parametrize(("count", "expected"), [(16, PASSES), (15, MISSING), (0, MISSING), (17, UNKNOWN)])
+def test_devices_are_counted_against_the_type(count: int, expected: object, machine: Machine) -> None:
+    seen = inventory("trn1.32xlarge", device_count=count)
+    assert worst_of(on(machine, "trn1.32xlarge").findings(instance_type, inventory=seen)) == expected
+
+
+def test_count_that_the_driver_does_not_say_is_unknown(machine: Machine) -> None:
+    seen = inventory("trn1.32xlarge", device_count=None)
+    findings = on(machine, "trn1.32xlarge").findings(instance_type, inventory=seen)
+    assert worst_of(findings) == (Status.UNKNOWN, "NoData")
+
+
+def test_container_with_a_share_of_the_devices_says_how_many(machine: Machine) -> None:
+    seen = inventory("trn1.32xlarge", device_count=4, core_count=8)
+    on(machine, "trn1.32xlarge")
+    assert worst_of(machine.findings(instance_type, inventory=seen)) == MISSING
+    findings = machine.findings(instance_type, inventory=seen, devices=4)
+    assert worst_of(findings) == PASSES
+    assert number(findings, "instance_devices_count").origin == "config"
+
+
+def under_xla(client: str, count: int) -> dict[str, Any]:
+    devices = [{"target": f"xla:{index}", "kind": f"PJRT {client}"} for index in range(count)]
+    return {"accelerator": "xla", "device_count": count, "devices": devices}
+
+
+@pytest.mark.parametrize(("files", "expected"), [(16, PASSES), (15, MISSING), (0, MISSING)])
+def test_devices_under_xla_are_counted_by_their_files_not_by_configuration(
+    files: int, expected: object, machine: Machine
+) -> None:
+    on(machine, "trn1.32xlarge")
+    for index in range(files):
+        machine.write(f"/dev/neuron{index}", "")
+    machine.write("/dev/neuron_helper", "")
+    assert worst_of(machine.findings(instance_type, inventory=under_xla("NEURON", 32))) == expected
+
+
+@pytest.mark.parametrize("client", ["CPU, Intel(R) Xeon(R)", "CUDA", "None"])
+def test_xla_on_another_device_than_the_types_fails(client: str, machine: Machine) -> None:
+    on(machine, "trn1.32xlarge")
+    machine.write("/dev/neuron0", "")
+    assert worst_of(machine.findings(instance_type, inventory=under_xla(client, 2))) == MISSING
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "expected"),
+    [
+        ("trn2.48xlarge", 64, PASSES),
+        ("trn2.48xlarge", 128, PASSES),
+        ("trn2.48xlarge", 63, MISSING),
+        ("trn2.48xlarge", 96, MISSING),
+        ("trn2.48xlarge", 129, MISSING),
+        ("trn1.32xlarge", 31, MISSING),
+        ("trn1.32xlarge", None, PASSES),
+    ],
+)
+def test_cores_fit_one_of_the_logical_configurations(
+    name: str, cores: int | None, expected: object, machine: Machine
+) -> None:
+    findings = on(machine, name).findings(instance_type, inventory=inventory(name, core_count=cores))
+    assert worst_of(findings) == expected
+
+
+def with_memory(*ratios: float | None) -> dict[str, Any]:
+    full = TYPES["inf2.24xlarge"].chip.memory_bytes
+    sizes = [None if ratio is None else int(ratio * full) for ratio in ratios]
+    devices = [{"target": f"neuron:{index}", "memory_bytes": size} for index, size in enumerate(sizes)]
+    return inventory("inf2.24xlarge", devices=devices)
+
+
+def memory_findings(machine: Machine, *ratios: float | None, **params: Any) -> list[Finding]:
+    found = on(machine, "inf2.24xlarge").findings(instance_type, inventory=with_memory(*ratios), **params)
+    return [item for item in found if any("memory" in measured.name for measured in item.measurements)]
+
+
+def test_device_with_less_memory_is_named_and_no_other_is_accused(machine: Machine) -> None:
+    (finding,) = memory_findings(machine, 1, 1, 1, 0.75, 1, 1)
+    assert (finding.status, finding.reason, finding.target) == (*MISSING, "neuron:3")
+    assert finding.action is Action.INSPECT
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0.951, PASSES), (0.949, MISSING), (0.0, MISSING)])
+def test_memory_that_the_driver_keeps_is_no_fault(ratio: float, expected: object, machine: Machine) -> None:
+    assert worst_of(memory_findings(machine, 1, ratio, 1, 1, 1, 1)) == expected
+    assert worst_of(memory_findings(machine, 1, 1, 0.5, 1, 1, 1, memory_ratio=0.4)) == PASSES
+
+
+def test_memory_of_one_device_that_is_not_told_is_unknown_and_of_all_is_not_judged(machine: Machine) -> None:
+    (finding,) = memory_findings(machine, 1, None, 1, 1, 1, 1)
+    assert (finding.status, finding.reason, finding.target) == (Status.UNKNOWN, "NoData", "neuron:1")
+    assert memory_findings(machine, *[None] * 6) == []
+
+
+# --- what is not known ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["trn9.32xlarge", "g4dn.xlarge", "p3.2xlarge", "trn2.24xlarge"])
+@pytest.mark.parametrize("accelerator", ["cpu", "neuron"])
+def test_unknown_type_on_ec2_is_unknown_never_a_pass(name: str, accelerator: str, machine: Machine) -> None:
+    """Rival fault 6."""
+    (finding,) = on(machine, name).findings(instance_type, inventory={"accelerator": accelerator})
+    assert (finding.status, finding.reason) == UNKNOWN
+    assert name in finding.message
+
+
+@pytest.mark.parametrize("product", ["", "HVM domU", "\x00\xff", "x" * 5000])
+def test_type_that_cannot_be_read_on_ec2_is_unknown(product: str, machine: Machine) -> None:
+    assert worst_of(on(machine, product).findings(instance_type)) == UNKNOWN
+
+
+def test_type_whose_size_nobody_knows_is_unknown_until_somebody_says_it(machine: Machine) -> None:
+    seen = inventory("trn3p.48xlarge", device_count=16, core_count=64)
+    on(machine, "trn3p.48xlarge")
+    assert worst_of(machine.findings(instance_type, inventory=seen)) == UNKNOWN
+    assert worst_of(machine.findings(instance_type, inventory=seen, devices=16)) == PASSES
+
+
+def test_machine_elsewhere_is_not_concerned(machine: Machine) -> None:
+    assert worst_of(machine.findings(instance_type)) == SKIPPED
+    assert worst_of(on(machine, "trn1.32xlarge", vendor="Dell Inc.").findings(instance_type)) == SKIPPED
+    assert worst_of(machine.findings(instance_type, inventory={"accelerator": "cuda"})) == SKIPPED
+
+
+def test_type_without_accelerators_is_not_concerned_unless_it_shows_some(machine: Machine) -> None:
+    assert worst_of(on(machine, "c7i.24xlarge").findings(instance_type)) == SKIPPED
+    assert worst_of(machine.findings(instance_type, inventory={"accelerator": "neuron"})) == UNKNOWN
+
+
+def test_neuron_devices_on_a_machine_that_tells_no_type_are_unknown(machine: Machine) -> None:
+    """They exist on EC2 alone; a container may hide the firmware."""
+    assert worst_of(machine.findings(instance_type, inventory=inventory("trn1.2xlarge"))) == UNKNOWN
+
+
+def test_type_comes_from_the_parameter_or_the_tool_where_the_firmware_is_hidden(machine: Machine) -> None:
+    seen = inventory("trn1.2xlarge")
+    assert worst_of(machine.findings(instance_type, inventory=seen, type="trn1.2xlarge")) == PASSES
+    assert worst_of(machine.findings(instance_type, inventory={**seen, "instance_type": "trn1.2xlarge"})) == PASSES
+    assert worst_of(machine.findings(instance_type, inventory=seen, type="trn1.32xlarge")) == MISSING
+
+
+def test_parameter_that_is_no_type_is_said_and_not_passed_over(machine: Machine) -> None:
+    (finding,) = on(machine, "trn1.2xlarge").findings(
+        instance_type, inventory=inventory("trn1.2xlarge"), type="trainium"
+    )
+    assert (finding.status, finding.reason) == UNKNOWN
+    assert "'trainium'" in finding.message
