@@ -208,11 +208,15 @@ class FaultyDevice:
         self.key = device.key
         self.torch: Any = device.torch
         self.torch_device: Any = device.torch_device
-        self.collective_backend = device.collective_backend
         self._device = device
         self._factor = factor
         self._corrupt = corrupt
         self._working_since: float | None = None
+
+    @property
+    def collective_backend(self) -> str:
+        """See `Device`; asked only when it is wanted, because a device may have none."""
+        return self._device.collective_backend
 
     def synchronize(self) -> None:
         """Take `factor` times as long as the work since the last synchronization did."""

@@ -6,7 +6,7 @@ device. On PJRT's CPU client, the one that everybody can try, a device is a shar
 
 Processes on PJRT's CPU client cannot talk to each other: the `xla` back end of torch.distributed opens a group there
 and leaves each rank alone in it, with its own values as the result (seen with torch_xla 2.9.0). So collectives run in
-one process over several virtual devices (SPMD), where XLA's own partitioner puts the real collectives into the program.
+one process over several virtual devices (SPMD): see `xla_mesh.py`.
 
 Verified on the CPU client alone. For others the number of devices, the variable that confines a process to one of them
 and the device files must be configured, and their collectives are refused.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ _DROPPED = (
     "XLA_USE_32BIT_LONG",
     "XLA_PERSISTENT_CACHE_PATH",
 )
-_WORK = ("ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime")  # metrics that move when the device works
+# Metrics of torch_xla that move when a device has worked; the second is that of a mesh.
+_WORK = ("ExecuteTime", "ExecuteReplicatedTime", "TransferToDeviceTime", "TransferFromDeviceTime")
 
 
 def present(host: Host) -> bool:
@@ -129,11 +130,13 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
         torch = base.torch
     else:
         _confine(client, list(kinds).index(wanted[0]), options)
-        torch = _import("torch")
+        torch = import_or_say("torch")
         key = f"{kinds[wanted[0]]} | torch {torch.__version__}"
-    torch_xla = _import("torch_xla")
+    torch_xla = import_or_say("torch_xla")
     key = f"xla {client} | {key} | torch_xla {torch_xla.__version__}"
     if len(wanted) > 1:
+        from checks.accelerators.xla_mesh import XlaMesh
+
         return XlaMesh(wanted, key=key, torch=torch, torch_xla=torch_xla, client=client, base=base)
     return XlaDevice(target, key=key, torch=torch, torch_xla=torch_xla, client=client, base=base)
 
@@ -148,8 +151,8 @@ class XlaDevice:
         self.key = key
         self.torch = torch
         self._torch_xla = torch_xla
-        self._xla_model = _import("torch_xla.core.xla_model")
-        self._metrics = _import("torch_xla.debug.metrics")
+        self._xla_model = import_or_say("torch_xla.core.xla_model")
+        self._metrics = import_or_say("torch_xla.debug.metrics")
         self._client = client
         self._base = base
         self.matmul_rows = base.matmul_rows if base is not None else 4096
@@ -212,92 +215,6 @@ class XlaDevice:
         return tuple(one[0] if one else 0 for one in found)
 
 
-class XlaMesh(XlaDevice):
-    """Several virtual devices of the CPU client in one process (SPMD): for collectives alone."""
-
-    def __init__(self, targets: Sequence[str], *, key: str, torch: Any, torch_xla: Any, client: str, base: Any) -> None:
-        runtime = _import("torch_xla.runtime")
-        runtime.use_spmd()
-        super().__init__(",".join(targets), key=key, torch=torch, torch_xla=torch_xla, client=client, base=base)
-        self._spmd = _import("torch_xla.distributed.spmd")
-        count = runtime.global_runtime_device_count()
-        if count != len(targets):
-            raise RuntimeError(f"PJRT {client} shows {count} devices to this process instead of {len(targets)}")
-        self._mesh = self._spmd.Mesh(list(range(count)), (count,), ("ranks",))
-        self.members = tuple(_Member(self, target) for target in targets)
-
-    def collective(self, name: str, contributions: Any) -> _MeshOperation:
-        """See `Mesh.collective`."""
-        if name not in _OUTPUTS:
-            raise ValueError(f"no such collective: {name!r}; known are {', '.join(_OUTPUTS)}")
-        return _MeshOperation(self, name, contributions)
-
-    def shard(self, tensor: Any, spec: tuple[str | None, ...]) -> Any:
-        """Lay a tensor out over the devices: the axis called `ranks` is split, others are whole on each."""
-        self._spmd.mark_sharding(tensor, self._mesh, spec)
-        return tensor
-
-    def shards(self, tensor: Any) -> tuple[Any, ...]:
-        """What each device holds of a tensor, in their order, on the host."""
-        self.synchronize()
-        found = self._spmd.XLAShardedTensor(tensor).local_shards
-        ordered = sorted(found, key=lambda shard: int(str(shard.shard_device).rpartition(":")[2]))
-        return tuple(shard.data for shard in ordered)
-
-
-# How the result lies on the devices: whole on each, or split among them.
-_OUTPUTS: Mapping[str, tuple[str | None, ...]] = {
-    "all_gather": (None,),
-    "all_reduce": (None,),
-    "reduce_scatter": ("ranks",),
-}
-
-
-class _MeshOperation:
-    """A collective as an array program: the layouts of input and output make XLA put the collective between them."""
-
-    def __init__(self, mesh: XlaMesh, name: str, contributions: Any) -> None:
-        self._mesh = mesh
-        self._name = name
-        gathers = name == "all_gather"
-        given = contributions.flatten() if gathers else contributions
-        self._input = mesh.shard(given.to(mesh.torch_device), ("ranks",) if gathers else ("ranks", None))
-        self._output: Any = None
-        mesh.synchronize()
-
-    def run(self) -> object:
-        """Record it: a new result each time, so that none is left from before."""
-        # The sum of one addend is there because a layout needs an operation that it is the layout of.
-        result = self._input + 0.0 if self._name == "all_gather" else self._input.sum(0)
-        self._output = self._mesh.shard(result, _OUTPUTS[self._name])
-        return self._output
-
-    def outputs(self) -> tuple[Any, ...]:
-        """See `MeshOperation.outputs`."""
-        return self._mesh.shards(self._output)
-
-
-class _Member:
-    """One virtual device of a mesh: only its own results can be read through it."""
-
-    members: tuple[Device, ...] = ()
-    collective_backend = "spmd"
-
-    def __init__(self, mesh: XlaMesh, target: str) -> None:
-        self.target = target
-        self.key = mesh.key
-        self.torch = mesh.torch
-        self.torch_device = mesh.torch_device
-        self.matmul_rows = mesh.matmul_rows
-        self.synchronize = mesh.synchronize
-        self.available_bytes = mesh.available_bytes
-        self.measure = mesh.measure
-
-    def read(self, tensor: Any) -> Any:
-        """A result of a mesh operation is on the host already."""
-        return tensor.detach().cpu().contiguous()
-
-
 def _client(options: Mapping[str, Any]) -> str:
     return str(options.get("xla_device") or os.environ.get("PJRT_DEVICE") or "CPU").upper()
 
@@ -327,7 +244,8 @@ def _confine(client: str, index: int, options: Mapping[str, Any]) -> None:
     os.environ[str(variable)] = str(index)
 
 
-def _import(name: str) -> Any:
+def import_or_say(name: str) -> Any:
+    """A module of PyTorch. Raises RuntimeError with the remedy where it is missing."""
     import importlib
 
     try:

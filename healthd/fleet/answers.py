@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
-from checks.contract import Status
+from checks.contract import SEVERITY, Blame, Status
 from healthd.fleet.model import (
     Answer,
     Closing,
@@ -148,8 +148,9 @@ def headline(assessment: Assessment) -> Reason | None:
 
 
 def headlines(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
-    """The worst reason of each node, bounded."""
+    """The worst reason of each node, bounded; a node's own fault before what is only not known, then by name."""
     found = [line for line in map(headline, assessments) if line is not None]
+    found.sort(key=lambda line: (-SEVERITY[line.status], line.blame is not Blame.NODE, line.node or "", line.code))
     if len(found) > MOST_REASONS:
         rest = len(found) - MOST_REASONS + 1
         found = [

@@ -69,7 +69,7 @@ def _step(work: Work) -> tuple[Gate, tuple[Effect, ...]]:
     _absorb(work)
     if not take(work):
         out = [found for found in work.seen.values() if found.standing is Standing.OUT]
-        return _reject(work, answers.headlines(sorted(out, key=lambda found: found.node)), retryable=True)
+        return _reject(work, answers.headlines(out), retryable=True)
     if not work.gate.reserved:
         return _hold(work, _waiting_for(work))
     _order_runs(work)

@@ -16,6 +16,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -52,10 +53,12 @@ class Store:
     Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop.
     """
 
-    def __init__(self, engine: sa.Engine, place: str, lock: int | None) -> None:
+    def __init__(self, engine: sa.Engine, place: str, lock: int | None, path: Path | None) -> None:
         self._engine = engine
         self._place = place
         self._lock = lock
+        self._path = path
+        self._inode: tuple[int, int] | None = None
         self._connection: sa.Connection | None = None
         self._jobs: queue.Queue[Job | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
@@ -78,7 +81,7 @@ class Store:
             raise StoreError(
                 f"cannot use the database URL: {first_line(error)}; write sqlite:///PATH or postgresql+psycopg://..."
             ) from None
-        store = cls(engine, place, lock)
+        store = cls(engine, place, lock, path)
         try:
             store._prepare()
         except StoreError:
@@ -206,12 +209,23 @@ class Store:
 
     def _transact(self, works: Sequence[Callable[[sa.Connection], Any]]) -> list[Any]:
         try:
+            self._check_place()
             connection = self._connect()
             with connection.begin():
-                return [work(connection) for work in works]
+                results = [work(connection) for work in works]
         except SQLAlchemyError as error:
             self._disconnect()
             raise self._failed(error) from None
+        self._check_place()
+        return results
+
+    def _check_place(self) -> None:
+        """SQLite goes on writing into a file that was deleted; what is answered then is gone with this process."""
+        if self._inode is not None and self._inode != _inode(self._path):
+            raise StoreError(
+                f"{self._place} was deleted or replaced while in use; put it back and restart the aggregator, or "
+                "restart it as it is: nodes report their leases again"
+            )
 
     def _connect(self) -> sa.Connection:
         if self._connection is None:
@@ -266,6 +280,7 @@ class Store:
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts])
         except SQLAlchemyError as error:
             raise self._failed(error) from None
+        self._inode = _inode(self._path)
 
     def _migrate(self, connection: sa.Connection) -> None:
         config = Config()
@@ -285,3 +300,12 @@ class Store:
                 command.upgrade(config, "head")
         except CommandError as error:
             raise StoreError(f"{self._place} cannot be migrated: {first_line(error)}") from None
+
+
+def _inode(path: Path | None) -> tuple[int, int] | None:
+    """What a file is whatever its name; None where there is none."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        found = None
+    return None if found is None else (found.st_dev, found.st_ino)

@@ -239,6 +239,7 @@ HTML = b"<!DOCTYPE html><html><body>Please sign in</body></html>"
     "answer",
     [
         reply("404 Not Found", HTML),
+        reply("404 Not Found", b"trn1.32xlarge"),
         reply("403 Forbidden"),
         reply("200 OK", HTML),
         reply("200 OK"),
@@ -249,7 +250,19 @@ HTML = b"<!DOCTYPE html><html><body>Please sign in</body></html>"
         b"\x00\xff" * 1000,
         b"",
     ],
-    ids=["404", "403", "html", "empty", "10 MB", "redirect", "cut off", "chunks", "garbage", "silence"],
+    ids=[
+        "404",
+        "404 with a type",
+        "403",
+        "html",
+        "empty",
+        "10 MB",
+        "redirect",
+        "cut off",
+        "chunks",
+        "garbage",
+        "silence",
+    ],
 )
 def test_answer_that_is_not_the_service_says_nothing(answer: bytes) -> None:
     def talk(connection: socket.socket) -> None:

@@ -32,6 +32,7 @@ from healthd.fleet.localize.verdict import from_rounds, from_sequence
 
 __all__ = [
     "Bounds",
+    "Course",
     "Culprit",
     "GroupOutcome",
     "LabelFault",
@@ -47,6 +48,61 @@ __all__ = [
 ]
 
 
+class Course:
+    """
+    The same with memory, for a caller that goes through round after round: only the last step is computed.
+
+    `step` takes the outcomes of the round that was asked for last. Given the outcomes of the history round by round it
+    says what `localize` says of the whole history.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._ev = Evidence(problem)
+        self._found, self._sequence = Found(), Sequence()
+        one = problem.one_after_another
+        self._steps = one_by_one(self._ev, self._sequence) if one else by_rounds(self._ev, self._found)
+        self._groups: list[Ids] | None = None  # None: the first whole was not given yet
+        self._verdict: Verdict | None = None
+
+    def step(self, outcomes: Iterable[GroupOutcome]) -> NextRound | Verdict:
+        """What to test next, now that these are known; a group without outcome counts as unknown."""
+        if self._verdict is not None:
+            return self._verdict
+        given = list(outcomes)
+        if self._groups is not None:
+            self._ev.rounds += 1
+            self._ev.asked += len(self._groups)
+            self._note_missing(given)
+        self._ev.record(given)
+        groups, why = next(self._steps, ([], ""))
+        if not groups:
+            return self.conclude(spent=False)
+        bounds = self.problem.bounds
+        self._groups = groups[: bounds.max_tests - self._ev.asked]
+        if not self._groups or (self._ev.rounds >= bounds.max_rounds and not self.problem.one_after_another):
+            return self.conclude()
+        named = tuple(tuple(self._ev.names[v] for v in group) for group in self._groups)
+        return NextRound(number=self._ev.rounds + 1, groups=named, why=why)
+
+    def conclude(self, *, spent: bool = True) -> Verdict:
+        """The verdict on what is known now, final. `spent`: ended by a bound or by the caller, which it says."""
+        if self._verdict is None:
+            self._steps.close()
+            if self.problem.one_after_another:
+                self._verdict = from_sequence(self._ev, self._sequence, spent=spent)
+            else:
+                self._verdict = from_rounds(self._ev, self._found, spent=spent)
+        return self._verdict
+
+    def _note_missing(self, given: list[GroupOutcome]) -> None:
+        have = {frozenset(one.members) for one in given}
+        for group in self._groups or ():
+            names = tuple(self._ev.names[v] for v in group)
+            if frozenset(names) not in have:
+                given.append(GroupOutcome(members=names, outcome=Outcome.UNKNOWN, round=self._ev.rounds))
+
+
 def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: bool = False) -> NextRound | Verdict:
     """
     The groups to test next, or the verdict.
@@ -58,40 +114,10 @@ def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: boo
     rounds: dict[int, list[GroupOutcome]] = defaultdict(list)
     for outcome in history:
         rounds[outcome.round].append(outcome)
-    ev = Evidence(problem)
-    if 0 not in rounds and not conclude:
-        return NextRound(number=0, groups=(problem.members,), why="the whole")
-    ev.record(rounds.get(0, []))
-    found, sequence = Found(), Sequence()
-    steps = one_by_one(ev, sequence) if problem.one_after_another else by_rounds(ev, found)
-    spent = False
-    for groups, why in steps:
-        number = ev.rounds + 1
-        groups = groups[: problem.bounds.max_tests - ev.asked]
-        spent = number > problem.bounds.max_rounds and not problem.one_after_another
-        spent = spent or not groups or (conclude and number not in rounds)
-        if spent:
-            break
-        if number not in rounds:
-            return NextRound(number=number, groups=tuple(_named(ev, group) for group in groups), why=why)
-        ev.rounds = number
-        ev.asked += len(groups)
-        ev.record(rounds[number])
-        _note_missing(ev, groups, rounds[number])
-    steps.close()
-    if problem.one_after_another:
-        return from_sequence(ev, sequence, spent=spent)
-    return from_rounds(ev, found, spent=spent)
-
-
-def _named(ev: Evidence, group: Ids) -> tuple[str, ...]:
-    return tuple(ev.names[v] for v in group)
-
-
-def _note_missing(ev: Evidence, groups: list[Ids], outcomes: list[GroupOutcome]) -> None:
-    """Groups that were asked for and have no outcome at all count as unknown."""
-    given = {frozenset(one.members) for one in outcomes}
-    for group in groups:
-        names = _named(ev, group)
-        if frozenset(names) not in given:
-            ev.record([GroupOutcome(members=names, outcome=Outcome.UNKNOWN, round=ev.rounds)])
+    course = Course(problem)
+    if 0 not in rounds:
+        return course.conclude() if conclude else NextRound(number=0, groups=(problem.members,), why="the whole")
+    step = course.step(rounds[0])
+    while isinstance(step, NextRound) and step.number in rounds:
+        step = course.step(rounds[step.number])
+    return course.conclude() if conclude else step

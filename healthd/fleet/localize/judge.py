@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from healthd.fleet.localize.evidence import Evidence
 
-# How much likelier than "one end is flaky" a path must be. 2 ** 6 at the usual flaky_fail_ratio of one half: six
+# How much likelier than "one end is flaky" a path must be. 2 ** 9 at the usual flaky_fail_ratio of one half: nine
 # outcomes that a flaky end would have given otherwise half of the time.
-PATH_ODDS = 64.0
+PATH_ODDS = 512.0
 # A label group that is bad in every member is named as group when chance would do that less often.
 GROUP_CHANCE = 0.01
 # A member is worth more tests while the odds that it is flaky, one culprit in the fleet being expected, are above this.

@@ -63,12 +63,12 @@ class Bounds:
     How long to go on.
 
     `pair_rounds` is how many rounds of shuffled pairs must be clean before bisection: a member that fails half of its
-    tests is missed by five of them once in 32.
+    tests is missed by six of them once in 64.
     """
 
     max_rounds: int = 40
     max_tests: int = 100_000
-    pair_rounds: int = 5
+    pair_rounds: int = 6
 
     def __post_init__(self) -> None:
         if self.max_rounds < 0 or self.max_tests < 0 or self.pair_rounds < 1:

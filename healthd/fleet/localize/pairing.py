@@ -20,9 +20,10 @@ def shuffled_pairs(ev: Evidence, members: Sequence[int], *, across: bool) -> lis
     ev.random("pairs").shuffle(order)
     if across:
         order.sort(key=lambda v: ev.labels[v])  # stable: shuffled within a label
+    elif len(order) % 2:
+        order.sort(key=lambda v: ev.pair_tests[v])  # stable; who was tested most is the one to wait
     half = len(order) // 2
-    left, right = order[:half], order[half : 2 * half]
-    pairs = _fresh(ev, left, right) if across else _fresh_any(ev, order)
+    pairs = _fresh(ev, order[:half], order[half : 2 * half]) if across else _fresh_any(ev, order)
     paired = {v for pair in pairs for v in pair}
     for v in order:
         if v not in paired:

@@ -19,7 +19,7 @@ Ask = tuple[list[Ids], str]
 Steps = Generator[Ask, None, None]
 
 SILENT = 2  # outcomes unknown in a row after which a member is no longer asked
-ODD_PASSES = 5  # passes with others that each end of an odd pair shall have before the pair is tried again
+ODD_PASSES = 8  # passes with others that each end of an odd pair shall have before the pair is tried again
 LAST_PAIR_ROUND = 9  # an intermittent failure of the whole is looked for in so many rounds of pairs
 
 
@@ -90,13 +90,13 @@ def targeted(ev: Evidence, judged: Judged) -> Ask | None:
     doubtful = {v for pair in judged.odd for v in pair}
     blamed = judged.blamed() | set(judged.awaiting)
     suspects = [v for v in suspects if v not in judged.awaiting]
-    clean = [
-        v
-        for v in (*ev.job, *ev.presumed)
-        if (ev.passes[v] or v in ev.presumed) and v not in doubtful | used | blamed and ev.silent[v] < SILENT
-    ]
+    out = doubtful | used | blamed
+    known = (v for v in (*ev.job, *sorted(ev.presumed)) if ev.passes[v] or v in ev.presumed)
+    clean = [v for v in known if v not in out and ev.silent[v] < SILENT]
     ev.random("witnesses").shuffle(clean)
-    clean.sort(key=lambda v: (v not in ev.presumed, -len(ev.fails.get(v, ()))))  # taken from the end: the job's own first
+    clean.sort(
+        key=lambda v: (v not in ev.presumed, -len(ev.fails.get(v, ())))
+    )  # taken from the end: the job's own first
     # Who has no failure with a clean partner yet comes first: that decides most.
     suspects.sort(key=lambda v: sum(bool(ev.passes[o]) for o, _ in ev.counted(v)))
     pairs = witness_pairs(ev, suspects, clean)
@@ -159,19 +159,19 @@ def alone(ev: Evidence, judged: Judged) -> Ask | None:
 def inside(ev: Evidence, judged: Judged) -> Ask | None:
     """Members of a named group with one another: is it the way out, or all of it?"""
     pairs: list[Ids] = []
-    for (_, _), members in sorted(judged.groups.items()):
-        if inside_of(ev, members) is None and all(ev.silent[v] < SILENT for v in members):
-            order = sorted(members)
-            fresh = [(order[i], order[i + 1]) for i in range(0, len(order) - 1, 2)]
-            pairs += [pair for pair in fresh if not {v for p in pairs for v in p} & set(pair)]
+    busy: set[int] = set()  # groups of two labels may overlap
+    for _, members in sorted(judged.groups.items()):
+        order = sorted(members)
+        if inside_of(ev, members) is None and busy.isdisjoint(order) and all(ev.silent[v] < SILENT for v in order):
+            pairs += [(order[i], order[i + 1]) for i in range(0, len(order) - 1, 2)]
+            busy |= members
     return (pairs, "the named group among itself") if pairs else None
 
 
 def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     """The rest fails together and nobody in it is suspect: pairs, then the whole again, then search. False: the end."""
     limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.bounds.pair_rounds
-    possible = max(len(found.rest) - 1, 1)  # rounds until everybody has met everybody
-    if found.pair_rounds < min(limit, possible + len(found.rest) % 2):
+    if found.pair_rounds < (limit if len(found.rest) > 2 else 1):
         pairs = shuffled_pairs(ev, found.rest, across=not found.pair_rounds)
         pairs = [pair for pair in pairs if frozenset(pair) != frozenset(found.rest) or ev.passes[pair[0]]]
         found.pair_rounds += 1
@@ -180,15 +180,30 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
         return True
     if found.intermittent or found.scale is not None or len(found.rest) <= 2:
         return False
-    if not found.whole_again or ev.history(found.rest).count(True) < 2:
-        found.whole_again += 1
-        if found.whole_again > 3:
+    if ev.history(found.rest).count(True) < _persistent(ev):
+        if found.whole_again > _persistent(ev):
             return False
+        found.whole_again += 1
         yield [found.rest], "pairs are clean: the whole again"
-        if ev.problem.noise.false_alarm_ratio == 0:  # else one failure that does not come back is noise
-            found.intermittent = found.intermittent or rest_state(ev, found.rest) is True
+        found.intermittent = _is_intermittent(ev, found)
         return True
     before = len(judge(ev).odd) + len(judge(ev).paths)
     found.scale = yield from search.smallest_failing(ev, found.rest)
+    if found.scale is not None and search.contradicted(ev, found.scale.members):
+        found.scale, found.intermittent = None, True
+        return True
     after = judge(ev)
-    return len(after.odd) + len(after.paths) > before or found.scale is None
+    return len(after.odd) + len(after.paths) > before
+
+
+def _persistent(ev: Evidence) -> int:
+    """How often a whole must fail before it is searched: twice, or as often as noise makes rarer than the budget."""
+    noise, times = ev.problem.noise, 2
+    while noise.false_alarm_ratio ** (times - 1) > noise.budget_ratio:
+        times += 1
+    return times
+
+
+def _is_intermittent(ev: Evidence, found: Found) -> bool:
+    """Whether the whole passes at times; under noise one failure that does not come back is noise."""
+    return found.intermittent or (ev.problem.noise.false_alarm_ratio == 0 and rest_state(ev, found.rest) is True)

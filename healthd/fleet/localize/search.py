@@ -87,9 +87,7 @@ def _shortest_prefix(ev: Evidence, failing: list[int]) -> Generator[tuple[list[I
     return failing[:upper]
 
 
-def _another(
-    ev: Evidence, whole: list[int], failing: list[int]
-) -> Generator[tuple[list[Ids], str], None, bool | None]:
+def _another(ev: Evidence, whole: list[int], failing: list[int]) -> Generator[tuple[list[Ids], str], None, bool | None]:
     """Whether another group of the same size fails as well; None when there is none or no outcome."""
     size = len(failing)
     if size >= len(whole):
@@ -99,3 +97,8 @@ def _another(
     yield [tuple(sorted(group))], f"another group of {size}"
     seen = ev.history(group)[-1:]
     return seen[0] if seen else None
+
+
+def contradicted(ev: Evidence, members: Ids) -> bool:
+    """Whether a group that failed passed too, itself or within a larger one: the fault comes and goes."""
+    return ev.passed_together(members) or not all(ev.history(members))

@@ -27,6 +27,7 @@ class Sequence:
     clean: list[int] = field(default_factory=list)
     pool: list[int] = field(default_factory=list)  # nothing is known of these
     tainted: list[int] = field(default_factory=list)  # at least one of these is bad
+    aside: list[list[int]] = field(default_factory=list)  # tainted twos, until somebody clean can tell them apart
     contradiction: tuple[int, ...] = ()
     done: bool = False
     rest_passed: bool | None = None
@@ -42,8 +43,9 @@ def one_by_one(ev: Evidence, state: Sequence) -> Steps:
         state.rest_passed = True if state.done else None
         return
     state.tainted = order
-    while state.tainted or state.pool:
-        group = _next(ev, state)
+    while state.tainted or state.pool or state.aside:
+        _put_aside(state)
+        group = _next(state)
         if group is None:
             return  # too few are clean to tell those who are left apart
         partner = state.clean[-1:] if len(group) == 1 else []
@@ -62,7 +64,16 @@ def one_by_one(ev: Evidence, state: Sequence) -> Steps:
     state.done = state.rest_passed is not False
 
 
-def _next(ev: Evidence, state: Sequence) -> list[int] | None:
+def _put_aside(state: Sequence) -> None:
+    """Two tainted members and nobody clean: go on with the pool first. Later they come back."""
+    if not state.clean and len(state.tainted) == 2 and state.pool:
+        state.aside.append(state.tainted)
+        state.tainted = []
+    elif state.aside and not state.tainted and (state.clean or not state.pool):
+        state.tainted = state.aside.pop()
+
+
+def _next(state: Sequence) -> list[int] | None:
     """The group to test; one that has a single member needs a clean partner."""
     if state.tainted:
         if len(state.tainted) == 1:

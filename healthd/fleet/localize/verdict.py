@@ -77,9 +77,9 @@ def from_sequence(ev: Evidence, state: Sequence, *, spent: bool) -> Verdict:
         reasons.append(
             "a group failed whose parts all passed: no member fails always, so nobody is accused; localise by rounds"
         )
-    elif state.tainted:
-        one_of = (ev.say(state.tainted),)
-        reasons.append(_say_one_of(one_of[0]))
+    else:
+        one_of = tuple(ev.say(part) for part in (state.tainted, *state.aside) if part)
+        reasons += [_say_one_of(part) for part in one_of]
     if spent:
         reasons.append("ended before everything was told apart: the bound on tests, or of the time, is reached")
     rest = () if state.contradiction else tuple(v for v in state.clean if v not in ev.presumed)
@@ -136,9 +136,7 @@ def _scale(ev: Evidence, found: Found, judged: Judged) -> ScaleFault | None:
     if found.scale is None or judged.blamed() & set(found.scale.members):
         return None
     scale = found.scale
-    return ScaleFault(
-        members=ev.say(scale.members), largest_passing=scale.largest_passing, any_group=scale.any_group
-    )
+    return ScaleFault(members=ev.say(scale.members), largest_passing=scale.largest_passing, any_group=scale.any_group)
 
 
 def _components(ev: Evidence, judged: Judged) -> list[Ids]:
@@ -220,9 +218,7 @@ def _say_one_of(part: tuple[str, ...]) -> str:
     return f"{kind} {names(part)}, or {between}: more cannot be told; a known-good partner would decide it"
 
 
-def _say_rest(
-    ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, spent: bool, failed: bool
-) -> list[str]:
+def _say_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, spent: bool, failed: bool) -> list[str]:
     tail = ["ended by the bound on rounds, on tests, or by the caller: this is what is known so far"] if spent else []
     whole = rest == ev.job
     if passed is True:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from healthd.fleet.localize import Bounds, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict, localize
+from healthd.fleet.localize import Bounds, Course, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict
 
 
 @dataclass(kw_only=True)
@@ -78,16 +78,16 @@ def switches(members: tuple[str, ...], size: int) -> Mapping[str, Mapping[str, s
 def play(fleet: Fleet, problem: Problem, *, first: Outcome | None = None) -> tuple[Verdict, list[GroupOutcome]]:
     """Localise to the end, as the real caller would. `first` forces the outcome of the first whole."""
     history: list[GroupOutcome] = []
-    for _ in range(100_000):
-        step = localize(problem, history)
-        if isinstance(step, Verdict):
-            return step, history
+    course = Course(problem)
+    step: NextRound | Verdict = NextRound(number=0, groups=(problem.members,), why="the whole")
+    while isinstance(step, NextRound):
         check_round(step, problem)
         outcomes = fleet.run(step.groups, step.number)
         if step.number == 0 and first is not None:
-            outcomes = [GroupOutcome(members=outcomes[0].members, outcome=first, round=0)]
+            outcomes = [GroupOutcome(members=problem.members, outcome=first, round=0)]
         history += outcomes
-    raise RuntimeError("the localiser does not come to an end")
+        step = course.step(outcomes)
+    return step, history
 
 
 def check_round(step: NextRound, problem: Problem) -> None:
