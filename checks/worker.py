@@ -118,8 +118,10 @@ class Worker:
         options = self._setup["options"]
         inventory = accelerator.find(host, options)
         holders = accelerator.holders(host, inventory, options)
-        self._inventory = {**inventory, "holders": holders}
-        self._say("surveyed", inventory=inventory, holders=holders, **read_identity(host))
+        configured = options.get("instance_type")
+        identity = read_identity(host, configured=configured, inventory=inventory)
+        self._inventory = {**inventory, "holders": holders, **({"instance_type": configured} if configured else {})}
+        self._say("surveyed", inventory=inventory, holders=holders, **identity)
 
     def run(self, command: Mapping[str, Any]) -> None:
         """Run one check on this worker's device, or on the node."""

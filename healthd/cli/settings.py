@@ -78,6 +78,9 @@ class ProbeSettings:
     python: Path | None = None
     """The interpreter that has torch (3.10 or newer); None is the one that healthd runs with."""
 
+    instance_type: str | None = None
+    """The EC2 instance type, where it must not be looked for; None asks the firmware tables, then the metadata service."""
+
     cpu_devices: int = 2
     """How many logical devices plain CPUs are split into. Two: collectives need two."""
 
@@ -298,6 +301,8 @@ class Settings:
 
         probe = self.probe
         params, timeouts = self._check_params()
+        if probe.instance_type is not None:
+            params["instance_type"] = {"type": probe.instance_type, **params.get("instance_type", {})}
         programs = tuple(
             ProgramSpec(
                 name=name,
@@ -314,7 +319,7 @@ class Settings:
             host_root=self.node.host_root,
             accelerator=probe.accelerator,
             run_dir=self.node.run_dir,
-            options={"cpu_devices": probe.cpu_devices},
+            options={"cpu_devices": probe.cpu_devices, "instance_type": probe.instance_type},
             params=params,
             timeouts_seconds=timeouts,
             limits=self.limits_by_name(),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from checks.contract import Tier
+from checks.contract import Status, Tier
 from healthd.model import CheckResult, Lease, NodeState
 from healthd.wire import decode, encode
 
@@ -30,7 +30,7 @@ class KeptState:
     `stale_at` is when the first result outlives its bound, if nothing more is heard.
     """
 
-    __slots__ = ("_ages", "_bytes", "_expiring", "_rest", "_taken_at", "at", "health", "stale_at")
+    __slots__ = ("_ages", "_bytes", "_counted", "_expiring", "_rest", "_taken_at", "at", "health", "stale_at")
 
     def __init__(self, state: NodeState, at: float) -> None:
         self._bytes = encode(state)
@@ -47,7 +47,21 @@ class KeptState:
         self._expiring = tuple(
             (sys.intern(r.check), r.age_seconds, bounds[r.check]) for r in state.results if r.check in bounds
         )
+        self._counted = tuple(
+            (sys.intern(r.check), r.age_seconds) for r in state.results if r.status is not Status.SKIP
+        )
         self.stale_at = self._stale_at()
+
+    @property
+    def oldest_seconds(self) -> float:
+        """The age of the oldest result that is no skip, as of `at`: infinite where one has none, 0 without any."""
+        ages, moved = self._ages, self.at - self._taken_at
+        oldest = 0.0
+        for check, age in self._counted:
+            now = ages.get(check, age + moved)
+            if not now <= oldest:  # NaN is older than everything
+                oldest = now if now == now else math.inf
+        return oldest
 
     def refresh(self, ages: Mapping[str, float], at: float) -> None:
         """Newer ages of the same state; those that are not among them count on."""

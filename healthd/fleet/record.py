@@ -103,7 +103,6 @@ class NodeRecord:
             self.confirmed = known
         elif request.digest == self.digest and self.state is not None and (known or not self.confirmed):
             # Ages with an unbounded way behind them say less than older ages whose way was bounded.
-            self.version += 1
             self.state.refresh(request.ages, based_at)
             self.confirmed = known
         self.reports = request.orders
@@ -137,6 +136,7 @@ class NodeRecord:
             node=self.node,
             state=None if self.state is None else self.state.open(),
             version=self.version,
+            oldest_seconds=None if self.state is None else self.state.oldest_seconds,
             behind_seconds=0.0 if self.state is None else max(0.0, now - self.state.at),
             heard_seconds=None if self.heard_at is None else max(0.0, now - self.heard_at),
             confirmed=self.confirmed,

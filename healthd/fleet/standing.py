@@ -72,10 +72,11 @@ def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[st
 
 class JudgeMemory:
     """
-    `judge` with a memory: the same answers, at the price of a look-up while a node's state is the same object.
+    `judge` with a memory: the same answers, at the price of a look-up while a node's evidence is the same.
 
     Judges a state once without a bound of age; while its oldest result is young enough that is also the strict
-    answer. Bounded: the memory is dropped whole when it is full.
+    answer, and its age the answer's age, which may then be that of a check beyond the tier: never younger than the
+    truth. Bounded: the memory is dropped whole when it is full.
     """
 
     def __init__(self, limit: int = 50_000) -> None:
@@ -96,11 +97,14 @@ class JudgeMemory:
             oldest = math.inf if any(math.isnan(r.age_seconds) for r in node.state.results) else oldest
             known = (node.version, Judged(health=health, reasons=reasons, age_seconds=age), oldest)
             self._known[key] = known
-        judged, oldest = known[1], known[2] + node.behind_seconds
+        judged, counted = known[1], node.oldest_seconds is not None
+        oldest = (known[2] if node.oldest_seconds is None else node.oldest_seconds) + node.behind_seconds
         # Results of heavier tiers may be older than what is asked; then only the strict way can tell.
         if not oldest <= max_age_seconds:
             return judge(node, tier, max_age_seconds, require)
-        age = None if judged.age_seconds is None else judged.age_seconds + node.behind_seconds
+        age = judged.age_seconds
+        if age is not None:
+            age = oldest if counted else age + node.behind_seconds
         return Judged(health=judged.health, reasons=judged.reasons, age_seconds=age)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -28,7 +29,7 @@ from healthd.fleet.model import (
 )
 from healthd.fleet.policy import Policy
 from healthd.fleet.standing import JudgeMemory, judge
-from healthd.model import Allocation, Decision, Mode, OrderReport, Quarantine, Verdict
+from healthd.model import Allocation, Decision, Health, Mode, OrderReport, Quarantine, Verdict
 from tests.fleet.world import NOW, POLICY, gate, good_results, lease, node, result, state, view, with_wrong
 
 Effects = tuple[Effect, ...]
@@ -226,6 +227,27 @@ def test_the_memory_of_verdicts_gives_the_same_verdicts() -> None:
                 one = judge(fleet_node, Tier.QUICK, 3600.0, ())
                 two = memory(fleet_node, Tier.QUICK, 3600.0, ())
                 assert (one.health, one.reasons) == (two.health, two.reasons)
+
+
+def test_the_memory_of_verdicts_outlives_new_ages_and_is_never_younger_than_the_truth() -> None:
+    memory = JudgeMemory()
+    for age in (5.0, 3000.0, 3599.0, 3601.0, 9000.0):
+        for version, results in enumerate((good_results(age=age), with_wrong(age))):
+            seen = node("n1", state("n1", results), version=version, oldest_seconds=age)
+            one, two = judge(seen, Tier.QUICK, 3600.0, ()), memory(seen, Tier.QUICK, 3600.0, ())
+            assert one.health is two.health
+            if one.age_seconds is not None:
+                assert two.age_seconds is not None
+                assert two.age_seconds >= one.age_seconds
+    nan = node("n1", state("n1", good_results(age=float("nan"))), version=3, oldest_seconds=math.inf)
+    assert memory(nan, Tier.QUICK, 3600.0, ()).health is Health.UNKNOWN
+
+
+def test_a_nodes_own_fault_comes_before_what_is_only_not_known() -> None:
+    silent = node("n1", heard_seconds=500.0)
+    bad = node("n2", state("n2", with_wrong()))
+    end, _ = step(NOW, gate(nodes=("n1", "n2")), view(silent, bad), POLICY)
+    assert [(line.node, line.code) for line in decided(end).reasons] == [("n2", "WrongResult"), ("n1", "Silent")]
 
 
 # --- nodes that are away ----------------------------------------------------------------------------------------------

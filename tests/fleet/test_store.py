@@ -79,7 +79,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     uid = user_of_postgres()
     if uid is not None:
         for folder in (place, *place.parents):
-            if folder.owner() == "root" and folder.name.startswith("pytest-"):
+            if folder.owner() == "root" and folder.name.startswith(("pytest-", "popen-")):
                 folder.chmod(0o755)
         os.chown(place, uid, -1)
     with socket.socket() as free:

@@ -318,14 +318,18 @@ def test_syncs_leave_nothing_behind_for_the_garbage_collector(tmp_path: Path) ->
 
         for _ in range(10):
             await sync()
-        gc.collect()
+        # What other parts of this process throw away meanwhile is not ours: the least of a few rounds counts.
+        found = []
         gc.disable()
         try:
-            for _ in range(100):
-                await sync()
-            assert gc.collect() < 100
+            for _ in range(4):
+                gc.collect()
+                for _ in range(100):
+                    await sync()
+                found.append(gc.collect())
         finally:
             gc.enable()
+        assert min(found) < 100, found
         writer.close()
 
     scenario(test, tmp_path)

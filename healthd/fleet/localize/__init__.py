@@ -1,9 +1,9 @@
 """
 Who is at fault when a fleet fails together: pure, deterministic, and never a guess.
 
-`localize(problem, history)` looks at the outcomes so far and says which groups to test next, or the verdict. It keeps no
-state: the course of the tests is replayed from the history, so the same input gives the same answer. Nothing here runs
-a test, knows a clock, or knows what a member is.
+`localize(problem, history)` looks at the outcomes so far and says which groups to test next, or the verdict. It keeps
+no state: the course of the tests is replayed from the history, so the same input gives the same answer. Nothing here
+runs a test, knows a clock, or knows what a member is.
 """
 
 from __future__ import annotations

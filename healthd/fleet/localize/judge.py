@@ -76,9 +76,10 @@ def judge(ev: Evidence) -> Judged:
     _groups(ev, found)
     blamed = found.blamed()
     for pair, tests in sorted(ev.bad_pairs.items()):
-        if blamed.isdisjoint(pair) and pair[0] != pair[1] and any(n not in ev.dropped for n in tests):
-            if ev.passes[pair[0]] and ev.passes[pair[1]]:
-                (found.paths if _is_path(ev, pair) else found.odd).append(pair)
+        a, b = pair
+        unexplained = a != b and blamed.isdisjoint(pair) and any(n not in ev.dropped for n in tests)
+        if unexplained and ev.passes[a] and ev.passes[b]:
+            (found.paths if _is_path(ev, pair) else found.odd).append(pair)
     if found.paths:  # what a path explains speaks against nobody, so others may be judged anew
         _accuse(ev, found)
         _groups(ev, found)
@@ -114,7 +115,7 @@ def _accuse(ev: Evidence, found: Judged) -> None:
 
 
 def _alone(v: int, counted: Iterable[tuple[int, int]]) -> int:
-    """Failures of a group of one after the first: it has no partner to be different, so each is as good as a new one."""
+    """Failures of a group of one after the first: it has no partner to differ, so each is as good as a new one."""
     return max(0, sum(o == v for o, _ in counted) - 1)
 
 

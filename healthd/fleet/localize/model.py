@@ -41,9 +41,9 @@ class Noise:
     """
     What may go wrong although nothing is broken, and how broken things behave.
 
-    `false_alarm_ratio`: share of healthy groups that fail or are slow. 0 is the deterministic hypothesis: what is healthy
-    passes always. `flaky_fail_ratio`: how often a flaky member makes its group fail; the alternative in every likelihood.
-    `budget_ratio`: false accusations accepted for each validation of a whole healthy fleet.
+    `false_alarm_ratio`: share of healthy groups that fail or are slow. 0 is the deterministic hypothesis: what is
+    healthy passes always. `flaky_fail_ratio`: how often a flaky member makes its group fail; the alternative in every
+    likelihood. `budget_ratio`: false accusations accepted for each validation of a whole healthy fleet.
     """
 
     false_alarm_ratio: float = 0.0

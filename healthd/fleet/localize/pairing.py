@@ -52,8 +52,8 @@ def _fresh_any(ev: Evidence, order: list[int]) -> list[Pair]:
     """
     Disjoint pairs in which nobody has met, or as few as possible.
 
-    Small fleets: the best of all turns of a round-robin and of greedy choice. Large ones: neighbours in a shuffle, where
-    a meeting again is rare, put right by a swap.
+    Small fleets: a bounded search for the best. Large ones: neighbours in a shuffle, where a meeting again is rare, put
+    right by a swap.
     """
     if len(order) <= 32:
         return _best_matching(ev, order)

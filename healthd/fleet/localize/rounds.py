@@ -51,9 +51,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
             ask = targeted(ev, judged) or alone(ev, judged) or inside(ev, judged)
         if ask is not None:
             yield ask
-        elif found.rest_passed is True and (found.rest != ev.job or not found.intermittent):
-            return
-        elif len(found.rest) < 2:
+        elif len(found.rest) < 2 or (found.rest_passed and not (found.intermittent and found.rest == ev.job)):
             return
         elif found.rest_passed is None:
             if min(ev.silent[v] for v in found.rest) >= SILENT:
@@ -83,7 +81,7 @@ def rest_state(ev: Evidence, rest: Ids) -> bool | None:
 
 
 def targeted(ev: Evidence, judged: Judged) -> Ask | None:
-    """Suspects, and the ends of odd pairs, each with a clean partner, all at once; suspects left over with each other."""
+    """Suspects and ends of odd pairs, each with a clean partner, all at once; suspects left over with each other."""
     suspects = [v for v in judged.suspects if ev.silent[v] < SILENT]
     odd, repeat = _odd(ev, judged)
     used = {v for pair in repeat for v in pair}
@@ -131,7 +129,7 @@ def _odd(ev: Evidence, judged: Judged) -> tuple[list[int], list[Ids]]:
             continue
         failed, passed = ev.with_both(a, b)
         fewest = min(ev.passes_without(a, b), ev.passes_without(b, a))
-        if fewest >= LAST_PAIR_ROUND and passed or fewest + failed > 3 * LAST_PAIR_ROUND:
+        if (passed and fewest >= LAST_PAIR_ROUND) or fewest + failed > 3 * LAST_PAIR_ROUND:
             continue  # neither flaky nor path can be shown
         if all(ev.tests[n].soft for n in ev.bad_pairs[a, b] if n not in ev.dropped):
             continue  # to be measured alone first
@@ -173,7 +171,8 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.bounds.pair_rounds
     if found.pair_rounds < (limit if len(found.rest) > 2 else 1):
         pairs = shuffled_pairs(ev, found.rest, across=not found.pair_rounds)
-        pairs = [pair for pair in pairs if frozenset(pair) != frozenset(found.rest) or ev.passes[pair[0]]]
+        if set(pairs[:1]) == {found.rest}:
+            pairs = []  # two alone: their pair is the whole, which was measured
         found.pair_rounds += 1
         if pairs:
             yield pairs, "shuffled pairs, all at once"

@@ -1,12 +1,13 @@
 """
 The smallest group that still fails, where pairs are clean and the whole is not: a bad path, or a fault of scale.
 
-Four blocks give three rounds of two unions each; a union that fails is the new whole, about half as large. When no union
-fails the fault needs more than two blocks, and the size itself is searched.
+Four blocks give three rounds of two unions each; a union that fails is the new whole, about half as large. When no
+union fails the fault needs more than two blocks, and the size itself is searched.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def _halve(ev: Evidence, failing: list[int]) -> Generator[tuple[list[Ids], str],
     """A union of two of four blocks that fails, or None."""
     size = len(failing)
     cuts = [size * i // 4 for i in range(5)] if size > 3 else [0, 1, 2, 3, 3]
-    blocks = [failing[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    blocks = [failing[a:b] for a, b in itertools.pairwise(cuts)]
     for pairing in PAIRINGS:
         unions = [blocks[a] + blocks[b] for a, b in pairing]
         known = [union for union in unions if len(union) > 1 and any(ev.history(union)[-1:])]

@@ -1,9 +1,9 @@
 """
 Tests one after another: group testing with an unknown number of culprits, under the deterministic hypothesis.
 
-Each test is the group whose outcome is most uncertain, given what is known about the share of culprits: a posterior over
-that share, learnt as tests go (the nested procedure of Sobel and Groll, 1959, with the share unknown). A culprit is named
-only after it failed itself, with a clean partner.
+Each test is the group whose outcome is most uncertain, given what is known about the share of culprits: a posterior
+over that share, learnt as tests go (the nested procedure of Sobel and Groll, 1959, with the share unknown). A culprit is
+named only after it failed itself, with a clean partner.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def one_by_one(ev: Evidence, state: Sequence) -> Steps:
     order = list(ev.job)
     ev.random("sequence").shuffle(order)
     state.clean = sorted(ev.presumed)
-    if not ev.history(ev.job)[-1:] == [True]:
+    if ev.history(ev.job)[-1:] != [True]:
         state.done = bool(ev.history(ev.job))
         state.rest_passed = True if state.done else None
         return
@@ -93,8 +93,8 @@ def _most_uncertain(state: Sequence, least: int, most: int) -> int:
     """
     The size of group that passes about as often as it fails.
 
-    Given the share q of good members, n of m tainted ones pass with (q^n - q^m) / (1 - q^m), n of the pool with q^n; the
-    weight of each share is how likely it makes what was found so far.
+    Given the share q of good members, n of m tainted ones pass with (q^n - q^m) / (1 - q^m), n of the pool with q^n;
+    the weight of each share is how likely it makes what was found so far.
     """
     found, clean, m = len(state.culprits), len(state.clean), len(state.tainted)
     logs = [found * math.log(p) + clean * math.log1p(-p) for p in SHARES]

@@ -192,8 +192,8 @@ def _say_group(one: LabelFault) -> str:
         None: "among themselves they were not measured",
     }[one.inside]
     return (
-        f"{one.label} {one.value}: all its {len(one.members)} members ({names(one.members)}) fail with everybody outside; "
-        f"{inside}; none of them is accused"
+        f"{one.label} {one.value}: all its {len(one.members)} members ({names(one.members)}) fail with everybody "
+        f"outside; {inside}; none of them is accused"
     )
 
 

@@ -21,8 +21,8 @@ class Fleet:
 
     `bad` fail always, `flaky` with `flaky_ratio`, `slow` make their group slow. `paths` fail when both ends take part.
     `cut` cannot reach anybody outside of itself; `cut_inside`: nor one another. `scale`: at least so many members
-    of `scale_of` (None: of anybody) fail together. `alarm_ratio` of tests fail for no reason; `contention_ratio` of groups
-    that run beside others are slow for no reason of their own.
+    of `scale_of` (None: of anybody) fail together. `alarm_ratio` of tests fail for no reason; `contention_ratio` of
+    groups that run beside others are slow for no reason of their own.
     """
 
     seed: int
