@@ -5,9 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+XLA_VENV := .venv-xla
+XLA_STAMP := $(XLA_VENV)/.installed
 FORMATTED := checks healthd tests
 
-.PHONY: help install demo test check format lint types bench docs pins clean
+.PHONY: help install demo test test-xla check format lint types bench docs pins clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -27,6 +29,15 @@ demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=
 
 test: $(STAMP) ## all tests
 	@$(BIN)/python -m pytest -n auto --dist worksteal tests
+
+$(XLA_STAMP): requirements-xla.txt
+	@echo "Installing PyTorch/XLA into $(XLA_VENV) (once; about 7 GB) ..."
+	@test -x $(XLA_VENV)/bin/python || $(PYTHON) -m venv $(XLA_VENV)
+	@$(XLA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-xla.txt
+	@touch $@
+
+test-xla: $(STAMP) $(XLA_STAMP) ## every probe and collective on real PyTorch/XLA (on its CPU device)
+	@$(BIN)/python -m pytest -m xla tests/checks
 
 check: format-check lint types test ## what CI runs: format, lint, strict types, tests
 
@@ -55,4 +66,4 @@ pins: ## write requirements.txt anew from what is installed
 	   $(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu//' ) > requirements.txt
 
 clean: ## remove the local environment and what tools left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(XLA_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

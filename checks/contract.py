@@ -215,9 +215,12 @@ class Device(Protocol):
     key: str
     torch: Any
     torch_device: Any
-    collective_backend: str
     matmul_rows: int
     members: tuple[Device, ...]
+
+    @property
+    def collective_backend(self) -> str:
+        """Of torch.distributed, for ranks on such devices. Raises RuntimeError where there is none."""
 
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from checks.contract import Status, Tier
+from healthd.evidence import judge_tier
+from healthd.fleet.model import Judged
 from healthd.model import CheckResult, Lease, NodeState
 from healthd.wire import decode, encode
 
@@ -23,6 +25,10 @@ R = TypeVar("R", CheckResult, Lease)
 EVIDENCE = ("inventory", "reasons", "checks", "results")
 
 
+# What gates ask for; a heavier tier is judged when it is asked.
+JUDGED_TIERS = (Tier.PASSIVE, Tier.QUICK)
+
+
 class KeptState:
     """
     A state whose ages stand for the moment `at`, on the registry's clock.
@@ -30,7 +36,18 @@ class KeptState:
     `stale_at` is when the first result outlives its bound, if nothing more is heard.
     """
 
-    __slots__ = ("_ages", "_bytes", "_counted", "_expiring", "_rest", "_taken_at", "at", "health", "stale_at")
+    __slots__ = (
+        "_ages",
+        "_bytes",
+        "_counted",
+        "_expiring",
+        "_rest",
+        "_taken_at",
+        "at",
+        "health",
+        "judged",
+        "stale_at",
+    )
 
     def __init__(self, state: NodeState, at: float) -> None:
         self._bytes = encode(state)
@@ -50,6 +67,8 @@ class KeptState:
         self._counted = tuple(
             (sys.intern(r.check), r.age_seconds) for r in state.results if r.status is not Status.SKIP
         )
+        # Judged now, while the state is open: a gate that takes this node must not wait for it to be opened again.
+        self.judged = {tier: _judged(state, tier) for tier in JUDGED_TIERS}
         self.stale_at = self._stale_at()
 
     @property
@@ -110,3 +129,9 @@ def _of_age(record: R, age_seconds: float) -> R:
     copy: R = object.__new__(type(record))
     copy.__dict__.update(record.__dict__, age_seconds=age_seconds)
     return copy
+
+
+def _judged(state: NodeState, tier: Tier) -> Judged:
+    """The verdict on a state where no age is too old."""
+    health, reasons, age = judge_tier(state, tier, math.inf)
+    return Judged(health=health, reasons=reasons, age_seconds=age)

@@ -87,6 +87,12 @@ class JudgeMemory:
         """As `judge`."""
         if node.state is None:
             return judge(node, tier, max_age_seconds, require)
+        if node.oldest_seconds is not None and not require and tier in node.judged:
+            oldest = node.oldest_seconds + node.behind_seconds
+            if not oldest <= max_age_seconds:
+                return judge(node, tier, max_age_seconds, require)
+            found = node.judged[tier]
+            return found if found.age_seconds is None else dataclasses.replace(found, age_seconds=oldest)
         key = (node.node, tier, require)
         known = self._known.get(key)
         if known is None or known[0] != node.version:

@@ -44,20 +44,20 @@ class Judged:
         return set(self.accused).union(*self.groups.values())
 
 
-def needed(ev: Evidence, v: int) -> int:
+def is_enough(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> bool:
     """
-    Failures with different partners before a member is accused.
+    Whether these failures accuse v: with two different clean partners at least.
 
-    Two; with noise as many as healthy members would have by chance less often than the budget, over the whole fleet.
+    Under noise they must also be so much likelier for a bad member that all healthy members together reach it less often
+    than the budget, however long one tests: a likelihood ratio of a true hypothesis exceeds K at any time with a
+    probability of at most 1/K (Ville). Twice the members, because a bad member may fail always or sometimes.
     """
     noise = ev.problem.noise
-    fewest, n = 2, max(ev.pair_tests[v], 2)
-    while (
-        noise.false_alarm_ratio > 0
-        and len(ev.job) * math.comb(max(n, fewest), fewest) * noise.false_alarm_ratio**fewest > noise.budget_ratio
-    ):
-        fewest += 1
-    return fewest
+    if len({o for o, _ in counted}) + _alone(v, counted) < 2:
+        return False
+    if noise.false_alarm_ratio == 0:
+        return True
+    return log_likelihood(ev, len(counted), ev.passes[v]) >= math.log(2 * len(ev.job) / noise.budget_ratio)
 
 
 def log_likelihood(ev: Evidence, failed: int, passed: int) -> float:
@@ -103,7 +103,7 @@ def _accuse(ev: Evidence, found: Judged) -> None:
             if v in known:
                 continue
             counted = _clean_failures(ev, v, known, explained)
-            if len({o for o, _ in counted}) + _alone(v, counted) < needed(ev, v):
+            if not is_enough(ev, v, counted):
                 continue
             if all(ev.tests[n].soft for _, n in counted):
                 found.awaiting[v] = counted
@@ -188,7 +188,7 @@ def _uphold(ev: Evidence, found: Judged, named: set[int]) -> None:
     """Take back accusations that rest on failures across the border of a named group."""
     for v in list(found.accused):
         kept = [(o, n) for o, n in found.accused[v] if o not in named]
-        if v in named or len({o for o, _ in kept}) + _alone(v, kept) < needed(ev, v):
+        if v in named or not is_enough(ev, v, kept):
             del found.accused[v]
     for v in list(found.awaiting):
         if v in named:

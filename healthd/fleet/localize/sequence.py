@@ -2,8 +2,8 @@
 Tests one after another: group testing with an unknown number of culprits, under the deterministic hypothesis.
 
 Each test is the group whose outcome is most uncertain, given what is known about the share of culprits: a posterior
-over that share, learnt as tests go (the nested procedure of Sobel and Groll, 1959, with the share unknown). A culprit is
-named only after it failed itself, with a clean partner.
+over that share, learnt as tests go (the nested procedure of Sobel and Groll, 1959, with the share unknown). A culprit
+is named only after it failed itself, with a clean partner.
 """
 
 from __future__ import annotations

@@ -1,0 +1,167 @@
+"""NVIDIA GPUs: found and seen held on a tree of the driver's shape; bound and probed where there is a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.accelerators import DeviceMissingError, cuda, detect
+from checks.contract import Status, Tier
+from checks.host import Host
+from tests.healthd.runner_kit import run_checks
+
+TREE = Path(__file__).parent.parent / "hosts" / "gpus"
+FIRST = "proc/driver/nvidia/gpus/0000:10:1c.0/information"
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not cuda.present(Host(None)), reason="no NVIDIA GPU"),
+]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TREE, tmp_path / "machine"))
+
+
+def process(root: Path, pid: int, command: str, *files: str, parent: int = 1) -> None:
+    """A process that has files open, as /proc shows it."""
+    folder = root / "proc" / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    (folder / "comm").write_text(f"{command}\n")
+    (folder / "stat").write_text(f"{pid} ({command}) S {parent} 1 1 0\n")
+    for number, file in enumerate(files):
+        (folder / "fd" / str(number)).symlink_to(file)
+
+
+def holders(root: Path, **options: Any) -> list[str] | None:
+    host = Host(root)
+    return cuda.holders(host, cuda.find(host, {}), options)
+
+
+def test_gpus_are_found_in_the_order_of_the_bus_with_uuid_and_model(root: Path) -> None:
+    found = json.loads(json.dumps(cuda.find(Host(root), {})))
+    assert (found["accelerator"], found["device_count"]) == ("cuda", 2)
+    assert [(d["target"], d["serial"][:12], d["kind"], d["minor"]) for d in found["devices"]] == [
+        ("cuda:0", "GPU-6a1c9b1e", "NVIDIA H100 80GB HBM3", 1),
+        ("cuda:1", "GPU-0d2e7f30", "NVIDIA H100 80GB HBM3", 0),
+    ]
+    assert detect(Host(root)) is sys.modules["checks.accelerators.cuda"]
+
+
+def test_what_proc_does_not_say_is_none_never_zero(root: Path) -> None:
+    found = cuda.find(Host(root), {})
+    assert found["memory_bytes"] is None
+    assert found["core_count"] is None
+    assert "expected_device_count" not in found  # what the machine should have is not what it has
+
+
+def test_machine_without_the_driver_is_not_detected_and_has_no_gpu(root: Path) -> None:
+    shutil.rmtree(root / "proc/driver")
+    assert not cuda.present(Host(root))
+    assert cuda.find(Host(root), {})["device_count"] == 0
+
+
+def test_gpu_that_the_driver_has_not_started_has_no_serial_yet(root: Path) -> None:
+    page = root / FIRST
+    page.write_text(
+        page.read_text().replace("GPU-6a1c9b1e-5d0f-4b53-9c41-1f2f3a4b5c6d", "GPU-????????-????-????-????-????????????")
+    )
+    assert cuda.find(Host(root), {})["devices"][0]["serial"] is None
+
+
+def test_excluded_gpu_is_no_device(root: Path) -> None:
+    page = root / FIRST
+    page.write_text(page.read_text().replace("GPU Excluded:\t No", "GPU Excluded:\t Yes"))
+    assert [device["serial"][:12] for device in cuda.find(Host(root), {})["devices"]] == ["GPU-0d2e7f30"]
+
+
+@pytest.mark.parametrize("text", [None, "", "Model\nGPU UUID: x\nDevice Minor: y\n", "\0\xff"])
+def test_gpu_whose_page_is_gone_or_junk_still_counts_and_cannot_be_seen_to_be_free(
+    root: Path, text: str | None
+) -> None:
+    page = root / FIRST
+    page.unlink() if text is None else page.write_text(text)
+    found = cuda.find(Host(root), {})
+    assert found["device_count"] == 2
+    assert (found["devices"][0]["serial"], found["devices"][0]["minor"]) == (None, None)
+    assert holders(root) is None
+
+
+def test_process_with_a_device_open_holds_it_by_minor_not_by_order(root: Path) -> None:
+    assert holders(root) == []
+    process(root, 900, "python", "/dev/null", "/dev/nvidia0", "/dev/nvidiactl")
+    assert holders(root) == ["cuda:1: pid 900 (python)"]
+
+
+def test_asking_after_gpus_and_looking_after_them_is_not_holding_them(root: Path) -> None:
+    process(root, 901, "nvidia-smi", "/dev/nvidiactl")
+    process(root, 902, "nvidia-persiste", "/dev/nvidia0", "/dev/nvidia1")
+    process(root, 903, "nv-hostengine", "/dev/nvidia0")
+    assert holders(root) == []
+
+
+def test_our_own_probes_and_their_children_do_not_count(root: Path) -> None:
+    process(root, 910, "python", "/dev/nvidia1")
+    process(root, 911, "python", "/dev/nvidia1", parent=910)
+    assert holders(root, ignore_pids=[910]) == []
+    assert holders(root) == ["cuda:0: pid 910 (python)", "cuda:0: pid 911 (python)"]
+
+
+def test_device_that_is_not_in_the_inventory_is_missing(root: Path) -> None:
+    with pytest.raises(DeviceMissingError, match="no such device: cuda:7; this node has cuda:0, cuda:1"):
+        cuda.bind("cuda:7", cuda.find(Host(root), {}), {})
+
+
+def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(root: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from checks.accelerators import cuda\n"
+        "import torch\n"
+        "torch.version.cuda = None\n"
+        "try: cuda.bind('cuda:0', {'devices': [{'target': 'cuda:0', 'serial': None}]}, {})\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    repository = Path(cuda.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code, str(repository)], capture_output=True, text=True, timeout=60)
+    assert "is built without CUDA; set probe_python to" in done.stdout, done.stderr
+
+
+def run_here(*names: str, **others: Any) -> Mapping[str, Any]:
+    python = os.environ.get("HEALTHD_CUDA_PYTHON")
+    return run_checks(
+        *names,
+        tier=Tier.QUICK,
+        accelerator="cuda",
+        directories=(),
+        probe_python=Path(python) if python else None,
+        **others,
+    )
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    def test_every_probe_passes_on_each_gpu(self) -> None:
+        results = run_here("matmul", "memory", "digest", "transfer")
+        assert {name: result.status for name, result in results.items()} == dict.fromkeys(results, Status.PASS), results
+        devices = {device["target"] for device in cuda.find(Host(None), {})["devices"]}
+        assert {finding.target for finding in results["memory"].findings} == devices
+
+    def test_collectives_pass_by_nccl_or_say_that_one_gpu_is_no_group(self) -> None:
+        names = ("all_gather", "all_reduce", "reduce_scatter")
+        wanted = Status.PASS if cuda.find(Host(None), {})["device_count"] > 1 else Status.SKIP
+        assert {result.status for result in run_here(*names).values()} == {wanted}
+
+    def test_one_flipped_bit_is_found_in_every_probe(self) -> None:
+        names = ("matmul", "memory", "digest", "transfer")
+        results = run_here(*names, faults=[f"{name}@cuda:0=corrupt" for name in names])
+        assert {result.status for result in results.values()} == {Status.FAIL}
