@@ -12,7 +12,7 @@ FORMATTED := checks healthd tests
 .PHONY: help install demo test test-xla check format lint types bench docs pins clean
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "healthd needs Python 3.11 or newer; name one with make PYTHON=..."; exit 1; }
@@ -57,6 +57,10 @@ types: $(STAMP)
 
 bench: $(STAMP) ## the measured figures, as ratios in one run
 	@$(BIN)/python -m tests.benchmarks
+
+.PHONY: bench-localize
+bench-localize: $(STAMP) ## localisation over thousands of simulated fleets (about a minute; the table of docs/localisation.md)
+	@$(BIN)/python -m tests.benchmarks.localize
 
 docs: $(STAMP) ## generate docs/checks and docs/reasons.md
 	@$(BIN)/python -m docs.generate

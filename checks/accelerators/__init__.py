@@ -5,8 +5,8 @@ An accelerator finds its devices, sees who holds them and binds a worker to one 
 nothing here judges. `find` and `holders` run in the standard-library child, so they import no torch and change nothing;
 only `bind`, in the worker of one device, imports it.
 
-To add one: a module of this folder with the functions of `Accelerator`, and its name in `NAMES`, or
-in `CONFIGURED_NAMES` where nothing on the machine shows that it is wanted.
+To add one: a module of this folder with the functions of `Accelerator`, and its name in
+`DETECTED_NAMES`, or in `NAMES` alone where nothing on the machine shows that it is wanted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from checks.contract import Device
 if TYPE_CHECKING:
     from checks.host import Host
 
-NAMES = ("cuda", "cpu")  # most special first: `detect` takes the first that is present
-CONFIGURED_NAMES = ("xla",)  # ways to drive devices, which nobody can detect: by configuration alone
+DETECTED_NAMES = ("cuda", "cpu")  # most special first: `detect` takes the first that is present
+NAMES = (*DETECTED_NAMES, "xla")  # xla is one more way to drive devices, by configuration alone
 
 
 class DeviceMissingError(LookupError):
@@ -70,7 +70,7 @@ def find_accelerator(name: str, host: Host) -> Accelerator:
     """The accelerator of a name, or the one that is present for `auto`. Raises ValueError for an unknown name."""
     if name == "auto":
         return detect(host)
-    known = sorted((*NAMES, *CONFIGURED_NAMES))
+    known = sorted(NAMES)
     if name not in known:
         raise ValueError(f"no such accelerator: {name!r}; known are auto, {', '.join(known)}")
     return cast("Accelerator", importlib.import_module(f"{__name__}.{name}"))
@@ -78,8 +78,8 @@ def find_accelerator(name: str, host: Host) -> Accelerator:
 
 def detect(host: Host) -> Accelerator:
     """The most special accelerator that is present; plain CPUs are always there."""
-    for name in NAMES:
+    for name in DETECTED_NAMES:
         accelerator = find_accelerator(name, host)
         if accelerator.present(host):
             return accelerator
-    raise DeviceMissingError(f"no accelerator is present; looked for {', '.join(NAMES)}")
+    raise DeviceMissingError(f"no accelerator is present; looked for {', '.join(DETECTED_NAMES)}")

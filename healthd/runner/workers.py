@@ -128,7 +128,8 @@ class Workers:
 
     def stuck(self, target: str) -> Missing | None:
         """Why no worker may be started for a target: one that could not be killed is still there."""
-        child = self._corpses.of(target)
+        # A worker of several devices (`xla:0,xla:1`) holds each of them.
+        child = next((found for one in target.split(",") if (found := self._corpses.of(one)) is not None), None)
         if child is None and not (target == "node" and self._node_corpses > 1):
             return None
         who = f"pid {child.pid}" if child is not None else "more than one"
@@ -138,7 +139,8 @@ class Workers:
     def keep_corpse(self, key: str, child: Child) -> None:
         """A worker that was killed and is not gone."""
         self._node_corpses += key.startswith("node/")
-        self._corpses.add(key, child)
+        for one in key.split(","):
+            self._corpses.add(one, child)
 
     def kill_all(self) -> None:
         """At once, without waiting."""

@@ -34,7 +34,9 @@ def test_check_that_does_not_concern_the_healthy_machine_says_so(name: str, mach
     assert [(item.status, item.reason) for item in machine.findings(CHECKS[name])] == [(Status.SKIP, "NotApplicable")]
 
 
-@pytest.mark.parametrize("check", [check for name, check in CHECKS.items() if name not in NOT_HERE], ids=str)
+@pytest.mark.parametrize(
+    "check", [check for name, check in CHECKS.items() if name not in NOT_HERE], ids=lambda check: check.name
+)
 def test_healthy_machine_passes_with_a_number(check: Check, machine: Machine) -> None:
     findings = machine.findings(check)
     assert {finding.status for finding in findings} == {Status.PASS}, findings

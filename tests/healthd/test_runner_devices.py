@@ -9,15 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from checks.contract import Status, Tier
 from healthd.model import CheckResult
 from healthd.runner import Plan, RunProgress
+from healthd.runner.child import Child
+from healthd.runner.core import builtin_catalogue
+from healthd.runner.execution import Execution, Request
+from healthd.runner.workers import Corpses, Workers
 from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left
 
 
@@ -290,3 +295,63 @@ def test_cancelled_active_run_leaves_nothing_and_frees_the_lock(tmp_path: Path) 
     with (tmp_path / "cpu.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert os.listdir(tmp_path / "devices")
+
+
+class CountingWorkers(Workers):
+    """Says how devices become ranks, as an accelerator other than the CPU may, and counts who was started."""
+
+    started: Counter[str]
+
+    def spawn(self, target: str | None) -> Child:
+        self.started[target or "node"] += 1
+        return super().spawn(target)
+
+
+@pytest.mark.parametrize(("ranks", "starts"), [("kept", 1), ("fresh", 2)])
+def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: str, starts: int) -> None:
+    workers = CountingWorkers(make_runner().settings, Corpses(), {}, None)
+    workers.started = Counter()
+    plan = Plan(tier=Tier.QUICK, checks=("all_gather", "all_reduce"), executor="test")
+
+    def say_ranks(_: object) -> None:
+        workers.inventory["ranks"] = ranks
+
+    execution = Execution(
+        Request(
+            plan=plan,
+            faults=(),
+            previous={},
+            on_result=None,
+            on_evidence=lambda *_: None,
+            on_survey=say_ranks,
+        ),
+        workers,
+    )
+
+    async def run() -> None:
+        try:
+            await execution.perform(builtin_catalogue())
+        finally:
+            await execution.clean_up()
+
+    asyncio.run(run())
+    assert [result.status for result in execution.results()] == [Status.PASS, Status.PASS]
+    assert workers.started == {"node": 1, "cpu:0": starts, "cpu:1": starts}
+    assert workers_left() == []
+
+
+def test_killed_worker_of_several_devices_that_does_not_vanish_is_stuck_on_each() -> None:
+    class Undead:
+        pid = 4242
+
+        def is_gone(self) -> bool:
+            return False
+
+    workers = Workers(make_runner().settings, Corpses(), {}, None)
+    workers.keep_corpse("xla:0,xla:1", cast("Child", Undead()))
+    for target in ("xla:0", "xla:1", "xla:1,xla:2"):
+        lost = workers.stuck(target)
+        assert lost is not None
+        assert lost.reason == "Stuck"
+        assert "pid 4242" in lost.message
+    assert workers.stuck("xla:2") is None

@@ -48,9 +48,9 @@ def is_enough(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> bool:
     """
     Whether these failures accuse v: with two different clean partners at least.
 
-    Under noise they must also be so much likelier for a bad member that all healthy members together reach it less often
-    than the budget, however long one tests: a likelihood ratio of a true hypothesis exceeds K at any time with a
-    probability of at most 1/K (Ville). Twice the members, because a bad member may fail always or sometimes.
+    Under noise they must also be so much likelier for a bad member that all healthy members together reach it less
+    often than the budget, however long one tests: a likelihood ratio of a true hypothesis exceeds K at any time with a
+    probability of at most 1/K (Ville). Twice the members: a bad one may fail always or sometimes.
     """
     noise = ev.problem.noise
     if len({o for o, _ in counted}) + _alone(v, counted) < 2:

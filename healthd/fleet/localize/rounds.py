@@ -63,7 +63,11 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
 
 def rest_of(ev: Evidence, judged: Judged) -> Ids:
     """Who remains without the blamed, one end of each path, and those of whom nothing certain is known."""
-    out = judged.blamed() | {max(pair) for pair in judged.paths} | set(judged.awaiting)
+    blamed = judged.blamed()
+    whole = [members for members in judged.groups.values() if inside_of(ev, members)]
+    if whole and blamed >= set(ev.job):  # cut off from each other: one of them can go on
+        blamed -= max(whole, key=lambda members: (len(members), -min(members)))
+    out = blamed | {max(pair) for pair in judged.paths} | set(judged.awaiting)
     out |= {v for pair in judged.odd for v in pair}
     if any(ev.pair_tests[v] for v in ev.job):
         out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
@@ -138,7 +142,7 @@ def _odd(ev: Evidence, judged: Judged) -> tuple[list[int], list[Ids]]:
         elif others > 0:
             ends += [v for v in (a, b) if ev.silent[v] < SILENT]
         busy |= {a, b}
-    return ends, repeat
+    return sorted(ends, key=lambda v: ev.pair_tests[v]), repeat  # with one witness for two ends, in turn
 
 
 def alone(ev: Evidence, judged: Judged) -> Ask | None:

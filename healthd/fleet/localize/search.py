@@ -43,6 +43,7 @@ def smallest_failing(ev: Evidence, whole: Ids) -> Steps:
     failing = yield from _shortest_prefix(ev, failing)
     if len(failing) == 2:
         return None
+    yield [tuple(sorted(failing))], f"the smallest failing group, of {len(failing)}, again"
     any_group = yield from _another(ev, list(whole), failing)
     largest = max((len(t.members) for t in ev.tests if not t.bad), default=0)
     return Scale(members=tuple(sorted(failing)), largest_passing=largest, any_group=any_group)

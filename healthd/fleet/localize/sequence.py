@@ -3,7 +3,7 @@ Tests one after another: group testing with an unknown number of culprits, under
 
 Each test is the group whose outcome is most uncertain, given what is known about the share of culprits: a posterior
 over that share, learnt as tests go (the nested procedure of Sobel and Groll, 1959, with the share unknown). A culprit
-is named only after it failed itself, with a clean partner.
+is named only after two failures in which all others were clean, and no other in both: a path could be one of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def one_by_one(ev: Evidence, state: Sequence) -> Steps:
         group = _next(state)
         if group is None:
             return  # too few are clean to tell those who are left apart
-        partner = state.clean[-1:] if len(group) == 1 else []
+        partner = _partner(ev, state, group[0]) if len(group) == 1 else []
         yield [tuple(sorted(group + partner))], f"{len(group)} of {len(state.tainted or state.pool)} not yet told apart"
         seen = ev.history(group + partner)[-1:]
         if not seen:
@@ -57,11 +57,47 @@ def one_by_one(ev: Evidence, state: Sequence) -> Steps:
             continue
         if not _learn(state, group, seen[0], partner):
             return
+    yield from _prove(ev, state)
+    if state.contradiction:
+        return
     rest = tuple(sorted(set(state.clean) - ev.presumed))
     if len(rest) > 1:
         yield [rest], "all that remain, together"
         state.rest_passed = not any(ev.history(rest)[-1:]) if ev.history(rest) else None
-    state.done = state.rest_passed is not False
+    state.done = state.rest_passed is not False and all(proof(ev, state, v) for v in state.culprits)
+
+
+def _partner(ev: Evidence, state: Sequence, v: int) -> list[int]:
+    """A clean partner that was not in the last failure with v, which so counts as another one."""
+    last = next((t.members for t in reversed(ev.tests) if t.bad and v in t.members), frozenset())
+    fresh = [o for o in state.clean if o not in last and o not in ev.met[v]]
+    other = [o for o in state.clean if o not in ev.met[v]]
+    return (fresh or other or state.clean)[-1:]
+
+
+def proof(ev: Evidence, state: Sequence, v: int) -> tuple[int, ...]:
+    """The partners in two failures of v, all of them clean and none in both; empty while there are no such two."""
+    clean = frozenset(state.clean)
+    failures = [t.members - {v} for t in ev.tests if t.bad and v in t.members]
+    failures = sorted((f for f in failures if f and f <= clean), key=lambda f: (len(f), sorted(f)))
+    for i, first in enumerate(failures):
+        for second in failures[i + 1 :]:
+            if first.isdisjoint(second):
+                return tuple(sorted(first | second))
+    return ()
+
+
+def _prove(ev: Evidence, state: Sequence) -> Steps:
+    """One more test with another clean partner for each culprit that needs it."""
+    for v in sorted(state.culprits):
+        if proof(ev, state, v):
+            continue
+        partner = _partner(ev, state, v)
+        if partner and partner[0] not in ev.met[v]:
+            yield [tuple(sorted([v, *partner]))], f"{ev.names[v]} again, with another clean partner"
+            if ev.history([v, *partner])[-1:] == [False]:
+                state.contradiction = (v, *partner)
+                return
 
 
 def _put_aside(state: Sequence) -> None:

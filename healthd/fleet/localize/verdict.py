@@ -9,7 +9,7 @@ from healthd.fleet.localize.evidence import Evidence, Ids
 from healthd.fleet.localize.judge import Judged, inside_of, judge, log_likelihood
 from healthd.fleet.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, Verdict
 from healthd.fleet.localize.rounds import SILENT, Found, rest_of, rest_state
-from healthd.fleet.localize.sequence import Sequence
+from healthd.fleet.localize.sequence import Sequence, proof
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 
@@ -63,13 +63,13 @@ def from_sequence(ev: Evidence, state: Sequence, *, spent: bool) -> Verdict:
         Culprit(
             member=ev.names[v],
             manner=Manner.SLOW if _slow(ev, [n for _, n in ev.counted(v)]) else Manner.ALWAYS,
-            failed_with=(ev.names[partner],),
-            failed=len(list(ev.counted(v))),
+            failed_with=ev.say(proof(ev, state, v)),
+            failed=sum(test.bad and v in test.members for test in ev.tests),
             passed=0,
             log10_likelihood=None,
         )
-        for v, partner in sorted(state.culprits.items())
-        if not state.contradiction and state.rest_passed is not False
+        for v in sorted(state.culprits)
+        if not state.contradiction and state.rest_passed is not False and proof(ev, state, v)
     )
     reasons = [_say_culprit(culprit) for culprit in culprits]
     one_of: tuple[tuple[str, ...], ...] = ()
@@ -78,7 +78,8 @@ def from_sequence(ev: Evidence, state: Sequence, *, spent: bool) -> Verdict:
             "a group failed whose parts all passed: no member fails always, so nobody is accused; localise by rounds"
         )
     else:
-        one_of = tuple(ev.say(part) for part in (state.tainted, *state.aside) if part)
+        unproved = [pair for pair in state.culprits.items() if not proof(ev, state, pair[0])]
+        one_of = tuple(ev.say(part) for part in (state.tainted, *state.aside, *unproved) if part)
         reasons += [_say_one_of(part) for part in one_of]
     if spent:
         reasons.append("ended before everything was told apart: the bound on tests, or of the time, is reached")
@@ -172,7 +173,7 @@ def _say_culprit(one: Culprit) -> str:
         Manner.SLOW: "is slow",
     }[one.manner]
     partners = f" with {names(one.failed_with)}, who are otherwise clean" if one.failed_with else " alone"
-    counts = f"{one.failed} of {one.failed + one.passed} pairs"
+    counts = f"{one.failed} of {one.failed + one.passed} tests"
     ratio = "" if one.log10_likelihood is None else f"; 10^{one.log10_likelihood:.1f} times likelier bad than healthy"
     return f"{one.member} {text}: {counts}, failed{partners}{ratio}"
 

@@ -4,7 +4,8 @@
     python -m tests.benchmarks.localize [--scale SHARE] [--only WORD]
 
 Every row is a kind of fault in fleets of one size: each run draws culprits, names and noise anew, from its own seed, so
-that the same call gives the same table. Exit code 0 when every aim is met, else 1.
+that the same call gives the same table. Exit code 0 whatever the
+verdicts: they are in the table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Row:
     """
     One line of the table.
 
-    Aims: `rounds` bounds the rounds, `exact` the share of right verdicts, `tests` the mean of tests, `false` the share of
+    Aims: `rounds` bounds the rounds, `exact` the share of right verdicts, `tests` the mean of tests, `false` the
     healthy members accused for each run.
     """
 
@@ -175,7 +176,17 @@ def rows() -> Iterator[Row]:
         yield Row(kind="one after another", members=232, runs=400 if count == 5 else 60, make=bad(count), right=exactly,
                   culprits=str(count), serial=True, tests=limit,
                   others="CHS 125.9, CRE about 55 (claimed); least 32.3" if count == 5 else "")  # fmt: skip
-    for members, runs in ((4, 4000), (5, 4000), (7, 2000), (8, 4000), (9, 2000), (16, 4000), (64, 3000), (512, 200)):
+    for members, runs in (
+        (3, 2000),
+        (4, 4000),
+        (5, 4000),
+        (7, 2000),
+        (8, 4000),
+        (9, 2000),
+        (16, 4000),
+        (64, 3000),
+        (512, 200),
+    ):
         yield Row(kind="flaky, p = 0.5, by round 9", members=members, runs=runs, make=flaky, right=in_nine,
                   culprits="1", first=Outcome.FAIL, exact=0.95, false=0.001)  # fmt: skip
     yield Row(kind="flaky, p = 0.5, noise 2 %", members=64, runs=300, make=noisy_flaky, right=exactly, noise=0.02,
@@ -193,10 +204,11 @@ def rows() -> Iterator[Row]:
               culprits="k of 8")  # fmt: skip
     yield Row(kind="slow, 5 % contention", members=16, runs=200, make=slow, right=exactly, culprits="1 or 2")
     yield Row(kind="slow, 5 % contention", members=64, runs=60, make=slow, right=exactly, culprits="1 or 2")
-    yield Row(kind="healthy, noise 2 %, whole failed", members=512, runs=200, make=noisy, right=nothing_named, noise=0.02,
-              culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01, others="z rules: 50 to 100 % alarms")  # fmt: skip
-    yield Row(kind="healthy, noise 2 %, whole failed", members=64, runs=1000, make=noisy, right=nothing_named, noise=0.02,
-              culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01)  # fmt: skip
+    yield Row(kind="healthy, noise 2 %, whole failed", members=512, runs=200, make=noisy, right=nothing_named,
+              noise=0.02, culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01,
+              others="z rules: 50 to 100 % alarms")  # fmt: skip
+    yield Row(kind="healthy, noise 2 %, whole failed", members=64, runs=1000, make=noisy, right=nothing_named,
+              noise=0.02, culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01)  # fmt: skip
     yield Row(kind="always, noise 2 %", members=64, runs=200, make=noisy_bad, right=exactly, noise=0.02, culprits="2",
               exact=0.0, false=0.001)  # fmt: skip
     yield Row(kind="two flaky, p = 0.5", members=16, runs=1000, make=two_flaky, right=exactly, culprits="2",
@@ -263,8 +275,8 @@ def line(row: Row, score: Score) -> str:
 
 
 HEAD = (
-    "| fault | members | culprits | fleets | rounds, mean (most) | tests, mean | right | healthy accused | a step | aim "
-    "| others |"
+    "| fault | members | culprits | fleets | rounds, mean (most) | tests, mean | right | healthy accused "
+    "| slowest step, mean | aim | others |"
 )
 
 
@@ -277,17 +289,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose kind holds this word")
     arguments = parser.parse_args(argv)
-    began, met, fleets = time.monotonic(), True, 0
+    began, fleets = time.monotonic(), 0
     sys.stdout.write(f"{HEAD}\n|{'---|' * 11}\n")
     for row in rows():
         if arguments.only in row.kind:
             score = measure(row, max(1, round(row.runs * arguments.scale)))
             fleets += score.runs
-            met = met and is_met(row, score)
             sys.stdout.write(line(row, score) + "\n")
             sys.stdout.flush()
     sys.stdout.write(f"\n{fleets} fleets in {time.monotonic() - began:.0f} s\n")
-    return 0 if met else 1
+    return 0
 
 
 if __name__ == "__main__":
