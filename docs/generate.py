@@ -68,8 +68,10 @@ def index_page(checks: list[Check]) -> str:
 def reasons_page() -> str:
     """The catalogue of reason codes."""
     lines = [NOTE + "# Reasons", "", "| code | meaning | blame | what to do |", "|---|---|---|---|"]
-    for reason in REASONS.values():
-        lines.append(f"| `{reason.code}` | {reason.meaning} | {reason.blame.value} | {reason.action.value} |")
+    lines += [
+        f"| `{reason.code}` | {reason.meaning} | {reason.blame.value} | {reason.action.value} |"
+        for reason in REASONS.values()
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from healthd.cli.settings import GateSettings, Settings, common_options, load_settings
-from healthd.errors import ConfigError, UnreachableError
+from healthd.errors import ConfigError, HealthdError, UnreachableError
 from healthd.model import Decision, GateRequest, Verdict
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
@@ -42,10 +45,18 @@ def gate(as_json: bool, **options: Any) -> int:
     settings = load_settings(options, section="gate")
     request = build_request(settings.gate)
     try:
-        decision = _ask(settings, request, as_json=as_json)
+        with _stoppable():
+            decision = _ask(settings, request, as_json=as_json)
     except UnreachableError as error:
         return _unreachable(settings, error)
-    return finish(decision, settings.gate.hostfile_out, as_json=as_json)
+    except Stopped as stop:
+        done = _withdraw(settings, request)
+        click.echo(f"healthd: stopped by {stop}; {done}", err=True)
+        return NOT_ADMITTED
+    try:
+        return finish(decision, settings.gate.hostfile_out, as_json=as_json)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}; {_withdraw(settings, request)}") from None
 
 
 def build_request(asked: GateSettings) -> GateRequest:
@@ -101,6 +112,40 @@ def finish(decision: Decision, hostfile: Path | None, *, as_json: bool) -> int:
         except OSError as error:
             raise UnreachableError(f"{hostfile}: cannot write the host file: {error.strerror}") from None
     return ADMITTED
+
+
+class Stopped(Exception):
+    """A signal ended the wait: who asked will not start the job."""
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGINT raise Stopped, so that the gate can be withdrawn before the hook ends."""
+
+    def stop(number: int, _: object) -> None:
+        raise Stopped(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _withdraw(settings: Settings, request: GateRequest) -> str:
+    """Give the gate back, so that it is not admitted to nobody; what came of it, as the end of a sentence."""
+    from healthd.client import Aggregator
+
+    try:
+        with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+            gates = aggregator.get("/v1/gates", job=request.job, limit=1)["gates"]
+            mine = [found["id"] for found in gates if found["attempt"] == request.attempt]
+            for gate_id in mine:
+                aggregator.call("DELETE", f"/v1/gates/{gate_id}/lease")
+    except (HealthdError, KeyError, TypeError) as error:
+        return f"the gate of job {request.job} could not be withdrawn ({error})"
+    return f"the gate of job {request.job} is withdrawn" if mine else "no gate was open yet"
 
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision:

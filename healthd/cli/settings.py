@@ -79,7 +79,7 @@ class ProbeSettings:
     """The interpreter that has torch (3.10 or newer); None is the one that healthd runs with."""
 
     instance_type: str | None = None
-    """The EC2 instance type, where it must not be looked for; None asks the firmware tables, then the metadata service."""
+    """The EC2 instance type, where it must not be looked for; None asks the firmware tables, then the metadata."""
 
     cpu_devices: int = 2
     """How many logical devices plain CPUs are split into. Two: collectives need two."""

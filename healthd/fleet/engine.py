@@ -86,7 +86,7 @@ class Engine(Turns):
         def act(batch: Batch) -> Gate:
             current = self._ledger.gates.get(gate_id)
             if current is not None:
-                text = "the one who asked withdrew it"
+                text = "the one who asked withdrew it; ask with the next attempt"
                 after, effects = answers.close(batch.now, current, self.policy, Closing.RELEASED, text)
                 self._ledger.carry_out(batch, after, effects, ())
                 return after

@@ -66,7 +66,8 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
     blamed = judged.blamed()
     whole = [members for members in judged.groups.values() if inside_of(ev, members)]
     if whole and blamed >= set(ev.job):  # cut off from each other: one of them can go on
-        blamed -= max(whole, key=lambda members: (len(members), -min(members)))
+        goes_on = max(whole, key=lambda members: (len(members), -min(members)))
+        blamed -= goes_on
     out = blamed | {max(pair) for pair in judged.paths} | set(judged.awaiting)
     out |= {v for pair in judged.odd for v in pair}
     if any(ev.pair_tests[v] for v in ev.job):
