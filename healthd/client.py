@@ -61,9 +61,10 @@ def read_token(file: Path | None) -> str | None:
 
 
 class Aggregator:
-    """A client of one aggregator."""
+    """A client of one aggregator. `slack_seconds` is how long an answer that is not held back may take."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, slack_seconds: float = SLACK_SECONDS) -> None:
+        self._slack_seconds = slack_seconds
         if not endpoint.url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
@@ -129,7 +130,7 @@ class Aggregator:
         """Status, its phrase, the type of the content and the content, bounded in size and time."""
         chunks: list[bytes] = []
         size = 0
-        timeout = httpx.Timeout(SLACK_SECONDS, read=hold_seconds + SLACK_SECONDS)
+        timeout = httpx.Timeout(SLACK_SECONDS, read=hold_seconds + self._slack_seconds)
         request = self._http.build_request(
             method, path, content=content, headers=headers, params=params, timeout=timeout
         )
@@ -152,6 +153,19 @@ class Aggregator:
             return msgspec.json.decode(self.call("GET", path, query=query))
         except msgspec.DecodeError as error:
             raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
+
+    def withdraw(self, job: str, attempt: int) -> bool:
+        """End the gate of a job, or give its nodes back; false when there is none."""
+        import msgspec
+
+        found = self.call("GET", "/v1/gates", query={"job": job, "limit": 1}, hold_seconds=0.0)
+        try:
+            mine = [gate["id"] for gate in msgspec.json.decode(found)["gates"] if gate["attempt"] == attempt]
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise UnreachableError(f"aggregator {self.url}: its list of gates cannot be read: {error}") from None
+        for gate_id in mine:
+            self.call("DELETE", f"/v1/gates/{gate_id}/lease", hold_seconds=0.0)
+        return bool(mine)
 
     def ask(
         self,

@@ -17,6 +17,9 @@ from healthd.model import Decision, GateRequest, Verdict
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 
+# A launcher that ends a hook kills it some seconds later.
+WITHDRAW_SECONDS = 2.0
+
 
 @click.command()
 @common_options
@@ -138,14 +141,12 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
     from healthd.client import Aggregator
 
     try:
-        with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
-            gates = aggregator.get("/v1/gates", job=request.job, limit=1)["gates"]
-            mine = [found["id"] for found in gates if found["attempt"] == request.attempt]
-            for gate_id in mine:
-                aggregator.call("DELETE", f"/v1/gates/{gate_id}/lease")
-    except (HealthdError, KeyError, TypeError) as error:
-        return f"the gate of job {request.job} could not be withdrawn ({error})"
-    return f"the gate of job {request.job} is withdrawn" if mine else "no gate was open yet"
+        endpoint = settings.endpoint(settings.gate.aggregator)
+        with Aggregator(endpoint, slack_seconds=WITHDRAW_SECONDS) as aggregator:
+            there = aggregator.withdraw(request.job, request.attempt)
+    except HealthdError as error:
+        return f"its gate could not be withdrawn ({error})"
+    return "its gate is withdrawn" if there else "no gate was open yet"
 
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision:

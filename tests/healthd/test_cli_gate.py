@@ -236,8 +236,29 @@ def test_a_hook_whose_server_never_answers_can_be_interrupted(tmp_path: Path) ->
             assert hook.poll() is None
             hook.send_signal(signal.SIGINT)
             _, err = hook.communicate(timeout=10)
-    assert hook.returncode == 130
-    assert err.strip() == "healthd: stopped"
+    assert hook.returncode == 75
+    assert err.startswith("healthd: stopped by SIGINT; its gate could not be withdrawn")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_hook_that_is_stopped_withdraws_its_gate_so_that_nobody_is_admitted(world: World, number: int) -> None:
+    job = f"stopped-{number}"
+    holder = world.gate(f"holder-{number}", *nodes("n3"), "--json")
+    line = [sys.executable, "-m", "healthd", "gate", "--job", job, *nodes("n3"), "--aggregator", world.url]
+    env = {**environment(world.folder), "HEALTHD_GATE_WAIT": "60s"}
+    http = httpx.Client(trust_env=False, base_url=world.url)
+    with http, subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as hook:
+        for _ in range(200):
+            if http.get("/v1/gates", params={"job": job}).json()["gates"]:
+                break
+            time.sleep(0.05)
+        hook.send_signal(number)
+        _, err = hook.communicate(timeout=10)
+        (found,) = http.get("/v1/gates", params={"job": job}).json()["gates"]
+    release(world, holder)
+    assert hook.returncode == 75
+    assert f"stopped by {signal.Signals(number).name}; its gate is withdrawn" in err
+    assert (found["decision"], found["reasons"][0]["code"]) == ("reject", "Released")
 
 
 def test_wrong_and_missing_tokens_are_refused_in_one_line_and_right_ones_are_let_in(tmp_path: Path) -> None:
