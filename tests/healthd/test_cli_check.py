@@ -234,8 +234,9 @@ def on_a_terminal(folder: Path, *arguments: str, env: dict[str, str] | None = No
 
 
 def test_a_terminal_gets_colour_and_lines_that_fit_it(tmp_path: Path) -> None:
-    config = small(tmp_path)
-    said = on_a_terminal(tmp_path, "check", "matmul", "--config", config, "--fault", "matmul@cpu:1=corrupt")
+    config = small(tmp_path, SMALL.replace("repeats = 1", 'repeats = 1\ntimeout = "1s"'))
+    faults = ("--fault", "matmul@cpu:1=corrupt", "--fault", "matmul@cpu:0=hang")  # long enough to be looked at
+    said = on_a_terminal(tmp_path, "check", "matmul", "--config", config, *faults)
     assert "\x1b[1;31m" in said, "a failure is red"
     assert "0 of 1 checks done" in said, "a line that moves while it runs"
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n")
