@@ -79,6 +79,15 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
     return Fault(check, target or None, kind, _factor(where, value_text) if kind == "slow" else None)
 
 
+def check_target(fault: Fault, devices: Collection[str]) -> None:
+    """Refuse a fault on a device or rank that there is none of: it would strike nothing. Raises ValueError."""
+    target = fault.target or ""
+    kind = target.partition(":")[0]
+    there = [f"rank:{rank}" for rank in range(len(devices))] if kind == "rank" else sorted(devices)
+    if target not in ("", "node") and target not in there:
+        raise ValueError(f"fault on {fault.check}: there is no {target!r} here, only {', '.join(there) or 'no device'}")
+
+
 def _check_scope(where: str, check: str, scope: str, kind: str, target: str) -> None:
     allowed = _BY_SCOPE[scope]
     if kind not in allowed and not (check == COUNTING_CHECK and kind == "missing"):

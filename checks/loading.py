@@ -77,7 +77,7 @@ def load_file(path: str) -> list[Check]:
     from checks.discover import checks_in
 
     if not path.endswith(".py") or not os.path.isfile(path):
-        raise ValueError(f"{path}: cannot be read; name a directory of check files in checks.directories")
+        raise ValueError(f"{path}: cannot be read; name a directory of check files in directories of [probe]")
     name = "healthd_check_" + os.path.basename(path)[:-3]
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

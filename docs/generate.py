@@ -43,7 +43,7 @@ def check_page(check: Check) -> str:
         lines += ["```text", rest.strip("\n"), "```", ""]
     fields = dataclasses.fields(check.params_type) if dataclasses.is_dataclass(check.params_type) else ()
     if fields:
-        lines += [f"Parameters, set in `[params.{check.name}]`:", "", "| name | type | default |", "|---|---|---|"]
+        lines += [f"Parameters, set in `[checks.{check.name}]`:", "", "| name | type | default |", "|---|---|---|"]
         lines += [f"| `{f.name}` | `{_type(f.type)}` | `{_default(f)}` |" for f in fields]
         lines.append("")
     return "\n".join(lines)

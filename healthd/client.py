@@ -174,13 +174,14 @@ class Aggregator:
         wait_seconds: float,
         on_hold: Callable[[Decision], None],
         gone_seconds: float | None = None,
+        on_away: Callable[[UnreachableError], None] | None = None,
     ) -> Decision:
         """
         Ask for a gate and follow it to its last word.
 
         A lost answer is asked again: the same job and attempt get the same gate. UnreachableError when the aggregator
         stayed away until `wait_seconds` (and some grace for its own expiry) were over, or for `gone_seconds` at a
-        stretch; None where it may come back at any time.
+        stretch; None where it may come back at any time. `on_away` is told whenever it goes away.
         """
         end = time.monotonic() + wait_seconds + GRACE_SECONDS
         pause = 0.2
@@ -197,11 +198,13 @@ class Aggregator:
                 now = time.monotonic()
                 if now + pause > end - GRACE_SECONDS or (gone_seconds is not None and now - heard > gone_seconds):
                     raise
+                if away is None and on_away is not None:
+                    on_away(error)
                 away = error
                 time.sleep(pause)
                 pause = min(pause * 2, 5.0 if gone_seconds is None else gone_seconds / 4)
                 continue
-            heard = time.monotonic()
+            heard, away = time.monotonic(), None
             pause = 0.2
             decision = wire.decode(body, Decision, what=f"answer of {self.url}")
             if decision.decision is not Verdict.HOLD:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import difflib
+import enum
 import re
 import tomllib
 import typing
@@ -254,7 +255,16 @@ def _leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text:
             return _boolean(value)
         return msgspec.convert(value, wanted, strict=not text, dec_hook=_path)
     except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{where}: {name}: {error}") from None
+        raise ConfigError(f"{where}: {name}: {error}{_choices(wanted)}") from None
+
+
+def _choices(wanted: Any) -> str:
+    """`; choose from a, b` for a type of few values, else nothing."""
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        return "; choose from " + ", ".join(str(item.value) for item in wanted)
+    if typing.get_origin(wanted) is typing.Literal:
+        return "; choose from " + ", ".join(map(str, typing.get_args(wanted)))
+    return ""
 
 
 def _path(wanted: type[Any], value: Any) -> Path:

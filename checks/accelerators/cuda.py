@@ -110,7 +110,7 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     if torch.version.cuda is None:
         raise RuntimeError(
             f"this torch ({torch.__version__}) is built without CUDA; "
-            "set probe_python to an environment whose torch has it"
+            "set python of [probe] to an environment whose torch has it"
         )
     count = torch.cuda.device_count()
     if count != 1:

@@ -252,5 +252,5 @@ def import_or_say(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise RuntimeError(
-            f"{name} cannot be imported ({error}); set probe_python to the interpreter of an environment with torch_xla"
+            f"{name} cannot be imported ({error}); set python of [probe] to an interpreter that has torch_xla"
         ) from error

@@ -6,9 +6,11 @@ Each command imports what it needs when it runs: a passive round must not wait f
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
+from typing import Any, TextIO, cast
 
 import click
 
@@ -51,6 +53,46 @@ class Lazy(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As always; a name that is none of ours is told with the nearest one."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no such command: {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class ForgivingOutput:
+    """Standard output whose reader may go away (`| head`): what is said then is dropped, and the exit code stays."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As a text stream."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """As a text stream."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="healthd")
@@ -68,6 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     name = next((argument for argument in arguments if argument in COMMANDS), "")
     config_code, known_code, internal_code = EXIT_CODES.get(name, DEFAULT_EXIT_CODES)
+    sys.stdout = cast("TextIO", ForgivingOutput(sys.stdout))
     try:
         code = healthd.main(arguments, prog_name="healthd", standalone_mode=False)
     except click.exceptions.Exit as end:
@@ -75,6 +118,9 @@ def main(argv: list[str] | None = None) -> None:
     except click.Abort:
         _say("stopped")
         code = 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stderr.write(f"{error.format_message()}\n")
+        code = config_code
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
@@ -85,9 +131,6 @@ def main(argv: list[str] | None = None) -> None:
         code = config_code
     except HealthdError as error:
         _say(str(error))
-        code = known_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = known_code
     except Exception as error:
         if os.environ.get("PYTHONDEVMODE"):
@@ -100,6 +143,7 @@ def main(argv: list[str] | None = None) -> None:
             f"internal error at {where}: {type(error).__name__}: {error}; please report it (PYTHONDEVMODE=1 shows more)"
         )
         code = internal_code
+    sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +39,9 @@ def check(names: tuple[str, ...], tier: str | None, as_json: bool, **options: An
     """
     settings = load_settings(options, section="node")
     state = asyncio.run(examine(settings, names, _tier(tier), quiet=as_json))
+    if not names:
+        for name in unused_limits(settings.limits, state):
+            click.echo(f"healthd: {settings.where('limits', name)}: limits.{name} matched no measurement", err=True)
     if as_json:
         from healthd import wire
 
@@ -72,7 +75,10 @@ async def examine(settings: Settings, names: tuple[str, ...], tier: Tier | None,
     else:
         specs = tuple(spec for spec in specs if spec.tier.rank <= (tier or Tier.QUICK).rank)
     heaviest = max((spec.tier for spec in specs), key=lambda t: t.rank, default=Tier.PASSIVE)
-    run_tier = tier or (heaviest if names else Tier.QUICK)
+    run_tier = tier or Tier.QUICK
+    if names:
+        # What was named is run and judged as what it is: a check that failed must not be left out of the verdict.
+        run_tier = max((tier or heaviest, heaviest), key=lambda t: t.rank)
     faults = parse_faults(settings.node.faults, catalogue)
     book = NodeBook(settings.node, specs, clock=system_clock(), boot_id=None)
     plan = Plan(tier=run_tier, checks=tuple(spec.name for spec in specs), executor="check")
@@ -84,12 +90,19 @@ async def examine(settings: Settings, names: tuple[str, ...], tier: Tier | None,
 
         await runner.run(plan, faults=faults, on_result=record, on_progress=on_progress)
     if runner.latest is not None:
+        _check_targets(faults, [device.target for device in runner.latest.inventory.devices])
         book.survey(runner.latest)
         book.boot_id = runner.latest.boot_id
     state = book.snapshot()
     asked = min((run_tier, heaviest), key=lambda t: t.rank)
     health, reasons, _ = judge_tier(state, asked, float("inf"))
     return dataclasses.replace(state, health=health, reasons=reasons)
+
+
+def unused_limits(limits: Mapping[str, object], state: NodeState) -> tuple[str, ...]:
+    """Limits that judged nothing in a whole run: a name that is misspelt would otherwise go unnoticed."""
+    measured = {m.name for result in state.results for finding in result.findings for m in finding.measurements}
+    return tuple(name for name in limits if name.partition("@")[0].partition("/")[0] not in measured)
 
 
 def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> tuple[Fault, ...]:
@@ -101,6 +114,17 @@ def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> 
         return tuple(parse_fault(text, scopes) for text in texts)
     except ValueError as error:
         raise ConfigError(f"--fault {error}") from None
+
+
+def _check_targets(faults: Sequence[Fault], devices: Sequence[str]) -> None:
+    """A drill that strikes nothing must not look like a pass."""
+    from checks.faults import check_target
+
+    try:
+        for fault in faults if devices else ():
+            check_target(fault, devices)
+    except ValueError as error:
+        raise ConfigError(f"--fault: {error}") from None
 
 
 def _tier(text: str | None) -> Tier | None:

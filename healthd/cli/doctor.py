@@ -79,7 +79,9 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
     try:
         done = subprocess.run([python, "-I", "-c", PROBE], capture_output=True, text=True, timeout=seconds, check=False)
     except OSError as error:
-        yield Item(name, "missing", f"{python}: {error.strerror}", "set probe_python to the interpreter that has torch")
+        yield Item(
+            name, "missing", f"{python}: {error.strerror}", "set python under [probe] to the interpreter that has torch"
+        )
         return
     except subprocess.TimeoutExpired:
         yield Item(
@@ -93,7 +95,7 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         said = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        yield Item(name, "missing", f"{python}: {last}", "set probe_python to a working Python 3.10 or newer")
+        yield Item(name, "missing", f"{python}: {last}", "set python under [probe] to a working Python 3.10 or newer")
         return
     version = tuple(int(part) for part in said["python"].split(".")[:2])
     ok = version >= (3, 10)
@@ -101,7 +103,7 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         name, "ok" if ok else "missing", f"{python} (Python {said['python']})", "" if ok else "use 3.10 or newer"
     )
     if "torch" not in said:
-        remedy = f"install it there: {python} -m pip install torch; or set probe_python to an interpreter that has it"
+        remedy = f"install it there: {python} -m pip install torch; or name one that has it (python of [probe])"
         yield Item("torch", "missing", said.get("error", "not installed"), remedy)
         return
     yield Item("torch", "ok", f"{said['torch']}, {said['cuda']} CUDA devices")

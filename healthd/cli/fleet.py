@@ -143,12 +143,14 @@ def recover(as_json: bool, **options: Any) -> int:
 
 @click.command()
 @click.argument("job")
-@click.option("--reason", required=True, help="Why; kept with the decision.")
-@click.option("--until", "duration", metavar="T", required=True, help="For how long from now, e.g. 1h.")
+@click.option("--reason", help="Why; kept with the decision.")
+@click.option("--until", "duration", metavar="T", help="For how long from now, e.g. 1h.")
 @click.option("--clear", is_flag=True, help="Take the override back.")
 @fleet_options
-def override(job: str, reason: str, duration: str, clear: bool, as_json: bool, **options: Any) -> int:
+def override(job: str, reason: str | None, duration: str | None, clear: bool, as_json: bool, **options: Any) -> int:
     """Admit a job by hand, whatever its nodes say. Audited, and visible in the metrics."""
+    if not clear and (reason is None or duration is None):
+        raise ConfigError("an override needs --reason and --until: who reads of it later wants to know why")
     settings = load_settings(options, section="gate")
     with _aggregator(settings) as aggregator:
         if clear:

@@ -161,10 +161,14 @@ def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision
             said.append(text)
             click.echo(f"healthd: holding: {text}", err=True)
 
+    def away(error: UnreachableError) -> None:
+        if not as_json:
+            click.echo(f"healthd: {error}; trying again until the wait is over", err=True)
+
     with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
         try:
-            wait = settings.gate.wait_seconds
-            return aggregator.ask(request, wait_seconds=600.0 if wait is None else wait, on_hold=hold)
+            wait = 600.0 if settings.gate.wait_seconds is None else settings.gate.wait_seconds
+            return aggregator.ask(request, wait_seconds=wait, on_hold=hold, on_away=away)
         except RefusedError as error:
             if error.status in (400, 404, 409, 413, 422):
                 raise ConfigError(str(error)) from None

@@ -397,6 +397,14 @@ def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
             "aggregator.state_dir": _state_dir(),
         },
     )
+    # Workers run in a directory of their own: a relative path would mean another place to them.
+    node = dataclasses.replace(
+        settings.node,
+        state_dir=settings.node.state_dir.absolute(),
+        run_dir=settings.node.run_dir.absolute(),
+        host_root=settings.node.host_root.absolute() if settings.node.host_root else None,
+    )
+    settings = dataclasses.replace(settings, node=node)
     root = settings.node.host_root
     if root is not None and not root.is_dir():
         raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")

@@ -109,7 +109,7 @@ def close(now: float, gate: Gate, policy: Policy, closing: Closing, text: str) -
     if gate.phase is Phase.DECIDED:
         return gate, ()
     why = (reason(closing.value, text),)
-    decision = _decision(now, gate, policy, Verdict.REJECT, why, (), (), retryable=False, would=None)
+    decision = _decision(now, gate, policy, Verdict.REJECT, why, (), (), retryable=True, would=None)
     effects: list[Effect] = [
         RevokeLease(node=name, lease_id=grant.lease_id, why=text) for name, grant in gate.granted.items()
     ]

@@ -135,7 +135,7 @@ def _acknowledged(work: Work, name: str, grant: Grant) -> bool:
     if node is None or node.state is None:
         return False
     report = node.orders.get(grant.lease_id)
-    accepted = report is not None and report.status in ("accepted", "running")
+    accepted = report is not None and report.status == "accepted"  # "running" is: about to be stored
     return accepted and any(lease.id == grant.lease_id for lease in node.state.leases)
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from checks.contract import Status, Tier
+from checks.contract import Tier
 from healthd.evidence import judge_tier
 from healthd.fleet.model import Judged
 from healthd.model import CheckResult, Lease, NodeState
@@ -64,16 +64,14 @@ class KeptState:
         self._expiring = tuple(
             (sys.intern(r.check), r.age_seconds, bounds[r.check]) for r in state.results if r.check in bounds
         )
-        self._counted = tuple(
-            (sys.intern(r.check), r.age_seconds) for r in state.results if r.status is not Status.SKIP
-        )
+        self._counted = tuple((sys.intern(r.check), r.age_seconds) for r in state.results)
         # Judged now, while the state is open: a gate that takes this node must not wait for it to be opened again.
         self.judged = {tier: _judged(state, tier) for tier in JUDGED_TIERS}
         self.stale_at = self._stale_at()
 
     @property
     def oldest_seconds(self) -> float:
-        """The age of the oldest result that is no skip, as of `at`: infinite where one has none, 0 without any."""
+        """The age of the oldest result, as of `at`: infinite where one has none, 0 without any."""
         ages, moved = self._ages, self.at - self._taken_at
         oldest = 0.0
         for check, age in self._counted:

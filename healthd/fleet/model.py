@@ -38,7 +38,7 @@ class FleetNode:
 
     `state` is as it was received: `behind_seconds` is to be added to every age in it (None of a state: the node is
     known from the store only). `version` is another number whenever the evidence is another, and `oldest_seconds` the
-    age of the oldest result that is no skip, as it was received; None where nobody counted: then `version` must be
+    age of the oldest result, as it was received; None where nobody counted: then `version` must be
     another for new ages too. `judged` are verdicts by tier that leave ages out. `heard_seconds` is how long ago the
     node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so that its ages
     are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word. `orders` holds

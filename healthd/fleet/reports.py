@@ -110,7 +110,7 @@ class Reports:
             status = "" if report is None else report.status
             if status in FINAL and report is not None:
                 self._ledger.close_lease(batch, row, f"{status} by the node: {report.message or 'no reason given'}")
-            elif row.state is LeaseState.GRANTED and status in ("accepted", "running") and lease_id in there:
+            elif row.state is LeaseState.GRANTED and status == "accepted" and lease_id in there:
                 self._ledger.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
             elif row.state is not LeaseState.GRANTED and lease_id not in there and node.confirmed:
                 self._ledger.close_lease(batch, row, "the node does not hold it any more")

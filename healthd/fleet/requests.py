@@ -26,6 +26,10 @@ def check(request: GateRequest, policy: Policy) -> None:
     if bool(request.nodes) == (request.pool is not None):
         raise BadInputError("name either nodes or a pool with a count")
     _check_size(request, policy)
+    several = len(request.nodes) > 1 or (request.count or 0) > 1
+    if several and (request.workload or "").startswith("pid:"):
+        text = f"workload {request.workload} is a process of one host, and several nodes are asked for"
+        raise BadInputError(f"{text}; leave it out, or ask node by node")
     for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
         if not name or len(name) > LONGEST_NAME or not name.isprintable():
             raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")

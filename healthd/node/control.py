@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from checks.contract import Tier
-from checks.faults import parse_fault
+from checks.faults import check_target, parse_fault
 from healthd import wire
 from healthd.errors import BadInputError, HealthdError, UnreachableError
 from healthd.model import CheckSpec, NodeState, OrderReport
@@ -69,6 +69,15 @@ def check_faults(faults: Sequence[str], specs: Sequence[CheckSpec]) -> tuple[str
     return found
 
 
+def check_targets(faults: Sequence[str], devices: Sequence[str]) -> None:
+    """BadInputError for a fault on a device that is not there; nothing is known before the first look."""
+    try:
+        for text in faults if devices else ():
+            check_target(parse_fault(text), devices)
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+
+
 class ControlApi:
     """The ASGI application behind the socket."""
 
@@ -99,6 +108,7 @@ class ControlApi:
         if not asked:
             raise BadInputError("faults: name at least one, as CHECK[@TARGET]=KIND[:VALUE]")
         faults = check_faults((*self._book.faults, *asked), self._book.specs)
+        check_targets(faults, self._book.devices)
         log.warning("faults in force: %s", ", ".join(faults))
         self._scheduler.set_faults(faults)
         return json_response(FaultList(faults=faults))

@@ -169,6 +169,11 @@ class NodeBook:
         return self._survey.holders if self._survey is not None else None
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """The targets of the devices; empty until the machine was looked at."""
+        return () if self._survey is None else tuple(device.target for device in self._survey.inventory.devices)
+
+    @property
     def quarantine(self) -> Quarantine | None:
         """The aggregator's word, as it was last heard."""
         return self._quarantine

@@ -113,6 +113,9 @@ def compose(
             found.extend(findings_of(outcome, judged=judged))
     if judgement is not None:
         found.extend(judgement.findings)
+        silent = not judgement.findings and judgement.missing is None
+        if silent and all(SEVERITY[f.status] < SEVERITY[Status.UNKNOWN] for f in found):
+            found.append(nothing("node", "its judge compared what was measured and said nothing"))
         if judgement.missing is not None:
             text = f"comparing what was measured: {judgement.missing.message}"
             found.append(Finding(status=Status.UNKNOWN, reason=judgement.missing.reason, message=text, target="node"))

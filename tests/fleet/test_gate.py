@@ -89,6 +89,16 @@ def test_a_lease_reported_accepted_but_not_in_the_state_is_not_acknowledged() ->
     assert after.decision is None
 
 
+def test_a_lease_that_is_about_to_be_stored_is_not_acknowledged() -> None:
+    """Its node may still find that somebody else has the devices, or run probes of its own."""
+    after, _ = step(NOW, gate(nodes=("n1",)), view(node("n1")), POLICY)
+    storing = dataclasses.replace(
+        acknowledged(node("n1"), after), orders={after.granted["n1"].lease_id: OrderReport(status="running")}
+    )
+    after, _ = step(NOW + 1, after, view(storing), POLICY)
+    assert after.decision is None
+
+
 def test_two_of_three_admits_with_the_spare_and_names_the_bad_node() -> None:
     nodes = [node("n1"), node("n2", state("n2", with_wrong())), node("n3")]
     after, _ = step(NOW, gate(nodes=("n1", "n2", "n3"), min_nodes=2), view(*nodes), POLICY)
@@ -481,6 +491,7 @@ def test_a_withdrawn_gate_gives_back_what_it_had() -> None:
     after, _ = step(NOW, gate(nodes=("n1",)), view(node("n1")), POLICY)
     closed, effects = answers.close(NOW + 1, after, POLICY, Closing.RELEASED, "withdrawn")
     assert decided(closed).reasons[0].code == "Released"
+    assert decided(closed).retryable, "not admitted, which is not the same as impossible"
     assert of(RevokeLease, effects)
     assert of(Unreserve, effects)
     assert step(NOW + 2, closed, view(node("n1")), POLICY) == (closed, ())

@@ -248,3 +248,65 @@ def test_no_color_is_respected(tmp_path: Path) -> None:
     said = on_a_terminal(tmp_path, "check", "memory_free", env={"NO_COLOR": "1"})
     assert "memory_free" in said
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", said)
+
+
+def test_a_named_check_that_failed_is_never_left_out_of_the_verdict(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    fault = ("--fault", "matmul@cpu:1=corrupt")
+    said = healthd(tmp_path, "check", "matmul", "load", "--tier", "passive", "--config", config, *fault, "--json")
+    assert said.code == 2, said.err
+    assert said.json["health"] == "unhealthy"
+
+
+@pytest.mark.parametrize("target", ["cpu:9", "rank:9"])
+def test_a_fault_on_what_is_not_there_is_an_error_and_no_pass(tmp_path: Path, target: str) -> None:
+    check = "all_reduce" if target.startswith("rank") else "matmul"
+    said = healthd(tmp_path, "check", check, "--config", small(tmp_path), "--fault", f"{check}@{target}=fail")
+    assert said.code == 3
+    assert f"there is no '{target}' here" in said.err
+
+
+def test_a_reader_that_goes_away_changes_no_exit_code(tmp_path: Path) -> None:
+    line = f"'{sys.executable}' -m healthd check load memory_free --fault load=fail --json; echo code $? >&2"
+    done = subprocess.run(
+        ["bash", "-c", f"({line}) | true"], env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert "code 2" in done.stderr
+
+
+def test_bare_command_shows_its_help_and_a_typo_the_nearest_command(tmp_path: Path) -> None:
+    bare = healthd(tmp_path)
+    assert bare.code == 2
+    assert "Commands:\n" in bare.err
+    assert "did you mean 'check'?" in healthd(tmp_path, "chek").err
+
+
+def test_a_relative_run_directory_is_the_same_place_to_workers(tmp_path: Path) -> None:
+    """Otherwise who holds a device would be looked for elsewhere, and nobody found there."""
+    env = environment(tmp_path)
+    env.pop("HEALTHD_NODE_RUN_DIR", None)
+    devices = tmp_path / "here/devices"
+    devices.mkdir(parents=True)
+    line = [
+        sys.executable,
+        "-m",
+        "healthd",
+        "check",
+        "matmul",
+        "--run-dir",
+        "here",
+        "--config",
+        small(tmp_path),
+        "--json",
+    ]
+    with (devices / "cpu0").open("w"):
+        done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "Busy" in done.stdout
+
+
+def test_a_limit_that_judges_nothing_is_told(tmp_path: Path) -> None:
+    text = "[limits.memory_available_ratio]\nlower = 0.0\n[limits.memory_availble_ratio]\nlower = 0.9\n"
+    said = healthd(tmp_path, "check", "--tier", "passive", "--config", small(tmp_path, text))
+    assert "healthd.toml:3: limits.memory_availble_ratio matched no measurement" in said.err
+    assert "limits.memory_available_ratio" not in said.err

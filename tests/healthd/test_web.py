@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from healthd import web
+from healthd.errors import ConfigError
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -163,7 +164,7 @@ def test_port_in_use_is_one_clear_line() -> None:
 
 @pytest.mark.parametrize("listen", ["8080", "host:", "host:http", "::1:8080", "1.2.3.4:99999"])
 def test_address_that_is_none_is_one_clear_line(listen: str) -> None:
-    with pytest.raises(web.ListenError, match=r"is not HOST:PORT; write 127.0.0.1:8080"):
+    with pytest.raises(ConfigError, match=r"is not HOST:PORT; write 127.0.0.1:8080"):
         web.bind(listen)
 
 

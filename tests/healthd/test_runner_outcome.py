@@ -1,0 +1,38 @@
+"""What is made of the outcomes of workers and judge: pure."""
+
+from __future__ import annotations
+
+from checks.contract import Evidence, Finding, Scope, Status, Tier
+from healthd.runner.outcome import Outcome, compose
+from healthd.runner.settings import CheckInfo, Plan
+
+INFO = CheckInfo(
+    name="digest",
+    tier=Tier.QUICK,
+    scope=Scope.DEVICE,
+    interval_seconds=60,
+    timeout_seconds=5,
+    judged=True,
+    doc="",
+    origin="built-in",
+)
+PLAN = Plan(tier=Tier.QUICK, checks=("digest",), executor="check")
+
+
+def measured(target: str) -> Outcome:
+    passed = Finding(status=Status.PASS, reason=None, message="its repeats agree", target=target)
+    return Outcome(target=target, findings=[passed], evidence=[Evidence(target=target, key="k", data={})])
+
+
+def test_a_judge_that_says_nothing_is_no_pass_although_every_worker_passed() -> None:
+    outcomes = [measured("cpu:0"), measured("cpu:1")]
+    result = compose(INFO, PLAN, outcomes, judgement=Outcome(target="node"), injected=False)
+    assert result.status is Status.UNKNOWN
+    assert result.findings[-1].reason == "NoData"
+
+
+def test_a_judge_that_speaks_lets_it_pass() -> None:
+    outcomes = [measured("cpu:0"), measured("cpu:1")]
+    said = [Finding(status=Status.PASS, reason=None, message="the same on both", target="node")]
+    judgement = Outcome(target="node", findings=said)
+    assert compose(INFO, PLAN, outcomes, judgement=judgement, injected=False).status is Status.PASS
