@@ -344,6 +344,8 @@ def check(
     judge: Judge | None = None,
 ) -> Callable[[Run], Check]:
     """Make a check of a generator function; its name is the function's, its page in the docs is the docstring."""
+    if Tier(tier) is Tier.PASSIVE and Scope(scope) is not Scope.NODE:
+        raise ValueError(f"a check with scope={scope!r} uses devices, so its tier cannot be 'passive'; use 'quick'")
 
     def decorate(run: Run) -> Check:
         return Check(

@@ -112,7 +112,8 @@ class Reports:
                 self._ledger.close_lease(batch, row, f"{status} by the node: {report.message or 'no reason given'}")
             elif row.state is LeaseState.GRANTED and status == "accepted" and lease_id in there:
                 self._ledger.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
-            elif row.state is not LeaseState.GRANTED and lease_id not in there and node.confirmed:
+            elif row.state is LeaseState.ENDING and lease_id not in there and node.confirmed:
+                # While it is listed, absence is no end: a node that has lost it takes it again, or says how it ended.
                 self._ledger.close_lease(batch, row, "the node does not hold it any more")
 
     def _adopt(self, batch: Batch, node: FleetNode) -> None:

@@ -11,13 +11,19 @@ MAX_HOLDERS = 8
 
 
 def allocations(
-    *, surveyed: bool, holders: Sequence[str] | None, leases: Sequence[Lease], scheduled: Sequence[str] = ()
+    *,
+    surveyed: bool,
+    holders: Sequence[str] | None,
+    leases: Sequence[Lease],
+    scheduled: Sequence[str] = (),
+    doubt: str = "",
 ) -> tuple[Allocation, ...]:
     """
     All claims on the devices; empty means free.
 
     `surveyed` is false until the devices have been looked at for the first time. `holders` are processes other than our
     own probes, None where they cannot be seen. `scheduled` are allocations that the host's scheduler reports.
+    `doubt` is why there may be leases that are not known here; empty when there are none.
     """
     found: list[Allocation] = []
     if not surveyed:
@@ -33,6 +39,8 @@ def allocations(
         Allocation(by="lease", holder=f"job {lease.job} attempt {lease.attempt} (gate {lease.gate})")
         for lease in leases
     ]
+    if doubt:
+        found.append(Allocation(by="unseen", holder=doubt))
     return tuple(found)
 
 

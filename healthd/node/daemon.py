@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
@@ -22,6 +23,7 @@ from healthd.node.api import NodeApi
 from healthd.node.catalogue import enabled_checks
 from healthd.node.clock import Clock, system_clock
 from healthd.node.control import ControlApi, check_faults
+from healthd.node.hosting import unprompted_here
 from healthd.node.leases import Ledger
 from healthd.node.orders import Orders
 from healthd.node.scheduler import Scheduler
@@ -30,6 +32,7 @@ from healthd.node.state import NodeBook
 from healthd.node.sync import Line
 from healthd.node.tasks import Tasks, wait_for
 from healthd.runner import Runner, RunnerSettings
+from healthd.runner.lock import write_leased
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,10 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
 
     Call it in the main thread: workers die with the thread that started them.
     """
-    runner = Runner(runner_settings)
+    settings = _ruled(settings)
+    # A preflight's own daemon has a run_dir of its own, and heeds the leases of the one whose devices it shares.
+    shared = settings.run_dir.absolute() != (runner_settings.run_dir or settings.run_dir).absolute()
+    runner = Runner(dataclasses.replace(runner_settings, heed_leases=shared))
     specs = enabled_checks(await runner.catalogue(), settings)
     try:
         faults = check_faults(settings.faults, specs)
@@ -68,6 +74,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     tasks = Tasks()
     stopping: asyncio.Future[None] = loop.create_future()
+    LeasedFile(book, settings.run_dir)
     scheduler = Scheduler(book, runner, settings, clock=clock, tasks=tasks)
     ledger = Ledger(settings.state_dir / "orders.json", clock=clock, boot_id=book.boot_id)
     orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks)
@@ -142,6 +149,39 @@ class Saver:
             await wait_for(self._at_once, self._every_seconds)
             self._dirty.clear()
             self._book.save(self.path)
+
+
+class LeasedFile:
+    """Keeps the file by which other healthd processes of this host see that a job has the node."""
+
+    def __init__(self, book: NodeBook, run_dir: Path) -> None:
+        self._book = book
+        self._run_dir = run_dir
+        self._written: tuple[str, ...] | None = None
+        self._failed = False
+        book.listen(self._changed)
+
+    def _changed(self) -> None:
+        jobs = tuple(f"job {lease.job} (gate {lease.gate})" for lease in self._book.leases)
+        if jobs == self._written:
+            return
+        try:
+            write_leased(self._run_dir, self._book.boot_id, jobs)
+        except OSError as error:
+            if not self._failed:
+                log.error("%s: cannot say there who has the node: %s", self._run_dir, error.strerror or error)
+            self._failed = True  # and it is tried again at the next news
+        else:
+            self._written, self._failed = jobs, False
+
+
+def _ruled(settings: NodeSettings) -> NodeSettings:
+    """The settings with the rule for unprompted active checks that is in force here, which is said once."""
+    rule, why = settings.active.unprompted, "as set"
+    if rule is None:
+        rule, why = unprompted_here(settings.host_root)
+    log.info("active checks run unprompted by the rule %r: %s", rule.value, why)
+    return dataclasses.replace(settings, active=dataclasses.replace(settings.active, unprompted=rule))
 
 
 @contextlib.contextmanager

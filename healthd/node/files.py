@@ -24,6 +24,10 @@ class StateDirError(HealthdError):
     """The state directory cannot be used."""
 
 
+class DamagedError(HealthdError):
+    """A file is there and what it holds cannot be known."""
+
+
 def prepare(directory: Path) -> None:
     """Make the directory and see that it can be written, or raise StateDirError in one line."""
     try:
@@ -65,8 +69,8 @@ def save(path: Path, value: object, *, durable: bool) -> None:
             os.close(folder)
 
 
-def load(path: Path, wanted: type[T]) -> T | None:
-    """The record in a file; None when there is none, or when it was damaged (set aside, said in the log)."""
+def read(path: Path, wanted: type[T]) -> T | None:
+    """The record in a file; None when there is none, DamagedError when it is damaged or cannot be read."""
     try:
         with path.open("rb") as file:
             body = file.read(MAX_BYTES + 1)
@@ -76,11 +80,36 @@ def load(path: Path, wanted: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, BadInputError) as error:
-        aside = path.with_name(f"{path.name}.damaged")
+        raise DamagedError(str(error)) from None
+
+
+def load(path: Path, wanted: type[T]) -> T | None:
+    """The record in a file; None when there is none, or when it was damaged (set aside, said in the log)."""
+    try:
+        return read(path, wanted)
+    except DamagedError as error:
+        aside = _aside(path)
         log.error("%s: cannot be used (%s); set aside as %s, going on without it", path, error, aside.name)
         with contextlib.suppress(OSError):
             path.replace(aside)
         return None
+
+
+def keep_copy(path: Path) -> Path:
+    """Keep a damaged file aside while it stays in its place too, so that a crash does not make it look missing."""
+    aside = _aside(path)
+    with contextlib.suppress(OSError):
+        aside.unlink(missing_ok=True)
+    try:
+        aside.hardlink_to(path)
+    except OSError:  # a folder, or a file system without hard links
+        with contextlib.suppress(OSError):
+            path.replace(aside)
+    return aside
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")
 
 
 def node_key(state_dir: Path) -> str:

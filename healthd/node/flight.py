@@ -50,9 +50,16 @@ class Ordered:
 
 @dataclass(eq=False)
 class Flight:
-    """A run under way. `ordered` are those it is for; empty when nobody asked."""
+    """A run under way. `ordered` are those it is for; empty when nobody asked. A `cancelled` one is not joined."""
 
     tier: Tier
     checks: tuple[str, ...]
     ordered: list[Ordered]
     task: asyncio.Task[tuple[CheckResult, ...]] | None = None
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Stop it, once: a second time would disturb the cleaning up after it."""
+        if self.task is not None and not self.cancelled:
+            self.cancelled = True
+            self.task.cancel()

@@ -42,16 +42,21 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedLedger:
-    """The file. `fates` are final reports by order id, oldest first."""
+    """The file. `fates` are final reports by order id, oldest first; `doubt` is that of the ledger."""
 
     version: int
     boot_id: str | None
     held: tuple[Held, ...]
     fates: dict[str, OrderReport]
+    doubt: str = ""
 
 
 class Ledger:
-    """The leases in force and the final reports of orders. Every change is on disk when its method returns."""
+    """
+    The leases in force and the final reports of orders. Every change is on disk when its method returns.
+
+    `doubt` says why leases may be missing here, or be over already; it outlives restarts until `certain`.
+    """
 
     def __init__(self, path: Path, *, clock: Clock, boot_id: str | None) -> None:
         self._path = path
@@ -59,11 +64,28 @@ class Ledger:
         self._boot_id = boot_id
         self._held: dict[str, Held] = {}
         self._fates: dict[str, OrderReport] = {}
-        saved = files.load(path, SavedLedger)
+        self._doubt = ""
+        try:
+            saved = files.read(path, SavedLedger)
+        except files.DamagedError as error:
+            self._doubt = "the file of the leases was damaged, so a job may have the node"
+            aside = files.keep_copy(path)
+            log.error(
+                "%s: cannot be used (%s); kept as %s, the node counts as taken until an aggregator lists its leases",
+                path,
+                error,
+                aside.name,
+            )
+            self._try_commit({}, {})
+            return
         if saved is None:
             return
         self._fates = dict(saved.fates)
-        if boot_id is not None and saved.boot_id == boot_id:
+        self._doubt = saved.doubt
+        if boot_id is None or saved.boot_id is None:
+            self._keep_unsure(saved.held)
+            return
+        if saved.boot_id == boot_id:
             # Whoever was there is given the time to be seen again.
             now = clock.boot()
             self._held = {
@@ -74,6 +96,29 @@ class Ledger:
         for held in saved.held:
             log.info("lease %s of job %s ended: the machine was started again", held.lease.id, held.lease.job)
             self._fates[held.lease.id] = OrderReport(status="done", message="the machine was started again")
+
+    def _keep_unsure(self, saved: Sequence[Held]) -> None:
+        """Whether this is another boot is not known: no lease ends for that, and its time counts from now."""
+        if not saved:
+            return
+        now = self._clock.boot()
+        self._held = {
+            held.lease.id: dataclasses.replace(held, taken_at=now, seen_at=None if held.seen_at is None else now)
+            for held in saved
+        }
+        self._doubt = self._doubt or "it cannot be told whether the machine was started again since its lease"
+        log.warning("the boot id is not known: %d leases are kept, %s", len(saved), self._doubt)
+        self._try_commit(self._held, self._fates)
+
+    @property
+    def doubt(self) -> str:
+        """Why an aggregator must list the leases before the node can be free; empty when they are known."""
+        return self._doubt
+
+    def certain(self) -> None:
+        """An aggregator has listed the leases, and all of them are here."""
+        self._doubt = ""
+        self._try_commit(self._held, self._fates)
 
     @property
     def held(self) -> tuple[Held, ...]:
@@ -124,7 +169,9 @@ class Ledger:
 
     def _commit(self, held: dict[str, Held], fates: dict[str, OrderReport]) -> None:
         bounded = dict(list(fates.items())[-MAX_FATES:])
-        saved = SavedLedger(version=1, boot_id=self._boot_id, held=tuple(held.values()), fates=bounded)
+        saved = SavedLedger(
+            version=1, boot_id=self._boot_id, held=tuple(held.values()), fates=bounded, doubt=self._doubt
+        )
         files.save(self._path, saved, durable=True)
         self._held, self._fates = held, bounded
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from healthd.model import Lease, Order, OrderReport
 from healthd.node.allocation import describe
 from healthd.node.clock import Clock
-from healthd.node.leases import Ledger, Sight, fate, process_of, process_start
+from healthd.node.leases import Ledger, Sight, by_id, fate, process_of, process_start
 from healthd.node.scheduler import Scheduler
 from healthd.node.settings import NodeSettings
 from healthd.node.state import NodeBook
@@ -59,9 +59,12 @@ class Orders:
         self._tasks = tasks
         self._open: dict[str, Open] = {}
         self._untold: dict[str, OrderReport] = {}
+        self._listed: tuple[str, ...] | None = None
         self._wake = asyncio.Event()
         self.changed: Callable[[], None] = lambda: None
         book.set_leases(ledger.stamped())
+        # Without an aggregator nobody gives leases, and nobody could ever list them.
+        book.set_doubt(ledger.doubt if settings.sync.aggregators else "")
 
     def reports(self) -> dict[str, OrderReport]:
         """How far all orders are: the open ones, the leases in force, and ends that were not acknowledged yet."""
@@ -91,6 +94,8 @@ class Orders:
                 del self._untold[order_id]
         self._cancel_absent(listed | set(leases), issuer)
         self._ledger.listed(leases, issuer)
+        self._listed = tuple(leases)
+        self._end_doubt()
         for order in orders:
             if order.id in self._open:
                 continue
@@ -100,6 +105,16 @@ class Orders:
             elif order.lease is None or all(held.lease.id != order.lease.id for held in self._ledger.held):
                 self._begin(order, issuer)
         self._wake.set()
+
+    def _end_doubt(self) -> None:
+        """Once the leases that an aggregator listed are all here or over, the node knows who has it."""
+        if not self._ledger.doubt or self._listed is None:
+            return
+        known = by_id(self._ledger.held)
+        if all((key in known and key not in self._open) or self._ledger.fate(key) is not None for key in self._listed):
+            log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
+            self._ledger.certain()
+            self._book.set_doubt("")
 
     def _cancel_absent(self, listed: set[str], issuer: str) -> None:
         for order_id, one in list(self._open.items()):
@@ -141,6 +156,11 @@ class Orders:
         try:
             report = await self._stored(lease, issuer)
         except OSError as error:
+            if self._ledger.doubt:
+                # It may be one that we had: a refusal would end it. It is tried again with the next answer.
+                log.error("lease %s of job %s: cannot be stored again: %s", lease.id, lease.job, error.strerror)
+                self._open.pop(order.id, None)
+                return
             report = OrderReport(status="refused", message=f"the lease cannot be stored: {error.strerror}")
         if report.status == "accepted":
             self._open.pop(order.id, None)
@@ -148,9 +168,11 @@ class Orders:
                 return  # it was cancelled meanwhile, and that was told
             log.info("lease %s: job %s attempt %d has the node", lease.id, lease.job, lease.attempt)
             self._wake.set()
+            self._end_doubt()
             self.changed()
         else:
             self._report(order.id, report)
+            self._end_doubt()
 
     async def _stored(self, lease: Lease, issuer: str) -> OrderReport:
         """Take the devices for the lease: first the claim, so that no probe starts, then a look at who has them."""
@@ -160,6 +182,8 @@ class Orders:
         self._book.set_leases(self._ledger.stamped())
         await self._scheduler.stand_down(f"job {lease.job} gets the node")
         await self._scheduler.refresh()
+        if self._ledger.doubt:
+            return OrderReport(status="accepted")  # it may be ours from before, and its job at work
         own = process_of(lease.workload)
         foreign = [
             claim

@@ -102,6 +102,7 @@ class Scheduler:
         flight = self._flight
         if (
             flight is not None
+            and not flight.cancelled
             and tier.rank <= flight.tier.rank
             and self._needs_devices(set(names) & set(flight.checks))
         ):
@@ -123,8 +124,8 @@ class Scheduler:
         for ordered in mine:
             flight.ordered.remove(ordered)
             ordered.report(OrderReport(status="cancelled", message=why))
-        if mine and not flight.ordered and flight.task is not None:
-            flight.task.cancel()
+        if mine and not flight.ordered:
+            flight.cancel()
 
     async def stand_down(self, why: str) -> None:
         """A job is about to have the devices: call off all active runs; returns when none is under way."""
@@ -136,7 +137,7 @@ class Scheduler:
             for ordered in flight.ordered:
                 ordered.report(OrderReport(status="cancelled", message=why))
             flight.ordered.clear()
-            flight.task.cancel()
+            flight.cancel()
             await asyncio.wait([flight.task])
 
     async def refresh(self) -> None:
@@ -255,6 +256,7 @@ class Scheduler:
             except asyncio.CancelledError:
                 if not flight.task.cancelled() or _is_cancelling():
                     raise
+                flight.cancelled = True
         finally:
             self._book.spent(self._probes.probe_device_seconds)
         if needs_devices:
@@ -277,9 +279,10 @@ class Scheduler:
             await self._probes.survey()
 
     def _land(self, flight: Flight) -> None:
-        """Tell those it was for; what joined late gets the rest in a run of its own."""
+        """Tell those it was for; what joined late gets the rest in a run of its own, and all after a cancelled one."""
         for ordered in flight.ordered:
-            ordered.left = tuple(name for name in ordered.left if name not in flight.checks)
+            if not flight.cancelled:
+                ordered.left = tuple(name for name in ordered.left if name not in flight.checks)
             if ordered.left:
                 self._queue.appendleft(ordered)
             elif ordered.busy:

@@ -20,10 +20,10 @@ class Unprompted(str, enum.Enum):
 class ActiveSettings:
     """When active checks run."""
 
-    unprompted: Unprompted = Unprompted.IDLE
+    unprompted: Unprompted | None = None
     """idle: whenever the devices are seen to be free and the evidence is old. boot: once after each boot, for hosts
-    whose scheduler hides its allocations. off: on order alone. idle is safe, since holders that cannot
-    be seen count as a job."""
+    whose scheduler hides its allocations. off: on order alone. None: boot where a job scheduler (Slurm, Kubernetes,
+    ECS) is on the host when the daemon starts, else idle: a scheduler may give the devices away at any moment."""
 
     interval_seconds: float = 3600.0
     """How often the quick tier repeats while the node is idle. One hour: about ten seconds of device time an hour are

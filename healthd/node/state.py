@@ -78,6 +78,7 @@ class NodeBook:
         self._survey: Survey | None = None
         self._surveyed_at: float | None = None
         self._leases: tuple[tuple[Lease, float], ...] = ()
+        self._doubt = ""
         self._quarantine: Quarantine | None = None
         self._faults: tuple[str, ...] = settings.faults
         self._running: str | None = None
@@ -119,6 +120,12 @@ class NodeBook:
         """The leases in force, each with the boot-time stamp from which its age counts."""
         self._leases = leases
         self._touch()
+
+    def set_doubt(self, doubt: str) -> None:
+        """Why there may be leases that are not known here; empty when they are known."""
+        if doubt != self._doubt:
+            self._doubt = doubt
+            self._touch()
 
     def set_quarantine(self, quarantine: Quarantine | None) -> None:
         """The aggregator's word."""
@@ -191,7 +198,9 @@ class NodeBook:
     @property
     def allocated(self) -> tuple[Allocation, ...]:
         """Who has the devices; empty when they are free."""
-        return allocations(surveyed=self._survey is not None, holders=self.holders, leases=self.leases)
+        return allocations(
+            surveyed=self._survey is not None, holders=self.holders, leases=self.leases, doubt=self._doubt
+        )
 
     @property
     def totals(self) -> Totals:

@@ -1,5 +1,7 @@
 """
 One run of a plan: node checks and judging in one child, device checks in one worker a device, then the collectives.
+
+Whatever is not passive runs only while we have the lock, nobody holds devices and no job has the node.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checks.contract import Evidence, Finding, Previous, Scope, Status
+from checks.contract import Evidence, Finding, Previous, Scope, Status, Tier
 from checks.faults import Fault
 from checks.protocol import from_evidence, from_missing, from_previous, shorten
 from healthd.model import CheckResult
 from healthd.runner.group import Collective
 from healthd.runner.lane import Job, Lane
-from healthd.runner.lock import DeviceLock, LockBusyError
+from healthd.runner.lock import DeviceLock, LockBusyError, read_leased
 from healthd.runner.outcome import Outcome, compose, in_order_of_end, unmeasured
 from healthd.runner.settings import CheckInfo, OnResult, Plan
 from healthd.runner.workers import Workers
@@ -64,9 +66,9 @@ class Execution:
             tasks.create_task(self._node.serve(), name="lane of the node")
             surveyed = self._submit_survey()
             for info in infos:
-                if info.scope is Scope.NODE:
+                if info.tier is Tier.PASSIVE:
                     self._submit_node_check(info)
-            active = [info for info in infos if info.scope is not Scope.NODE]
+            active = [info for info in infos if info.tier is not Tier.PASSIVE]
             if active:
                 await self._run_active(active, await surveyed, tasks)
             self._node.close()
@@ -153,7 +155,7 @@ class Execution:
             )
         )
 
-    # --- devices ------------------------------------------------------------------------------------------------------
+    # --- active checks ------------------------------------------------------------------------------------------------
 
     async def _run_active(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
         """Where devices are found, the lock is ours and nobody holds them."""
@@ -162,8 +164,11 @@ class Execution:
             self._refuse(infos, surveyed.missing.reason, text)
             return
         if not self.workers.inventory.get("devices"):
-            self._refuse(infos, "MissingDevice", "no devices were found, so nothing was measured")
-            return
+            lost = [info for info in infos if info.scope is not Scope.NODE]
+            self._refuse(lost, "MissingDevice", "no devices were found, so nothing was measured")
+            infos = [info for info in infos if info.scope is Scope.NODE]
+            if not infos:
+                return
         run_dir = self.workers.settings.run_dir
         if run_dir is None:
             await self._if_free(infos, surveyed, tasks)
@@ -183,7 +188,7 @@ class Execution:
 
     async def _if_free(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
         attempt = 0
-        while busy := _busy(surveyed):
+        while busy := self._leased() or _busy(surveyed):
             attempt += 1
             if attempt > self.workers.settings.retries:
                 self._refuse(infos, "Busy", busy, Status.SKIP)
@@ -191,6 +196,14 @@ class Execution:
             # It may be somebody who is just leaving, such as the probes of a run before.
             await self.workers.back_off(attempt)
             surveyed = await self._submit_survey()
+        programs = [info for info in infos if info.scope is Scope.NODE]
+        if programs:
+            for info in programs:
+                self._submit_node_check(info)
+            await self._node.idle()  # they may use the devices, so no worker does meanwhile, and the lock is kept
+        if len(programs) == len(infos):
+            await self._submit_survey()
+            return
         self._lanes = [Lane(self.workers, device["target"]) for device in self.workers.inventory["devices"]]
         serving = [tasks.create_task(lane.serve(), name=f"lane of {lane.target}") for lane in self._lanes]
         devices = [info for info in infos if info.scope is Scope.DEVICE]
@@ -202,6 +215,13 @@ class Execution:
             lane.close()
         await asyncio.gather(*serving)
         await self._submit_survey()  # the devices are free again, or it is known who has them
+
+    def _leased(self) -> str | None:
+        """Why the node is a job's although nobody holds devices, as its daemon says."""
+        settings = self.workers.settings
+        if settings.run_dir is None or not settings.heed_leases:
+            return None
+        return read_leased(settings.run_dir, self._boot_id)
 
     async def _run_devices(self, infos: Sequence[CheckInfo], *, keep: bool) -> None:
         """Each worker takes its checks in order and waits for no other. `keep` them when ranks are wanted next."""

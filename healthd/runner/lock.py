@@ -1,5 +1,7 @@
 """
 The lock file of an accelerator: whoever runs active checks on it holds the lock, daemon, `check` and `preflight` alike.
+
+Beside it the node daemon keeps a file that says which jobs have the node, for the others to read.
 """
 
 from __future__ import annotations
@@ -9,10 +11,15 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from checks.protocol import shorten
+
 _RETRY_SECONDS = 0.05
+_LEASED = "leased"  # first the boot id, then what has the node
+_LEASED_BYTES = 4096
 
 
 class LockBusyError(Exception):
@@ -75,3 +82,37 @@ def _taken(descriptor: int) -> bool:
 def _holder(descriptor: int) -> str:
     pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
     return f"pid {pid}" if pid.isdigit() else "of unknown pid"
+
+
+def write_leased(run_dir: Path, boot_id: str | None, jobs: Sequence[str]) -> None:
+    """
+    Say which jobs have the node, in words; no file where none has. Raises OSError.
+
+    The file outlives its daemon on purpose: a lease goes on while the daemon is away. It ends with the boot.
+    """
+    path = run_dir / _LEASED
+    if not jobs:
+        path.unlink(missing_ok=True)
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{_LEASED}.new")
+    text = shorten(" ".join(", ".join(jobs).split()))
+    new.write_text(f"{boot_id or ''}\n{text}\n", encoding="utf-8", errors="replace")
+    new.chmod(0o644)  # whoever may run checks may know it
+    new.replace(path)
+
+
+def read_leased(run_dir: Path, boot_id: str | None) -> str | None:
+    """Why the node is a job's by what its daemon wrote; None when it is not. What cannot be told counts as a job."""
+    path = run_dir / _LEASED
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LEASED_BYTES).decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"whether the node is leased cannot be seen: {path}: {error.strerror}"
+    boot, _, jobs = text.partition("\n")
+    if not text.strip() or (boot and boot_id is not None and boot != boot_id):
+        return None
+    return f"leased to {jobs.strip() or 'a job'} ({path})"

@@ -88,6 +88,9 @@ class RunnerSettings:
     """cpu, cuda, xla, neuron, or auto: the most special one that is present."""
     run_dir: Path | None = None
     """Where lock files and the files of CPU devices are. None: no lock, and nobody holds a CPU device."""
+    heed_leases: bool = True
+    """Run nothing active while a node daemon says in `run_dir` that a job has the node. False for that daemon itself,
+    which knows better."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the accelerator (`cpu_devices`)."""
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -170,3 +170,9 @@ def test_every_reason_has_a_meaning_and_an_unknown_code_never_blames_the_node() 
     assert all(reason.code == code and reason.meaning.endswith(".") for code, reason in REASONS.items())
     assert blame_of("SomethingForeign") is Blame.CHECK
     assert action_of(None) is Action.INSPECT
+
+
+@pytest.mark.parametrize("scope", ["device", "group"])
+def test_check_on_devices_cannot_be_passive(scope: str) -> None:
+    with pytest.raises(ValueError, match=f"^a check with scope='{scope}' uses devices, so its tier cannot be"):
+        check(tier="passive", interval_seconds=30, timeout_seconds=5, scope=scope)

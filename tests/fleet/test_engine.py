@@ -200,10 +200,35 @@ def test_of_two_jobs_for_one_node_the_second_holds_until_the_first_is_gone() -> 
     asyncio.run(main())
 
 
-def test_a_node_that_no_longer_has_its_lease_is_free() -> None:
+def test_a_node_that_has_lost_its_lease_is_not_free_and_takes_it_again() -> None:
     async def main() -> None:
         async with running(World("n1")) as run:
             await run.admit(nodes=("n1",))
+            daemon = run.world.daemons["n1"]
+            before = daemon.state.leases
+            daemon.reports.clear()
+            daemon.done.clear()
+            run.world.renew("n1", leases=())
+            run.world.tell("n1")
+            await run.engine.turn()
+            assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
+            gate, held = await run.admit(job="other", nodes=("n1",))
+            assert held.decision is Verdict.HOLD
+            assert [one.id for one in daemon.state.leases] == [one.id for one in before]
+            assert daemon.reports[before[0].id].status == "accepted"
+            run.world.end_job("n1")
+            await run.settle()
+            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
+
+    asyncio.run(main())
+
+
+def test_a_lease_that_is_ending_is_over_once_the_node_no_longer_shows_it() -> None:
+    async def main() -> None:
+        async with running(World("n1")) as run:
+            gate, _ = await run.admit(nodes=("n1",))
+            await run.engine.release(gate.id)
+            run.world.daemons["n1"].reports.clear()
             run.world.renew("n1", leases=())
             run.world.tell("n1")
             await run.engine.turn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 from checks.contract import Tier
 from healthd.model import Order, OrderReport
 from healthd.node.leases import Held, Ledger, Sight, fate, process_of, process_start
-from healthd.node.settings import ActiveSettings, Unprompted
+from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
+from tests.healthd import node_kit
 from tests.healthd.node_kit import BOOT, MovedClock, World, eventually, lease, lease_order, quiet, run, run_order
 
 ON_ORDER = ActiveSettings(unprompted=Unprompted.OFF)
@@ -235,6 +237,98 @@ def test_reboot_ends_leases_and_the_order_is_not_taken_again(tmp_path: Path) -> 
             await again.take(lease_order(lease()))
             assert again.orders.reports()["L1"] == OrderReport(status="done", message="the machine was started again")
             assert again.book.leases == ()
+
+    run(main())
+
+
+# --- leases that may have been lost -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are made from here on have one."""
+    sync = SyncSettings(aggregators=("http://127.0.0.1:1",))
+    monkeypatch.setattr(node_kit, "settings", functools.partial(node_kit.settings, sync=sync))
+
+
+def unseen(world: World) -> list[str]:
+    return [claim.holder for claim in world.book.allocated if claim.by == "unseen"]
+
+
+DAMAGED = "the file of the leases was damaged, so a job may have the node"
+
+
+@pytest.mark.usefixtures("with_aggregator")
+def test_after_a_damaged_file_the_node_is_taken_until_its_listed_lease_is_stored_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await quiet()
+            await world.take(lease_order(lease()))
+        (tmp_path / "orders.json").write_text("garbage")
+        for _ in range(2):  # a restart does not settle it
+            async with World(tmp_path) as again:
+                await quiet()
+                assert unseen(again) == [DAMAGED]
+                again.orders.apply(None, issuer="db1", acknowledged=(), carried={})
+                assert unseen(again) == [DAMAGED]
+                assert again.probes.active_plans() == []
+        assert (tmp_path / "orders.json.damaged").read_text() == "garbage"
+        async with World(tmp_path) as again:
+            again.probes.holders = ("cpu:0: pid 77 (python)",)  # its job is at work
+            await quiet()
+            (tmp_path / ".orders.json.new").mkdir()
+            await again.take(lease_order(lease()))
+            assert (again.status("L1"), unseen(again)) == (None, [DAMAGED])  # a refusal would end it
+            (tmp_path / ".orders.json.new").rmdir()
+            again.orders.apply((lease_order(lease()),), issuer="db1", acknowledged=(), carried={})
+            assert unseen(again) == [DAMAGED]
+            await quiet()
+            assert (again.status("L1"), unseen(again)) == ("accepted", [])
+        async with World(tmp_path) as last:
+            await quiet()
+            assert (last.status("L1"), unseen(last)) == ("accepted", [])
+
+    run(main())
+
+
+@pytest.mark.usefixtures("with_aggregator")
+def test_after_a_damaged_file_a_node_without_listed_leases_is_free_and_does_its_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "orders.json").mkdir()  # cannot be read
+        async with World(tmp_path, active=ON_ORDER) as world:
+            await quiet()
+            assert unseen(world) == [DAMAGED]
+            await world.take(run_order())
+            assert (world.status("R1"), world.book.allocated) == ("done", ())
+
+    run(main())
+
+
+def test_node_without_an_aggregator_does_not_wait_for_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "orders.json").write_text("garbage")
+        async with World(tmp_path) as world:
+            await quiet()
+            assert world.book.allocated == ()
+
+    run(main())
+
+
+@pytest.mark.usefixtures("with_aggregator")
+@pytest.mark.parametrize(("before", "after"), [(BOOT, None), (None, None), (None, BOOT)])
+def test_leases_are_kept_where_the_boot_is_not_known(tmp_path: Path, before: str | None, after: str | None) -> None:
+    async def main() -> None:
+        async with World(tmp_path, boot_id=before) as world:
+            await quiet()
+            await world.take(lease_order(lease()))
+        async with World(tmp_path, boot_id=after) as again:
+            await quiet()
+            assert again.status("L1") == "accepted"
+            assert unseen(again) == ["it cannot be told whether the machine was started again since its lease"]
+            await again.take(lease_order(lease()))
+            assert (again.status("L1"), unseen(again)) == ("accepted", [])
+            await again.take()
+            assert (again.status("L1"), again.book.allocated) == ("cancelled", ())
 
     run(main())
 

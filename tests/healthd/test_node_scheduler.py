@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checks.contract import Status, Tier
 from healthd.errors import ConfigError
-from healthd.model import OrderReport
+from healthd.model import CheckResult, OrderReport
 from healthd.node.catalogue import enabled_checks
 from healthd.node.results import Stamped
 from healthd.node.settings import ActiveSettings, Unprompted
@@ -261,6 +263,44 @@ def test_cancelled_order_stops_its_run_and_the_next_one_starts(tmp_path: Path) -
             assert [r.status for r in first] == ["accepted", "running", "cancelled"]
             assert len(world.probes.cancelled) == 1
             assert second[-1].status == "done"
+
+    run(main())
+
+
+@pytest.mark.parametrize("stand_down", [False, True])
+def test_order_does_not_join_a_run_that_is_being_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_down: bool
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, active=ActiveSettings(unprompted=OFF)) as world:
+            await quiet()
+            cleaned_up = asyncio.Event()
+            scripted = world.probes.run
+
+            async def slow_to_end(*args: Any, **named: Any) -> tuple[CheckResult, ...]:
+                try:
+                    return await scripted(*args, **named)
+                except asyncio.CancelledError:
+                    await cleaned_up.wait()
+                    raise
+
+            monkeypatch.setattr(world.probes, "run", slow_to_end)
+            world.probes.gate.clear()
+            said: list[OrderReport] = []
+            world.scheduler.order("o1", Tier.QUICK, (), lambda report: None)
+            await quiet()
+            standing_down = asyncio.ensure_future(world.scheduler.stand_down("a job")) if stand_down else None
+            if standing_down is None:
+                world.scheduler.cancel("o1", "called off")
+            await quiet()
+            world.scheduler.order("o2", Tier.QUICK, (), said.append)
+            world.probes.gate.set()
+            cleaned_up.set()
+            await quiet()
+            assert standing_down is None or standing_down.done()
+            assert len(world.probes.cancelled) == 1
+            assert [plan.order for plan in world.probes.active_plans()] == ["o1", "o2"]
+            assert said[-1] == OrderReport(status="done", message="quick: 3 pass")
 
     run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +19,11 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.model import CheckResult
-from healthd.runner import Plan, RunProgress
+from healthd.runner import Plan, ProgramSpec, RunProgress
 from healthd.runner.child import Child
 from healthd.runner.core import builtin_catalogue
 from healthd.runner.execution import Execution, Request
+from healthd.runner.lock import write_leased
 from healthd.runner.workers import Corpses, Workers
 from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left
 
@@ -355,3 +357,66 @@ def test_killed_worker_of_several_devices_that_does_not_vanish_is_stuck_on_each(
         assert lost.reason == "Stuck"
         assert "pid 4242" in lost.message
     assert workers.stuck("xla:2") is None
+
+
+def burning(folder: Path, **changes: Any) -> tuple[Mapping[str, CheckResult], bool]:
+    """The results with an active program and a passive one; whether the active one ran."""
+    program = ProgramSpec(name="burn", argv=("/bin/sh", "-c", f"touch {folder}/ran; echo OK"), tier=Tier.QUICK)
+    quiet = ProgramSpec(name="quiet", argv=("/bin/sh", "-c", "echo OK"))
+    results = run_quick("burn", "quiet", run_dir=folder, programs=(program, quiet), **changes)
+    return results, (folder / "ran").exists()
+
+
+def test_active_program_runs_only_on_free_devices_and_a_passive_one_always(tmp_path: Path) -> None:
+    with _held_device(tmp_path):
+        results, ran = burning(tmp_path, retries=0)
+    assert not ran
+    assert (results["burn"].status, results["burn"].findings[0].reason) == (Status.SKIP, "Busy")
+    assert results["quiet"].status is Status.PASS
+    results, ran = burning(tmp_path)
+    assert ran
+    assert results["burn"].status is results["quiet"].status is Status.PASS
+
+
+def test_active_program_runs_only_under_the_lock(tmp_path: Path) -> None:
+    with (tmp_path / "cpu.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        results, ran = burning(tmp_path)
+    assert not ran
+    assert (results["burn"].status, results["burn"].findings[0].reason) == (Status.SKIP, "Busy")
+    assert results["quiet"].status is Status.PASS
+
+
+def test_passive_checks_alone_make_no_lock(tmp_path: Path) -> None:
+    run_quick("fine", run_dir=tmp_path)
+    assert not (tmp_path / "cpu.lock").exists()
+
+
+@contextlib.contextmanager
+def _held_device(folder: Path) -> Iterator[None]:
+    path = folder / "devices" / "cpu0"
+    path.parent.mkdir()
+    path.touch()
+    script = "import sys; f = open(sys.argv[1]); print(1, flush=True); input()"
+    argv = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        yield
+        job.kill()
+
+
+def test_node_that_is_leased_is_not_probed_though_nobody_holds_devices(tmp_path: Path) -> None:
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    write_leased(tmp_path, boot_id, ["job L\n2 (gate g)"])
+    results = run_quick("present", "fine", run_dir=tmp_path)
+    assert (results["present"].status, results["present"].findings[0].reason) == (Status.SKIP, "Busy")
+    assert results["present"].findings[0].message == f"leased to job L 2 (gate g) ({tmp_path}/leased)"
+    assert results["fine"].status is Status.PASS
+    assert run_quick("present", run_dir=tmp_path, heed_leases=False)["present"].status is Status.PASS
+    write_leased(tmp_path, "another boot", ["job L"])
+    assert run_quick("present", run_dir=tmp_path)["present"].status is Status.PASS
+    write_leased(tmp_path, None, ["job L"])  # what cannot be told apart counts
+    assert run_quick("present", run_dir=tmp_path)["present"].status is Status.SKIP
+    write_leased(tmp_path, boot_id, [])
+    assert run_quick("present", run_dir=tmp_path)["present"].status is Status.PASS
