@@ -21,7 +21,9 @@ from healthd.cli.settings import common_options, load_settings
     "--aggregator", "aggregators", multiple=True, metavar="URL", help="Aggregators, the preferred first; repeat."
 )
 @click.option("--label", multiple=True, metavar="NAME=VALUE", help="A label, such as pool=a; repeat.")
-@click.option("--unprompted", help="When active checks run by themselves: idle, boot or off.")
+@click.option(
+    "--unprompted", help="When active checks run by themselves: idle, boot or off (default: by what is on the host)."
+)
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
 def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str | None, **options: Any) -> int:
     """

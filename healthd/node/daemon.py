@@ -45,7 +45,7 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
 
     Call it in the main thread: workers die with the thread that started them.
     """
-    settings = _ruled(settings)
+    settings, rule = _ruled(settings)
     # A preflight's own daemon has a run_dir of its own, and heeds the leases of the one whose devices it shares.
     shared = settings.run_dir.absolute() != (runner_settings.run_dir or settings.run_dir).absolute()
     runner = Runner(dataclasses.replace(runner_settings, heed_leases=shared))
@@ -64,6 +64,7 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
         book.set_faults(faults)
         book.address = settings.address or _reached_at(door)
         book.restore(settings.state_dir / "state.json")
+        log.info("active checks run unprompted by the rule %s", rule)
         await _serve(settings, runner, book, clock, door, hatch)
 
 
@@ -175,13 +176,13 @@ class LeasedFile:
             self._written, self._failed = jobs, False
 
 
-def _ruled(settings: NodeSettings) -> NodeSettings:
-    """The settings with the rule for unprompted active checks that is in force here, which is said once."""
+def _ruled(settings: NodeSettings) -> tuple[NodeSettings, str]:
+    """The settings with the rule for unprompted active checks that is in force here; which it is and why, in words."""
     rule, why = settings.active.unprompted, "as set"
     if rule is None:
         rule, why = unprompted_here(settings.host_root)
-    log.info("active checks run unprompted by the rule %r: %s", rule.value, why)
-    return dataclasses.replace(settings, active=dataclasses.replace(settings.active, unprompted=rule))
+    active = dataclasses.replace(settings.active, unprompted=rule)
+    return dataclasses.replace(settings, active=active), f"{rule.value!r}: {why}"
 
 
 @contextlib.contextmanager

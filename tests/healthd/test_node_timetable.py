@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -40,19 +39,16 @@ def test_rule_is_boot_beside_a_job_scheduler(
     assert words in why
 
 
-def test_daemon_says_once_which_rule_is_in_force_and_what_is_set_wins(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rule_is_resolved_with_its_reason_and_what_is_set_wins(tmp_path: Path) -> None:
     (tmp_path / "var/lib/ecs").mkdir(parents=True)
     assert ActiveSettings().unprompted is None
-    with caplog.at_level(logging.INFO):
-        assert _ruled(settings(tmp_path, active=ActiveSettings(), host_root=tmp_path)).active.unprompted == "boot"
-        chosen = ActiveSettings(unprompted=Unprompted.IDLE)
-        assert _ruled(settings(tmp_path, active=chosen, host_root=tmp_path)).active.unprompted == "idle"
-    assert caplog.messages == [
-        "active checks run unprompted by the rule 'boot': ECS is on this host: /var/lib/ecs",
-        "active checks run unprompted by the rule 'idle': as set",
-    ]
+    by_rule, why = _ruled(settings(tmp_path, active=ActiveSettings(), host_root=tmp_path))
+    assert by_rule.active.unprompted is Unprompted.BOOT
+    assert why == "'boot': ECS is on this host: /var/lib/ecs"
+    chosen = ActiveSettings(unprompted=Unprompted.IDLE)
+    as_set, why = _ruled(settings(tmp_path, active=chosen, host_root=tmp_path))
+    assert as_set.active.unprompted is Unprompted.IDLE
+    assert why == "'idle': as set"
 
 
 def test_lease_is_told_in_run_dir_while_it_lasts(tmp_path: Path) -> None:
