@@ -38,7 +38,7 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
         expires: float | None = max(3 * interval + info.timeout_seconds, SHORTEST_EXPIRY_SECONDS)
     else:
         interval = settings.active.interval_seconds if info.tier is Tier.QUICK else info.interval_seconds
-        # Only the idle rule (None: not settled yet) renews the quick tier; where nobody could renew a result, it stands.
+        # Only the idle rule (None: not settled yet) renews the quick tier; a result nobody could renew stands.
         renewed = info.tier is Tier.QUICK and settings.active.unprompted in (None, Unprompted.IDLE)
         expires = 2.5 * interval if renewed else None
     return CheckSpec(
