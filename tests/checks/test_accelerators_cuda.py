@@ -132,7 +132,7 @@ def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(root: P
     )
     repository = Path(cuda.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code, str(repository)], capture_output=True, text=True, timeout=60)
-    assert "is built without CUDA; set probe_python to" in done.stdout, done.stderr
+    assert "is built without CUDA; set python of [probe] to" in done.stdout, done.stderr
 
 
 def run_here(*names: str, **others: Any) -> Mapping[str, Any]:

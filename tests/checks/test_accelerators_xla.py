@@ -107,7 +107,7 @@ def test_interpreter_without_torch_xla_is_unknown_with_the_remedy_never_a_pass()
     result = run_checks("matmul", tier=Tier.QUICK, accelerator="xla", directories=(), retries=0)["matmul"]
     assert result.status is Status.UNKNOWN
     assert {finding.reason for finding in result.findings} == {"StartFailed"}
-    assert "set probe_python to the interpreter of an environment with torch_xla" in result.findings[0].message
+    assert "set python of [probe] to an interpreter that has torch_xla" in result.findings[0].message
 
 
 # --- on real XLA ------------------------------------------------------------------------------------------------------
