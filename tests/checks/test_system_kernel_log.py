@@ -195,5 +195,5 @@ def test_frozen_log_never_blocks(machine: Machine) -> None:
 @given(
     st.text(max_size=100) | st.sampled_from([line for _, _, line in FAULTS]).map(lambda line: line[: len(line) // 2])
 )
-def test_any_text_is_judged_without_a_crash(text: str) -> None:
-    find_fault(text)
+def test_any_text_is_judged_without_a_crash_and_the_same_twice(text: str) -> None:
+    assert find_fault(text) == find_fault(text)
