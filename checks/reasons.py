@@ -42,8 +42,35 @@ _ALL = (
     Reason("MissingDevice", "A device that should be there is not.", Blame.NODE, Action.REBOOT),
     Reason("DeviceLost", "A device was there and failed or vanished under the probe.", Blame.NODE, Action.RESET_DEVICE),
     Reason("Stuck", "A probe could not be killed: the device or the kernel holds it.", Blame.NODE, Action.REBOOT),
+    # Memory, clocks and links of devices and interfaces.
+    Reason("EccErrors", "Memory of a device had errors that could not be corrected.", Blame.NODE, Action.RESET_DEVICE),
+    Reason("CorrectedErrors", "Memory of a device corrects more errors than its limit.", Blame.NODE, Action.INSPECT),
+    Reason("HardwareErrors", "Work on a device failed by hardware, says its driver.", Blame.NODE, Action.INSPECT),
+    Reason("UnhealthyComponent", "The firmware of a device calls a part of it unhealthy.", Blame.NODE, Action.INSPECT),
+    Reason("Throttled", "A device runs at lower clocks to protect itself.", Blame.NODE, Action.INSPECT),
+    Reason("Overheating", "A device is as hot as it may become, or hotter.", Blame.NODE, Action.INSPECT),
+    Reason("LinkDown", "A link of a device or of a network interface is not up.", Blame.NODE, Action.INSPECT),
+    Reason("LinkErrors", "A link has more errors or repeats than its limit.", Blame.NODE, Action.INSPECT),
+    Reason("LinkDegraded", "A link has fewer lanes or is slower than both its ends allow.", Blame.NODE, Action.INSPECT),
+    Reason("NetworkUnusable", "The network library cannot use interfaces that are there.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "VersionMismatch", "Versions of software are installed that do not work together.", Blame.NODE, Action.INSPECT
+    ),
+    Reason(
+        "StuckCores",
+        "Cores are reserved for a process that is gone, and nothing will release them.",
+        Blame.NODE,
+        Action.RESET_DEVICE,
+    ),
+    Reason("WrongTopology", "A device does not have the links that its machine has.", Blame.NODE, Action.REPLACE),
     # Collectives.
     Reason("CollectiveMismatch", "A rank holds a wrong value after a collective.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "CollectiveFailed",
+        "The vendor's own test of a collective failed on this node.",
+        Blame.NODE,
+        Action.INSPECT,
+    ),
     Reason("RankAbsent", "A rank never joined its group.", Blame.NODE, Action.INSPECT),
     Reason("RankHung", "A rank did not enter or leave an operation in time.", Blame.NODE, Action.INSPECT),
     Reason("RankDied", "The process of a rank ended in the middle of a collective.", Blame.NODE, Action.INSPECT),
@@ -94,6 +121,15 @@ _ALL = (
     Reason("CannotAllocate", "The probe could not get the memory it wanted to test.", Blame.CHECK, Action.RETRY),
     Reason("UnknownInstanceType", "What this node should have is not known.", Blame.CHECK, Action.INSPECT),
     Reason("ColdCache", "The probe's graphs are not compiled yet.", Blame.CHECK, Action.RETRY),
+    Reason(
+        "CompileFailed",
+        "The probe's graphs could not be compiled, or a compilation waits for a lock whose owner is gone.",
+        Blame.CHECK,
+        Action.INSPECT,
+    ),
+    Reason(
+        "HostFallback", "The host's processor did work that was to test the device.", Blame.CHECK, Action.INSPECT
+    ),
     Reason("Busy", "Somebody uses the devices, so the check did not run.", Blame.CHECK, Action.RETRY),
     Reason("NotApplicable", "The check does not concern this node.", Blame.CHECK, Action.NONE),
     Reason("Cancelled", "The run was called off before the check ended.", Blame.CHECK, Action.RETRY),
@@ -110,6 +146,20 @@ _ALL = (
     Reason("LeaseNotAcknowledged", "The node did not confirm its lease in time.", Blame.CONTROL, Action.RETRY),
     Reason("DuplicateNode", "Two daemons claim one node name.", Blame.CONTROL, Action.INSPECT),
     Reason("Expired", "The gate's time was up.", Blame.CONTROL, Action.RETRY),
+    # Collectives over several nodes.
+    Reason(
+        "CollectiveFault",
+        "Collectives fail with this node, and its partners pass without it.",
+        Blame.NODE,
+        Action.INSPECT,
+    ),
+    Reason("SlowNode", "Collectives are slow with this node, and not without it.", Blame.NODE, Action.INSPECT),
+    Reason("PathFault", "Two nodes fail together and both pass with others.", Blame.PATH, Action.INSPECT),
+    Reason("TopologyFault", "All nodes that share a switch or another label fail.", Blame.PATH, Action.INSPECT),
+    Reason("ScaleFault", "Small groups pass and large ones fail.", Blame.PATH, Action.INSPECT),
+    Reason("Ambiguous", "One of several nodes is at fault, and nobody can say which.", Blame.PATH, Action.INSPECT),
+    Reason("Undecided", "The collectives failed and nothing more could be found out.", Blame.PATH, Action.RETRY),
+    Reason("PassingFault", "The collectives failed once and passed when repeated.", Blame.PATH, Action.INSPECT),
     Reason("Superseded", "A later attempt of the same job has taken the gate's place.", Blame.CONTROL, Action.NONE),
     Reason("Released", "The one who asked withdrew the gate.", Blame.CONTROL, Action.NONE),
     Reason("Recovering", "The aggregator does not know its fleet again yet.", Blame.CONTROL, Action.RETRY),

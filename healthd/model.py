@@ -52,6 +52,7 @@ class CheckResult:
 
     `tier` is the tier of the run, not of the check. `error` holds the child's last words (None when it ended well).
     `injected` is true when a fault was injected into it. `executor` says who ran it: `daemon`, `check` or a hook.
+    `compile_seconds` is what compiling its graphs took, of the device where it took longest; 0 where nothing was.
     """
 
     check: str
@@ -65,6 +66,7 @@ class CheckResult:
     error: str | None
     injected: bool
     executor: str
+    compile_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,12 @@ class DeviceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What the accelerator's driver shows. None where it could not be told; never 0 for "do not know"."""
+    """
+    What the accelerator's driver shows. None where it could not be told; never 0 for "do not know".
+
+    `workers` are the targets that get a worker each and become the ranks of collectives: cores of the devices, or
+    (empty) the devices themselves.
+    """
 
     accelerator: str
     device_count: int | None
@@ -106,6 +113,12 @@ class Inventory:
     memory_bytes: int | None
     efa_count: int | None
     devices: tuple[DeviceRecord, ...]
+    workers: tuple[str, ...] = ()
+
+    @property
+    def rank_targets(self) -> tuple[str, ...]:
+        """What this node's ranks run on, in their order."""
+        return self.workers or tuple(device.target for device in self.devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +167,8 @@ class NodeState:
     All that is known of one node, by the node itself: the one snapshot that feeds every outlet.
 
     `checks` lists what is enabled: evidence is complete only against this list. `results` holds the last result of
-    each check that has run. `faults` lists the injected faults in force.
+    each check that has run. `faults` lists the injected faults in force. `peer_address` is the IP address by which the
+    ranks of other nodes reach this one's; None where it cannot be told.
     """
 
     node: str
@@ -176,6 +190,7 @@ class NodeState:
     running: str | None
     address: str | None
     observed_at: float
+    peer_address: str | None = None
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------
@@ -202,7 +217,9 @@ class GateRequest:
     May this job start on these nodes, now?
 
     Either `nodes`, or `pool` and `count`. `min_nodes` None means all of them. None as `tier`, `max_age_seconds`,
-    `wait_seconds` or `mode` means the aggregator's policy. `workload` names the job's process or pod.
+    `wait_seconds`, `mode` or `collective` means the aggregator's policy. `workload` names the job's process or pod.
+    `collective`: several nodes run collectives together before they are admitted. `lease` False asks for nothing but
+    the answer: the nodes are free again as soon as it is given.
     """
 
     job: str
@@ -216,6 +233,8 @@ class GateRequest:
     wait_seconds: float | None = None
     mode: Mode | None = None
     workload: str | None = None
+    collective: bool | None = None
+    lease: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,9 +287,34 @@ class RunOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CollectiveOrder:
+    """
+    Be the ranks from `first_rank` on, `ranks` of them, of a group of `size`, and run `checks` in it one by one.
+
+    `group` is used once. The node's ranks stay for the next order of the same `validation`, and go when another one
+    comes, when a job gets the node or when none comes for a while. Rank 0 is on the node that `main` is the address
+    of, and waits on `port` there for the others for at most `join_seconds`; each check then has `timeout_seconds`.
+    `whole_rank` is this node's first rank in the first whole group: injected faults name ranks by it. `seed` is common.
+    """
+
+    validation: str
+    group: str
+    checks: tuple[str, ...]
+    first_rank: int
+    ranks: int
+    size: int
+    whole_rank: int
+    main: str
+    port: int
+    seed: int
+    join_seconds: float
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """
-    Something that a node is to do. The list of kinds is closed: `run` or `lease` (`collective` is kept free).
+    Something that a node is to do. The list of kinds is closed: `run`, `lease` or `collective`.
 
     `deadline_seconds` counts from when the node first reads it. An order stays listed as long as it stands: one that
     is no longer listed is cancelled, and a lease no longer listed is released.
@@ -281,6 +325,29 @@ class Order:
     deadline_seconds: float
     run: RunOrder | None = None
     lease: Lease | None = None
+    collective: CollectiveOrder | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """
+    What one rank of a group has said of one check.
+
+    `events` counts its signs of life in the check (every rank passes the same ones) and `last` is the newest, as in
+    `all_reduce/1024 entered`. `key` and `data` are its evidence, None before it ended well. `reason` (Crashed, Timeout,
+    CheckError, MissingDevice ... as of `checks.contract.Missing`) and `message` say why there will be none.
+    """
+
+    rank: int
+    target: str
+    check: str
+    events: int
+    last: str = ""
+    key: str | None = None
+    data: Mapping[str, Any] | None = None
+    reason: str | None = None
+    message: str = ""
+    injected: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,11 +356,13 @@ class OrderReport:
     How far a node is with an order: accepted, running, done, refused or cancelled.
 
     `refused` and `done` are final. A lease is `accepted` once it is stored on the node, `done` when the node ended it
-    because the workload is gone. `message` says why it was refused or ended. Results are in the node's state.
+    because the workload is gone. `message` says why it was refused or ended. Results are in the node's state, but for
+    those of a collective: `ranks` says for each rank and check how far it is, and what it found.
     """
 
     status: str
     message: str = ""
+    ranks: tuple[RankReport, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

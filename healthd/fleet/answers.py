@@ -32,14 +32,22 @@ MOST_EXCLUDED = 256
 """Excluded nodes that a decision lists for a pool; a named node is always listed."""
 
 
-def admit(now: float, gate: Gate, policy: Policy, seen: Mapping[str, Assessment]) -> tuple[Gate, tuple[Effect, ...]]:
-    """Every node of `gate.granted` has acknowledged its lease: say so."""
-    nodes = tuple(_admitted(name, seen.get(name)) for name in gate.granted)
-    excluded = _excluded(gate, seen, set(gate.granted))
+def admit(
+    now: float, gate: Gate, policy: Policy, seen: Mapping[str, Assessment], notes: Sequence[Reason] = ()
+) -> tuple[Gate, tuple[Effect, ...]]:
+    """
+    Every node of `gate.granted` has acknowledged its lease: say so. Without leases: every reserved node is fit.
+
+    `notes` are what people should know all the same.
+    """
+    chosen = tuple(gate.granted) if gate.request.lease else gate.reserved
+    nodes = tuple(_admitted(name, seen.get(name)) for name in chosen)
+    excluded = _excluded(gate, seen, set(chosen))
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
-    why = (reason("Observed", "observe mode: enforce would have admitted too", status=Status.PASS),) if would else ()
+    observed = reason("Observed", "observe mode: enforce would have admitted too", status=Status.PASS)
+    why = (observed, *notes) if would else tuple(notes)
     decision = _decision(now, gate, policy, Verdict.ADMIT, why, nodes, excluded, retryable=False, would=would)
-    return _answered(gate, decision, [Unreserve(nodes=gate.reserved)])
+    return _answered(gate, decision, [Unreserve(nodes=gate.held)])
 
 
 def reject(
@@ -64,7 +72,7 @@ def reject(
         RevokeLease(node=name, lease_id=grant.lease_id, why=f"gate {gate.id} was not admitted")
         for name, grant in gate.granted.items()
     ]
-    return _answered(dataclasses.replace(gate, granted={}), decision, [*effects, Unreserve(nodes=gate.reserved)])
+    return _answered(dataclasses.replace(gate, granted={}), decision, [*effects, Unreserve(nodes=gate.held)])
 
 
 def anyway(
@@ -88,7 +96,7 @@ def anyway(
     for name in chosen:
         claim = view.claims.get(name)
         held = name in grants or (claim is not None and claim.gate != gate.id)
-        if not held and name in view.nodes:
+        if not held and name in view.nodes and gate.request.lease:
             lease_id = f"{gate.id}:lease:{gate.grants + 1}:{name}"
             effects.append(GrantLease(node=name, lease_id=lease_id))
             grants[name] = Grant(lease_id=lease_id, granted_at=now)
@@ -101,7 +109,7 @@ def anyway(
         now, gate, policy, Verdict.ADMIT, tuple(why)[:MOST_REASONS], nodes, excluded, retryable=False, would=would
     )
     after = dataclasses.replace(gate, granted=grants, ready_at=gate.ready_at or now)
-    return _answered(after, decision, [*effects, Unreserve(nodes=gate.reserved)])
+    return _answered(after, decision, [*effects, Unreserve(nodes=gate.held)])
 
 
 def close(now: float, gate: Gate, policy: Policy, closing: Closing, text: str) -> tuple[Gate, tuple[Effect, ...]]:
@@ -113,7 +121,7 @@ def close(now: float, gate: Gate, policy: Policy, closing: Closing, text: str) -
     effects: list[Effect] = [
         RevokeLease(node=name, lease_id=grant.lease_id, why=text) for name, grant in gate.granted.items()
     ]
-    return _answered(dataclasses.replace(gate, granted={}), decision, [*effects, Unreserve(nodes=gate.reserved)])
+    return _answered(dataclasses.replace(gate, granted={}), decision, [*effects, Unreserve(nodes=gate.held)])
 
 
 def answer_of(now: float, gate: Gate, policy: Policy) -> Decision:
@@ -221,6 +229,7 @@ def _decision(
             "wait_seconds": terms.wait_seconds,
             "wanted": terms.wanted,
             "needed": terms.needed,
+            "collective": terms.collective,
             "require": list(policy.require),
             "admit_degraded": policy.admit_degraded,
         },

@@ -31,7 +31,8 @@ from healthd.fleet.model import (
 )
 from healthd.fleet.policy import Policy
 from healthd.fleet.standing import Standing, reason
-from healthd.fleet.taking import USABLE, Work, close_run, deadline_of, give_back, patience, take
+from healthd.fleet.taking import USABLE, Work, close_run, deadline_of, give_back, patience, settle, take
+from healthd.fleet.validating import validate
 from healthd.model import Mode, Reason, Verdict
 
 
@@ -73,9 +74,17 @@ def _step(work: Work) -> tuple[Gate, tuple[Effect, ...]]:
     if not work.gate.reserved:
         return _hold(work, _waiting_for(work))
     _order_runs(work)
-    _grant(work)
-    if _all_acknowledged(work):
-        admitted, effects = answers.admit(work.now, work.gate, work.policy, work.seen)
+    if not settle(work):
+        return _hold(work, _waiting_for(work))
+    proof = validate(work)
+    if proof.failed:
+        return _reject(work, proof.failed, retryable=True)
+    if proof.waiting:
+        return _hold(work, (*proof.waiting, *_waiting_for(work)), wake_at=proof.wake_at)
+    if work.gate.request.lease:
+        _grant(work)
+    if not work.gate.request.lease or _all_acknowledged(work):
+        admitted, effects = answers.admit(work.now, work.gate, work.policy, work.seen, proof.notes)
         return admitted, (*work.effects, *effects)
     return _hold(work, _waiting_for(work))
 
@@ -152,19 +161,13 @@ def _order_runs(work: Work) -> None:
         ordered[name] = OrderedRun(order_id=order_id, round=turn, ordered_at=work.now, deadline_seconds=bound)
         work.effects.append(OrderRun(node=name, order_id=order_id, tier=tier, deadline_seconds=bound))
         work.seen[name] = dataclasses.replace(found, standing=Standing.PENDING, wake_at=work.now + bound)
-    phase = Phase.GRANTING if work.gate.granted else Phase.CHECKING
+    phase = Phase.GRANTING if work.gate.granted else Phase.CHECKING  # `validate` may say VALIDATING
     work.gate = dataclasses.replace(work.gate, ordered=ordered, phase=phase)
 
 
 def _grant(work: Work) -> None:
-    """Lease the ready nodes once nobody of the rest is worth waiting for any longer."""
-    terms = work.gate.terms
-    ready = [name for name in work.gate.reserved if work.seen[name].standing is Standing.READY]
-    pending = tuple(name for name in work.gate.reserved if work.seen[name].standing is not Standing.READY)
-    if len(ready) < terms.needed or (pending and work.now < patience(work)):
-        return
-    give_back(work, pending, "the job does not wait for it any longer")
-    fresh = [name for name in ready if name not in work.gate.granted]
+    """Lease the nodes that have none yet; all are ready."""
+    fresh = [name for name in work.gate.reserved if name not in work.gate.granted]
     if not fresh:
         return
     turn = work.gate.grants + 1
@@ -210,7 +213,7 @@ def _waiting_for(work: Work) -> tuple[Reason, ...]:
     return answers.headlines(found)
 
 
-def _hold(work: Work, waiting: tuple[Reason, ...]) -> tuple[Gate, tuple[Effect, ...]]:
+def _hold(work: Work, waiting: tuple[Reason, ...], *, wake_at: float = math.inf) -> tuple[Gate, tuple[Effect, ...]]:
     """Not yet: wake when time alone could change something, or end it when its time is up."""
     if work.now >= deadline_of(work):
         waited = deadline_of(work) - work.gate.created_at
@@ -218,7 +221,7 @@ def _hold(work: Work, waiting: tuple[Reason, ...]) -> tuple[Gate, tuple[Effect, 
         would = Verdict.HOLD if work.now < work.gate.deadline else Verdict.REJECT
         return _reject(work, (reason("Expired", text), *waiting), retryable=True, would=would)
     phase = work.gate.phase if work.gate.reserved else Phase.WAITING
-    times = [deadline_of(work), patience(work)]
+    times = [deadline_of(work), patience(work), wake_at]
     times += [found.wake_at for found in work.seen.values()]
     times += [grant.granted_at + work.policy.lease_ack_seconds for grant in work.gate.granted.values()]
     # A bound that must be passed, not only reached, is passed a millisecond later.

@@ -16,6 +16,7 @@ from typing import Any
 
 from healthd.fleet.changes import Change, Loaded, PutEvent, PutEvidence, PutGate, PutLease, PutOverride, PutQuarantine
 from healthd.fleet.model import (
+    Accuse,
     Claim,
     ClaimKind,
     Effect,
@@ -29,9 +30,11 @@ from healthd.fleet.model import (
     Reserve,
     RevokeLease,
     RunStatus,
+    StartGroups,
     Unreserve,
 )
 from healthd.fleet.policy import Policy
+from healthd.fleet.validation.course import orders_of
 from healthd.model import Lease, NodeState, Order, Quarantine, RunOrder
 
 MOST_DECIDED = 2000
@@ -78,7 +81,7 @@ class Ledger:
         for row in loaded.leases:
             self._index(row)
         for gate in loaded.gates:
-            self.reserved.update(dict.fromkeys(gate.reserved, gate.id))
+            self.reserved.update(dict.fromkeys(gate.held, gate.id))
         for node in {*self.reserved, *self.leases_of}:
             self._claim(node)
 
@@ -157,6 +160,10 @@ class Ledger:
             batch.touched.update(effect.nodes)
         elif isinstance(effect, OrderRun):
             batch.touched.add(effect.node)
+        elif isinstance(effect, StartGroups):
+            batch.touched.update(effect.nodes)
+        elif isinstance(effect, Accuse):
+            batch.event(effect.node, "accused", f"job {gate.request.job}: {effect.reason.message}")
         elif isinstance(effect, GrantLease) and effect.lease_id not in self.leases:
             self.put_lease(batch, self._new_lease(batch, gate, effect))
         elif isinstance(effect, RevokeLease):
@@ -249,6 +256,8 @@ class Ledger:
         if gate is not None and run is not None and run.status is RunStatus.OPEN:
             work = RunOrder(tier=gate.terms.tier)
             found.append(Order(id=run.order_id, kind="run", deadline_seconds=run.deadline_seconds, run=work))
+        if gate is not None and gate.validation is not None:
+            found.extend(orders_of(gate.validation, node, self.policy))
         for lease_id in self.leases_of.get(node, ()):
             if self.holds(lease_id):
                 lease = self.leases[lease_id].lease

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from checks.contract import Tier
 from healthd.evidence import aged
+from healthd.fleet.validation.model import Validation
 from healthd.model import (
     Decision,
     GateRequest,
@@ -199,14 +200,15 @@ class FleetView:
 class Phase(str, enum.Enum):
     """
     Where a gate is. WAITING: nothing is reserved. CHECKING: nodes are reserved, ordered runs may be under way.
-    GRANTING: leases are granted, acknowledgements come in. DECIDED: answered, for good.
+    VALIDATING: the reserved nodes run collectives together. GRANTING: leases are granted, acknowledgements come in.
+    DECIDED: answered, for good.
 
-    Room is left for `collecting` before WAITING (members of a `join` come together) and for `validating` between
-    CHECKING and GRANTING (collectives over the reserved nodes): each is one more function in `gate.PHASES`.
+    Room is left for `collecting` before WAITING: members of a `join` come together.
     """
 
     WAITING = "waiting"
     CHECKING = "checking"
+    VALIDATING = "validating"
     GRANTING = "granting"
     DECIDED = "decided"
 
@@ -221,6 +223,7 @@ class Terms:
     mode: Mode
     wanted: int
     needed: int
+    collective: bool
 
 
 class RunStatus(str, enum.Enum):
@@ -256,7 +259,8 @@ class Gate:
 
     `failed` holds nodes that this gate is done with (unknown after a run of its own, lease not acknowledged) and why;
     other exclusions are judged anew at each step. `ready_at` is when the first leases were granted; `grants` counts
-    rounds of granting, for ids never used twice.
+    rounds of granting, for ids never used twice. `validation` is the newest, with its verdict once it has one; `past`
+    are those before it, of other sets of nodes.
     `waiting` is what it waits for: for people who follow it; it is not kept on disk.
     """
 
@@ -272,8 +276,16 @@ class Gate:
     granted: Mapping[str, Grant] = field(default_factory=dict)
     grants: int = 0
     ready_at: float | None = None
+    validation: Validation | None = None
+    past: tuple[Validation, ...] = ()
     waiting: tuple[Reason, ...] = ()
     decision: Decision | None = None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All nodes that nobody else may take meanwhile: the reserved ones, and partners borrowed for a search."""
+        v = self.validation
+        return self.reserved if v is None or v.verdict is not None else (*self.reserved, *v.partners)
 
 
 class Closing(str, enum.Enum):
@@ -328,6 +340,21 @@ class RevokeLease:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartGroups:
+    """Nodes get the orders of the groups that the gate's validation tests now; earlier ones are called off."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuse:
+    """A validation found the node at fault."""
+
+    node: str
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """The gate is decided: tell who asked."""
 
@@ -341,7 +368,7 @@ class WakeAt:
     at: float
 
 
-Effect = Reserve | Unreserve | OrderRun | GrantLease | RevokeLease | Answer | WakeAt
+Effect = Reserve | Unreserve | OrderRun | StartGroups | Accuse | GrantLease | RevokeLease | Answer | WakeAt
 
 
 class Observer(Protocol):

@@ -80,6 +80,48 @@ class Policy:
     max_nodes_per_gate: int = 20000
     """More names or a larger count than that are refused. Twice the largest fleet this was measured with."""
 
+    collective: bool = True
+    """Whether a gate for several nodes runs collectives over them together before it admits. What a job does first."""
+
+    collective_checks: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+    """Which collectives, in this order. The three that training steps are made of."""
+
+    collective_ports: tuple[int, int] = (29500, 29999)
+    """First and last TCP port on which the first rank of a group waits for the others. Where torch's own default is."""
+
+    collective_start_seconds: float = 60.0
+    """How long the ranks of a node may take to start. Importing torch from a cold network file system takes long."""
+
+    collective_join_seconds: float = 30.0
+    """How long ranks that have started wait for each other. Longer than any TCP retry that ends well."""
+
+    collective_timeout_seconds: float = 30.0
+    """For each collective over a group. A sound one takes milliseconds to seconds; a hang has to end some time."""
+
+    collective_contact_seconds: float = 15.0
+    """A node that has not even confirmed its order for so long holds up the others no longer."""
+
+    collective_grace_seconds: float = 2.0
+    """Once a rank is lost, the others of its group have so long to say what they see. Then the group is called off."""
+
+    collective_noise_ratio: float = 0.0
+    """Share of healthy groups that may fail or be slow by chance. 0: what is healthy passes; two failures accuse."""
+
+    validation_seconds: float = 300.0
+    """For collectives and the search for who is at fault, all rounds together. Half of the default wait."""
+
+    most_rounds: int = 40
+    """Rounds of one search. Six are enough for up to half of the nodes bad; paths and flaky nodes take more."""
+
+    most_partners: int = 8
+    """Idle healthy nodes that a search may borrow. One decides between two suspects; more let rounds run at once."""
+
+    most_validations: int = 3
+    """How often one gate validates anew, with other nodes in the place of culprits. Then it says what it knows."""
+
+    topology_labels: tuple[str, ...] = ("switch", "rack", "block", "topology.kubernetes.io/zone")
+    """Labels that say what nodes share; nodes that fail together are looked at by them."""
+
     keep_days: float = 90.0
     """How long decided gates and their evidence are kept. A quarter: long enough to look for patterns."""
 

@@ -66,6 +66,7 @@ def terms_of(request: GateRequest, policy: Policy) -> Terms:
         mode=request.mode or policy.mode,
         wanted=wanted,
         needed=wanted if request.min_nodes is None else request.min_nodes,
+        collective=wanted > 1 and (policy.collective if request.collective is None else request.collective),
     )
 
 

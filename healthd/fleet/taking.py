@@ -95,6 +95,21 @@ def _candidates(work: Work, missing: int) -> tuple[tuple[str, ...], int]:
     return tuple(chosen[:missing]), maybe + max(0, len(chosen) - missing)
 
 
+def settle(work: Work) -> bool:
+    """
+    Whether the gate goes on with the nodes that are ready: enough are, and the rest is not worth waiting for.
+
+    Then the rest is given back.
+    """
+    terms = work.gate.terms
+    ready = [name for name in work.gate.reserved if work.seen[name].standing is Standing.READY]
+    pending = tuple(name for name in work.gate.reserved if work.seen[name].standing is not Standing.READY)
+    if len(ready) < terms.needed or (pending and work.now < patience(work)):
+        return False
+    give_back(work, pending, "the job does not wait for it any longer")
+    return True
+
+
 def _own_earlier(work: Work) -> bool:
     """A named node is still with an earlier attempt of the same job: it is being given back, so wait for it."""
     return any(work.seen[name].own for name in work.gate.request.nodes if name in work.seen)

@@ -225,7 +225,7 @@ class Turns:
         concerned = {gate.id for gate in self._ledger.gates.values() if gate.id not in self._due}
         changed = heard | batch.freed
         for gate in self._ledger.gates.values():
-            if not changed.isdisjoint(gate.request.nodes or gate.reserved):
+            if not changed.isdisjoint((*gate.request.nodes, *gate.held)):
                 concerned.add(gate.id)
         if batch.freed:
             concerned |= self._waiting()

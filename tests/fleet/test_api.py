@@ -21,7 +21,7 @@ from healthd.model import Allocation, Lease, NodeState, OrderReport, SyncAnswer,
 from healthd.wire import decode, encode
 from tests.fleet.parts import KEY, state
 
-POLICY = Policy(settle_seconds=0.0, recovery_seconds=0.0, node_grace_seconds=0.2, wait_seconds=5.0)
+POLICY = Policy(collective=False, settle_seconds=0.0, recovery_seconds=0.0, node_grace_seconds=0.2, wait_seconds=5.0)
 
 
 class Daemon:

@@ -549,7 +549,7 @@ def test_time_alone_ends_a_gate_on_the_real_clock() -> None:
 def test_a_pool_gate_takes_nodes_as_they_come() -> None:
     async def main() -> None:
         world = World("n1")
-        async with running(world, policy=Policy()) as run:
+        async with running(world, policy=Policy(collective=False)) as run:
             gate = await run.engine.ask(GateRequest(job="train", pool="a", count=2))
             assert gate.decision is None
             world.add("n2", results=good_results())

@@ -28,7 +28,7 @@ from healthd.model import (
 )
 
 NOW = 1_000_000.0
-POLICY = Policy(settle_seconds=0.0)
+POLICY = Policy(settle_seconds=0.0, collective=False)
 
 
 def spec(name: str, tier: Tier) -> CheckSpec:

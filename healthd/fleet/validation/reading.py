@@ -1,0 +1,237 @@
+"""
+What the test of a group gave, from what its nodes report: pure.
+
+Ranks are judged by the same code as inside a node (`checks.collective.judge`), so a culprit that shows itself is named
+at once; a group that fails without one is for localisation. A member that says nothing gives no outcome: whether it or
+the line to it is at fault is not known, so nobody is accused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from checks.collective.judge import judge_ranks
+from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
+from checks.reasons import action_of, blame_of
+from healthd.fleet.localize import Outcome
+from healthd.fleet.validation.model import Group, Tested
+from healthd.model import OrderReport, RankReport, Reason
+
+FINAL = ("done", "refused", "cancelled")
+
+# The node could not take part, through no fault that the group could show.
+_UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "Stuck")
+# Another program has the port of the first rank: the next group gets another one.
+_PORT = "is in use"
+_SLOW = ("SlowLink", "SlowDevice")
+
+
+def read_group(
+    group: Group, reports: Mapping[str, OrderReport], checks: Sequence[str], *, round_number: int, seconds: float
+) -> Tested:
+    """
+    The outcome of a group whose nodes have reported, or whose time is up.
+
+    `reports` holds the last report of each member, without those that gave none.
+    """
+    silent = tuple(node for node in group.members if not _is_heard(reports.get(node)))
+    unfit = {
+        node: _reason("Busy", f"{node} did not take part: {report.message or 'no reason given'}", node)
+        for node, report in reports.items()
+        if report.status == "refused"
+    }
+    ranks = _by_check(group, reports)
+    injected = any(report.injected for reports_ in ranks.values() for report in reports_.values())
+    busbw: dict[str, float] = {}
+    for check in checks:
+        findings = _judged(check, group, ranks.get(check, {}), silent, unfit)
+        bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.UNKNOWN)]
+        if bad or silent or unfit:
+            return _tested(group, check, bad, silent, unfit, round_number, seconds, busbw, injected=injected)
+        busbw.update(_bandwidth(check, findings))
+    return Tested(
+        members=group.members,
+        outcome=Outcome.PASS if checks else Outcome.UNKNOWN,
+        round=round_number,
+        seconds=seconds,
+        busbw_bytes_per_second=busbw,
+        injected=injected,
+    )
+
+
+def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:
+    """Whether any rank is known to be lost, so that the others wait for it in vain."""
+    return any(
+        report.status == "refused" or any(rank.reason is not None for rank in report.ranks)
+        for report in reports.values()
+    )
+
+
+def how_far(group: Group, reports: Mapping[str, OrderReport]) -> str:
+    """Who is missing and how far the others are: for people who wait."""
+    absent = [node for node in group.members if node not in reports]
+    if absent:
+        shown = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
+        return f"waiting for {shown} to begin"
+    lasts = [report.ranks[-1].last for report in reports.values() if report.ranks]
+    ended = sum(report.status in FINAL for report in reports.values())
+    return f"{ended} of {len(group.members)} nodes ended" + (f", others at {lasts[0]}" if lasts and lasts[0] else "")
+
+
+def _is_heard(report: OrderReport | None) -> bool:
+    return report is not None and report.status in FINAL
+
+
+def _by_check(group: Group, reports: Mapping[str, OrderReport]) -> dict[str, dict[int, RankReport]]:
+    """By check and rank, without ranks that are not the node's own."""
+    found: dict[str, dict[int, RankReport]] = defaultdict(dict)
+    for seat in group.seats:
+        report = reports.get(seat.node)
+        for rank in report.ranks if report is not None else ():
+            if seat.first_rank <= rank.rank < seat.first_rank + seat.ranks:
+                found[rank.check][rank.rank] = rank
+    return found
+
+
+def _judged(
+    check: str,
+    group: Group,
+    ranks: Mapping[int, RankReport],
+    silent: Sequence[str],
+    unfit: Mapping[str, Reason],
+) -> list[Finding]:
+    """The findings of one check over the group. Ranks of members that are silent or unfit are left out."""
+    events = _events(ranks)
+    evidence: list[Evidence] = []
+    missing: list[Missing] = []
+    for seat in group.seats:
+        if seat.node in silent or seat.node in unfit:
+            continue
+        for rank in range(seat.first_rank, seat.first_rank + seat.ranks):
+            report = ranks.get(rank)
+            if report is not None and report.data is not None:
+                evidence.append(Evidence(target=f"rank:{rank}", key=report.key or "", data=report.data))
+                continue
+            count = 0 if report is None else report.events
+            missing.append(
+                Missing(
+                    target=f"rank:{rank}",
+                    reason=(report.reason if report is not None else None) or "Timeout",
+                    message="" if report is None else report.message,
+                    progress=tuple(events(index) for index in range(count)),
+                )
+            )
+    return list(judge_ranks(check, evidence, missing))
+
+
+def _events(ranks: Mapping[int, RankReport]) -> Callable[[int], Progress]:
+    """The n-th sign of life of a rank: all pass the same, and those that are somewhere say where."""
+    known: dict[int, Progress] = {}
+    for report in ranks.values():
+        step, _, event = report.last.rpartition(" ")
+        if report.events and step:
+            known[report.events - 1] = Progress(step=step, event=event, monotonic_seconds=0.0)
+
+    def at(index: int) -> Progress:
+        if index in known:
+            return known[index]
+        before = known.get(index - 1)
+        if before is not None and before.event == "entered":
+            return Progress(step=before.step, event="left", monotonic_seconds=0.0)
+        return Progress(step=f"step {index + 1}", event="left" if index % 2 else "entered", monotonic_seconds=0.0)
+
+    return at
+
+
+def _tested(
+    group: Group,
+    check: str,
+    bad: Sequence[Finding],
+    silent: Sequence[str],
+    unfit: Mapping[str, Reason],
+    round_number: int,
+    seconds: float,
+    busbw: Mapping[str, float],
+    *,
+    injected: bool,
+) -> Tested:
+    owners = {rank: seat.node for seat in group.seats for rank in range(seat.first_rank, seat.first_rank + seat.ranks)}
+    accused: dict[str, Reason] = {}
+    unfit = dict(unfit)
+    reasons: list[Reason] = []
+    for finding in bad:
+        node = _owner(finding.target, owners)
+        told = _of_finding(finding, check, node, injected=injected)
+        reasons.append(told)
+        if node is None:
+            continue
+        if finding.reason in _UNFIT and _PORT not in finding.message:
+            unfit.setdefault(node, told)
+        elif finding.status is Status.FAIL or finding.reason == "CheckError":
+            accused.setdefault(node, told)
+    if silent or unfit:
+        outcome = Outcome.UNKNOWN
+    elif all(finding.reason in _SLOW for finding in bad):
+        outcome = Outcome.SLOW
+    else:
+        outcome = Outcome.FAIL
+    reasons.extend(_reason("Silent", f"{node} did not say how {check} ended", node) for node in silent)
+    return Tested(
+        members=group.members,
+        outcome=outcome,
+        round=round_number,
+        seconds=seconds,
+        reasons=tuple([*reasons, *(one for node, one in unfit.items() if one not in reasons)][:16]),
+        accused=accused,
+        silent=tuple(silent),
+        unfit=unfit,
+        busbw_bytes_per_second=busbw,
+        injected=injected,
+    )
+
+
+def _owner(target: str, owners: Mapping[int, str]) -> str | None:
+    kind, _, number = target.partition(":")
+    return owners.get(int(number)) if kind == "rank" and number.isdecimal() else None
+
+
+def _of_finding(finding: Finding, check: str, node: str | None, *, injected: bool) -> Reason:
+    message = finding.message if node is None else f"{node}: {finding.message}"
+    blame = finding.blame or blame_of(finding.reason)
+    if node is None and blame is Blame.NODE:
+        blame = Blame.PATH  # of nodes together: which one, if any, is for localisation to say
+    return Reason(
+        code=finding.reason or "NoData",
+        message=message,
+        status=finding.status,
+        blame=blame,
+        action=finding.action or action_of(finding.reason),
+        node=node,
+        target=finding.target,
+        check=check,
+        injected=injected,
+    )
+
+
+def _reason(code: str, message: str, node: str) -> Reason:
+    return Reason(
+        code=code,
+        message=message,
+        status=Status.UNKNOWN,
+        blame=blame_of(code),
+        action=action_of(code),
+        node=node,
+    )
+
+
+def _bandwidth(check: str, findings: Sequence[Finding]) -> dict[str, float]:
+    """The bus bandwidth of the largest size."""
+    name = f"{check}_busbw_bytes_per_second"
+    sized = [
+        (int(one.labels.get("size_bytes", "0")), one.value)
+        for finding in findings
+        for one in finding.measurements
+        if one.name == name and one.value is not None
+    ]
+    return {check: max(sized)[1]} if sized else {}
