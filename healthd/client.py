@@ -175,13 +175,15 @@ class Aggregator:
         on_hold: Callable[[Decision], None],
         gone_seconds: float | None = None,
         on_away: Callable[[UnreachableError], None] | None = None,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> Decision:
         """
         Ask for a gate and follow it to its last word.
 
         A lost answer is asked again: the same job and attempt get the same gate. UnreachableError when the aggregator
         stayed away until `wait_seconds` (and some grace for its own expiry) were over, or for `gone_seconds` at a
-        stretch; None where it may come back at any time. `on_away` is told whenever it goes away.
+        stretch; None where it may come back at any time. `on_away` is told whenever it goes away. `on_hold` hears
+        every `hold_seconds` what it waits for.
         """
         end = time.monotonic() + wait_seconds + GRACE_SECONDS
         pause = 0.2
@@ -192,7 +194,7 @@ class Aggregator:
             if left <= 0:
                 raise away or UnreachableError(f"aggregator {self.url} gave no last word in time")
             try:
-                hold = max(0.0, min(HOLD_SECONDS, left))
+                hold = max(0.0, min(HOLD_SECONDS, hold_seconds, left))
                 body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"}, hold_seconds=hold)
             except UnreachableError as error:
                 now = time.monotonic()

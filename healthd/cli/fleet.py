@@ -126,8 +126,60 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     from healthd.cli import render
 
     console = render.out()
-    render.show(console, render.decision_report(wire.decode(decision, Decision, what="decision")))
+    read = wire.decode(decision, Decision, what="decision")
+    render.show(console, render.decision_report(read))
+    if read.policy.get("collective"):
+        with _aggregator(settings) as aggregator:
+            runs = aggregator.get(f"/v1/validations/{_name(read.id)}")
+        render.show(console, render.rounds_report(runs["validations"]))
     return 0
+
+
+@fleet.command()
+@click.argument("nodes", nargs=-1)
+@click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
+@click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
+@click.option("--wait", metavar="T", default="10m", show_default=True, help="How long to wait for the verdict.")
+@fleet_options
+def validate(
+    nodes: tuple[str, ...], pool: str | None, count: int | None, wait: str, as_json: bool, **options: Any
+) -> int:
+    """
+    Run collectives over NODES together and find who is at fault. Nobody gets a lease.
+
+    Exit code: 0 all passed together, 75 they did not.
+    """
+    if bool(nodes) == (pool is not None):
+        raise ConfigError("say which nodes: by name, or else --pool P --count K")
+    settings = load_settings(options, section="gate")
+    body = {"nodes": nodes, "pool": pool, "count": count, "wait_seconds": _duration("--wait", wait)}
+    found = _validated(settings, body, quiet=as_json)
+    if as_json:
+        _print_json(found)
+    else:
+        from healthd import wire
+        from healthd.cli import render
+        from healthd.model import Decision
+
+        console = render.out()
+        render.show(console, render.decision_report(wire.decode(wire.encode(found["decision"]), Decision, what="it")))
+        render.show(console, render.rounds_report(found["validations"]))
+    return 0 if found["decision"]["decision"] == "admit" else 75
+
+
+def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
+    """Start a validation and follow it to its end."""
+    from healthd import wire
+    from healthd.cli.progress import Progress
+    from healthd.model import Decision
+
+    with _aggregator(settings) as aggregator, Progress(quiet=quiet) as progress:
+        started = aggregator.call("POST", "/v1/validations", body=body, query={"wait": "0"})
+        found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
+        while found["decision"]["decision"] == "hold":
+            progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
+            found = aggregator.get(f"/v1/validations/{found['id']}", wait=f"{progress.every_seconds:g}")
+    return found
 
 
 @fleet.command()

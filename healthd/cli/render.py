@@ -39,6 +39,13 @@ VERDICT_SIGNS = {
     Verdict.REJECT: "[bold red]✗ REJECT[/]",
 }
 
+OUTCOME_SIGNS = {
+    "pass": "[green]✓ pass[/]",
+    "slow": "[yellow]! slow[/]",
+    "unknown": "[magenta]? unknown[/]",
+    "fail": "[bold red]✗ fail[/]",
+}
+MOST_TESTS = 40
 
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f]{12}\b")
 
@@ -210,6 +217,33 @@ def decision_report(decision: Decision) -> Iterable[str]:
     if unjudged and decision.reasons:
         names = ", ".join(unjudged[:8]) + (f" and {len(unjudged) - 8} more" if len(unjudged) > 8 else "")
         yield f"  [dim]no fault found or not looked at to the end: {escape(names)}[/]"
+
+
+def rounds_report(validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """The rounds of validations as they ran: who was tested with whom, and what came of it."""
+    for run in validations:
+        history = [*run["history"], *run["done"]]
+        if not history:
+            continue
+        yield f"\n[dim]collectives over {len(run['members'])} nodes together (validation {escape(run['id'])})[/]"
+        table = table_of("round", "nodes", "outcome", "took", "what was seen", wrapped=("nodes", "what was seen"))
+        for tested in history[:MOST_TESTS]:
+            seen = tested["reasons"][0]["message"] if tested["reasons"] else _bandwidths(tested)
+            table.add_row(
+                "whole" if not tested["round"] else str(tested["round"]),
+                escape(", ".join(tested["members"][:8]) + (" ..." if len(tested["members"]) > 8 else "")),
+                OUTCOME_SIGNS.get(tested["outcome"], escape(str(tested["outcome"]))),
+                quantity("s_seconds", tested["seconds"]),
+                escape(seen),
+            )
+        yield table
+        if len(history) > MOST_TESTS:
+            yield f"[dim]and {len(history) - MOST_TESTS} tests more; --json has them all[/]"
+
+
+def _bandwidths(tested: Mapping[str, Any]) -> str:
+    found = tested["busbw_bytes_per_second"]
+    return ", ".join(f"{name} {quantity('busbw_bytes_per_second', value)}" for name, value in found.items())
 
 
 def _bare(reason: Reason) -> str:

@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from healthd.config import nearest
 from healthd.errors import BadInputError, HealthdError, StoreError
-from healthd.fleet import api_gates, api_nodes
+from healthd.fleet import api_gates, api_nodes, api_validations
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
 from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
@@ -44,6 +44,7 @@ def make_app(parts: Parts) -> FastAPI:
     app.include_router(router, dependencies=known)
     app.include_router(api_gates.router, dependencies=known)
     app.include_router(api_nodes.router, dependencies=known)
+    app.include_router(api_validations.router, dependencies=known)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

@@ -254,7 +254,7 @@ class Ledger:
         gate = self.gates.get(self.reserved.get(node, ""))
         run = gate.ordered.get(node) if gate is not None else None
         if gate is not None and run is not None and run.status is RunStatus.OPEN:
-            work = RunOrder(tier=gate.terms.tier)
+            work = RunOrder(tier=gate.terms.tier, workload=gate.request.workload or gate.request.job)
             found.append(Order(id=run.order_id, kind="run", deadline_seconds=run.deadline_seconds, run=work))
         if gate is not None and gate.validation is not None:
             found.extend(orders_of(gate.validation, node, self.policy))

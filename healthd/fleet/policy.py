@@ -130,3 +130,12 @@ class Policy:
 
     keep_events: int = 200
     """The newest events kept of each node and job."""
+
+    def __post_init__(self) -> None:
+        first, last = self.collective_ports
+        if not 1024 <= first <= last <= 65535:
+            raise ValueError(f"collective_ports: must be two ports from 1024 to 65535, not {first} and {last}")
+        if not 0 <= self.collective_noise_ratio < 0.5:
+            raise ValueError(f"collective_noise_ratio: must be from 0 to below 0.5, not {self.collective_noise_ratio}")
+        if self.collective and not self.collective_checks:
+            raise ValueError("collective_checks: name at least one, or set collective to false")

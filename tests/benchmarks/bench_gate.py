@@ -185,7 +185,7 @@ def resident_bytes(pid: int) -> int:
 def serve(state_dir: str) -> None:
     """The aggregator, in a process of its own."""
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=Path(state_dir))
-    policy = Policy(settle_seconds=0.0, recovery_seconds=0.0)
+    policy = Policy(settle_seconds=0.0, recovery_seconds=0.0, collective=False)
     asyncio.run(run_aggregator(settings, policy, on_ready=lambda address: print(address, flush=True)))
 
 

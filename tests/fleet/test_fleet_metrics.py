@@ -47,7 +47,9 @@ def decided(code: str, ordered: dict[str, OrderedRun] | None = None) -> Gate:
         decided_at=110.0,
         duration_seconds=0.3,
     )
-    terms = Terms(tier=Tier.QUICK, max_age_seconds=1.0, wait_seconds=1.0, mode=Mode.ENFORCE, wanted=1, needed=1, collective=False)
+    terms = Terms(
+        tier=Tier.QUICK, max_age_seconds=1.0, wait_seconds=1.0, mode=Mode.ENFORCE, wanted=1, needed=1, collective=False
+    )
     return Gate(
         id="g",
         request=GateRequest(job="j"),

@@ -109,7 +109,8 @@ class World:
 def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator[World]:
     port = port or free_port()
     line = ["aggregator", "--listen", f"127.0.0.1:{port}", "--state-dir", str(folder / "aggregator"), *options]
-    env = environment(folder, HEALTHD_POLICY_RECOVERY="0s", HEALTHD_POLICY_SETTLE="0s", HEALTHD_POLICY_NODE_GRACE="0s")
+    policy = {"RECOVERY": "0s", "SETTLE": "0s", "NODE_GRACE": "0s", "COLLECTIVE": "off"}
+    env = environment(folder, **{f"HEALTHD_POLICY_{name}": value for name, value in policy.items()})
     env.pop("HEALTHD_NODE_STATE_DIR")
     with (folder / "aggregator.log").open("ab") as log:
         process = subprocess.Popen([sys.executable, "-m", "healthd", *line], env=env, stderr=log)

@@ -246,8 +246,15 @@ def _start_round(
             started_at=now,
             ends_at=min(now + allowance, max(now, validation.deadline) + LAST_WORDS_SECONDS),
         )
-        if main is None or any(not seat.ranks for seat in group.seats):
-            failed.append(read_group(group, {}, policy.collective_checks, round_number=validation.round, seconds=0.0))
+        lame = {seat.node: "its devices are not known" for seat in group.seats if not seat.ranks}
+        if main is None:
+            lame[members[0]] = "nobody knows by which address other nodes reach it; set interface for it"
+        if lame:
+            unfit = {
+                node: OrderReport(status="refused", message=lame.get(node, "another node cannot take part"))
+                for node in lame
+            }
+            failed.append(read_group(group, unfit, policy.collective_checks, round_number=validation.round, seconds=0))
         else:
             started.append(group)
     return dataclasses.replace(
@@ -298,9 +305,10 @@ def _labels(names: Iterable[str], nodes: Nodes, policy: Policy) -> dict[str, Map
 
 
 def _problem(validation: Validation, policy: Policy) -> Problem:
+    # Borrowed partners passed their own checks; whether they are good together with others is yet to be seen. So they
+    # are members of the problem, not the known-good partners that localisation would take for granted.
     return Problem(
-        members=validation.members,
-        partners=validation.partners,
+        members=(*validation.members, *validation.partners),
         labels=validation.labels,
         seed=validation.seed,
         noise=Noise(false_alarm_ratio=policy.collective_noise_ratio),

@@ -36,6 +36,9 @@ def read_group(
     `reports` holds the last report of each member, without those that gave none.
     """
     silent = tuple(node for node in group.members if not _is_heard(reports.get(node)))
+    if any(report.status == "refused" for report in reports.values()):
+        # Who waits for a node that does not come says nothing in time, and is not silent.
+        silent = ()
     unfit = {
         node: _reason("Busy", f"{node} did not take part: {report.message or 'no reason given'}", node)
         for node, report in reports.items()

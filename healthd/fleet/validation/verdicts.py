@@ -33,9 +33,11 @@ def consequence(validation: Validation) -> Consequence:
     if verdict is None:
         raise ValueError(f"validation {validation.id} has no verdict yet")
     injected = any(tested.injected for tested in validation.history)
-    out = {node: why for node, why in _out(validation, verdict, injected=injected) if node in validation.members}
-    rest = tuple(node for node in verdict.rest if node not in out)
-    cleared = rest if verdict.rest_passed is True and set(rest) == set(verdict.rest) else ()
+    found = dict(_out(validation, verdict, injected=injected))
+    # A partner that was borrowed concerns the job only where it is at fault.
+    out = {node: why for node, why in found.items() if node in validation.members or why.blame is Blame.NODE}
+    sound = verdict.rest_passed is True and not any(node in found for node in verdict.rest)
+    cleared = tuple(node for node in verdict.rest if node in validation.members) if sound else ()
     reasons = list({why.message: why for why in out.values()}.values())
     if verdict.scale is not None:
         scale = verdict.scale
