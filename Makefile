@@ -37,7 +37,7 @@ $(XLA_STAMP): requirements-xla.txt
 	@touch $@
 
 test-xla: $(STAMP) $(XLA_STAMP) ## every probe and collective on real PyTorch/XLA (on its CPU device)
-	@$(BIN)/python -m pytest -m xla tests/checks
+	@$(BIN)/python -m pytest -m xla tests/checks tests/healthd
 
 check: format-check lint types test ## what CI runs: format, lint, strict types, tests
 

@@ -162,7 +162,7 @@ class Missing:
 
     `reason` is Timeout, Crashed, CheckError, Garbage, MissingDevice or Busy; `message` the last words;
     `progress` what had been heard, oldest first; `order` counts up in the order in which the targets ended, so
-    that the first to die can be told from its victims (None: it never ended by itself).
+    that the first to die can be told from its victims (None: it never ended by itself). `action` None is the reason's.
     """
 
     target: str
@@ -170,6 +170,7 @@ class Missing:
     message: str
     progress: tuple[Progress, ...] = ()
     order: int | None = None
+    action: Action | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ class Group:
 
     `rendezvous` is a torch.distributed init URL (file:// inside a node, tcp:// between nodes) and names the
     group: the same value again means the same process group, still open. `targets` gives the device target of
-    every rank. `seed` is common to all ranks.
+    every rank. `seed` is common to all ranks. `leave` says that the group is not wanted after this check.
     """
 
     rank: int
@@ -189,6 +190,7 @@ class Group:
     seed: int
     timeout_seconds: float
     targets: tuple[str, ...]
+    leave: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

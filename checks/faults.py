@@ -79,10 +79,15 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
     return Fault(check, target or None, kind, _factor(where, value_text) if kind == "slow" else None)
 
 
-def check_target(fault: Fault, devices: Collection[str]) -> None:
-    """Refuse a fault on a device or rank that there is none of: it would strike nothing. Raises ValueError."""
+def check_target(fault: Fault, devices: Collection[str], workers: Collection[str] = ()) -> None:
+    """
+    Refuse a fault on a device or rank that there is none of: it would strike nothing. Raises ValueError.
+
+    `workers` are what checks run on, where that is not the devices: cores of them.
+    """
     target = fault.target or ""
     kind = target.partition(":")[0]
+    devices = workers if workers and fault.check != COUNTING_CHECK else devices
     there = [f"rank:{rank}" for rank in range(len(devices))] if kind == "rank" else sorted(devices)
     if target not in ("", "node") and target not in there:
         raise ValueError(f"fault on {fault.check}: there is no {target!r} here, only {', '.join(there) or 'no device'}")

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import functools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -110,6 +111,38 @@ class Host:
             raise
         return [f"{folder.rstrip('/')}/{name}" for name in names if fnmatch.fnmatchcase(name, pattern)]
 
+    def walk(self, folder: str, *, skip: Collection[str], max_depth: int, max_folders: int) -> list[str]:
+        """
+        What lies below a directory and is none itself, as paths relative to it, the nearest first; no links followed.
+
+        Directories named in `skip`, beyond the bounds, or that may not be read are left out.
+        """
+        from checks.trees import walk
+
+        return walk(self.path(folder), skip=skip, max_depth=max_depth, max_folders=max_folders)
+
+    def inode(self, path: str) -> int | None:
+        """The inode's number: another one where the kernel has made the thing anew. None where there is nothing."""
+        try:
+            return os.stat(self.path(path)).st_ino
+        except OSError:
+            return None
+
+    def may_use(self, path: str) -> bool | None:
+        """
+        Whether this process may read and write something, without opening it; None where there is nothing.
+
+        As data: whether its owner may, because whoever replays a machine is somebody else.
+        """
+        place = self.path(path)
+        try:
+            mode = os.stat(place).st_mode
+        except OSError:
+            return None
+        if self.root is not None:
+            return mode & 0o600 == 0o600
+        return os.access(place, os.R_OK | os.W_OK, effective_ids=True)
+
     def readlink(self, path: str) -> str:
         """Where a symbolic link points, as it is written."""
         try:
@@ -145,13 +178,37 @@ class Host:
                 return candidate
         raise HostError("MissingTool", f"no such program: {name}; install it or name its path")
 
-    def run(self, argv: Sequence[str], *, timeout_seconds: float) -> Completed:
+    def run(self, argv: Sequence[str], *, timeout_seconds: float, keep_open: Sequence[int] = ()) -> Completed:
         """
         Run a program to its end, with no input and in a process group of its own that is killed at the time-out.
 
-        HostError Timeout or MissingTool. Output that a grandchild keeps open is not waited for.
+        HostError Timeout or MissingTool. Output that a grandchild keeps open is not waited for. The program inherits
+        the descriptors of `keep_open`, and with them the locks that are on them.
         """
-        from checks.running import TimeUpError, run_program
+        from checks.running import run_program
+
+        run = functools.partial(run_program, keep_open=keep_open)
+        code, out, err = self._started(run, argv, timeout_seconds)
+        return Completed(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+    def first_line(self, argv: Sequence[str], *, timeout_seconds: float) -> str:
+        """
+        The first line that a program which streams writes; then it is killed, with its process group.
+
+        HostError Timeout, MissingTool, or NoData where it ended, or wrote megabytes, without one.
+        """
+        from checks.running import run_until_line
+
+        out, err = self._started(run_until_line, argv, timeout_seconds)
+        line, whole, _ = out.partition(b"\n")
+        if not whole:
+            words = err.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+            raise HostError("NoData", f"{argv[0]} wrote no line{': ' if words else ''}{words}")
+        return line.decode("utf-8", "replace")
+
+    def _started(self, run: Callable[..., T], argv: Sequence[str], timeout_seconds: float) -> T:
+        """Start a program by `run` in the environment of this machine; what goes wrong is a HostError."""
+        from checks.running import TimeUpError
 
         program = self.find_program(argv[0])
         environment = {**os.environ, "LC_ALL": "C"}
@@ -159,7 +216,7 @@ class Host:
             environment["PATH"] = self.path("/bin") + os.pathsep + environment.get("PATH", "")
             environment["HEALTHD_HOST_ROOT"] = str(self.root)
         try:
-            code, out, err = run_program(
+            return run(
                 [program, *argv[1:]],
                 environment=environment,
                 timeout_seconds=timeout_seconds,
@@ -170,7 +227,6 @@ class Host:
         except TimeUpError as error:
             rest = "" if error.killed else ", and cannot be killed"
             raise HostError("Timeout", f"{argv[0]} did not end within {timeout_seconds:g} s{rest}") from None
-        return Completed(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from checks.accelerators.neuron_versions import read_all
 from checks.catalog import type_name
 from checks.host import Host, HostError
 
@@ -77,6 +78,10 @@ def read_identity(
     kernel = _line(host, "/proc/sys/kernel/osrelease")
     if kernel:
         versions["kernel"] = kernel
+    versions.update(read_all(host))
+    nvidia = _line(host, "/sys/module/nvidia/version")  # of the driver in the kernel; `gpu_driver` compares its library
+    if nvidia:
+        versions["nvidia_driver"] = nvidia
     return {
         "boot_id": _line(host, "/proc/sys/kernel/random/boot_id"),
         "instance_id": metadata.instance_id or instance_id,

@@ -31,13 +31,48 @@ class TimeUpError(Exception):
 
 
 def run_program(
-    argv: Sequence[str], *, environment: Mapping[str, str], timeout_seconds: float, max_bytes: int
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    max_bytes: int,
+    keep_open: Sequence[int] = (),
 ) -> tuple[int, bytes, bytes]:
     """
     Exit code (negative for a signal), standard output and standard error, each cut at `max_bytes`.
 
     Raises OSError when it cannot be started and TimeUpError.
     """
+    ended, killed, code, out, err = _run(argv, environment, timeout_seconds, max_bytes, until=None, keep_open=keep_open)
+    if not ended:
+        raise TimeUpError(killed)
+    return code, out, err
+
+
+def run_until_line(
+    argv: Sequence[str], *, environment: Mapping[str, str], timeout_seconds: float, max_bytes: int
+) -> tuple[bytes, bytes]:
+    """
+    What a program that streams wrote until its first line was whole, and its standard error; then its group is killed.
+
+    Without a newline in it the program ended, or wrote `max_bytes`, before. Raises OSError when it cannot be started
+    and TimeUpError.
+    """
+    ended, killed, _, out, err = _run(argv, environment, timeout_seconds, max_bytes, until=b"\n")
+    if not ended:
+        raise TimeUpError(killed)
+    return out, err
+
+
+def _run(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    max_bytes: int,
+    until: bytes | None,
+    keep_open: Sequence[int] = (),
+) -> tuple[bool, bool, int, bytes, bytes]:
+    """Whether it was over in time, whether it could be killed, and what `run_program` returns."""
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork: the child must do as little as possible
     process = subprocess.Popen(
         list(argv),
@@ -46,6 +81,7 @@ def run_program(
         stderr=subprocess.PIPE,
         env=dict(environment),
         start_new_session=True,
+        pass_fds=tuple(keep_open),
         preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
     )
     assert process.stdout
@@ -54,19 +90,22 @@ def run_program(
         output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
         ended = False
         try:
-            ended = _wait(process.pid, output, time.monotonic() + timeout_seconds, max_bytes)
+            ended = _wait(process.pid, output, time.monotonic() + timeout_seconds, max_bytes, until)
         finally:
             # Its corpse still holds the number, so the group cannot be somebody else's.
             _kill_group(process.pid)
             killed = _bury(process)
-        if not ended:
-            raise TimeUpError(killed)
         out, err = (bytes(part) for part in output.values())
-        return process.returncode, out, err
+        return ended, killed, process.returncode if killed else 0, out, err
 
 
-def _wait(pid: int, output: dict[int, bytearray], deadline: float, max_bytes: int) -> bool:
-    """Read along until the program itself has ended; False when its time was up before."""
+def _wait(pid: int, output: dict[int, bytearray], deadline: float, max_bytes: int, until: bytes | None) -> bool:
+    """
+    Read along until the program itself has ended; False when its time was up before.
+
+    With `until` it is over as soon as these bytes are in its standard output (the first of `output`), or that is full.
+    """
+    wanted = next(iter(output.values()))
     poller = select.poll()
     for descriptor in output:
         os.set_blocking(descriptor, False)
@@ -80,7 +119,7 @@ def _wait(pid: int, output: dict[int, bytearray], deadline: float, max_bytes: in
         poller.register(watch, select.POLLIN)
         pause_seconds = 3600.0
     try:
-        while not _has_ended(pid):
+        while not (_is_enough(wanted, until, max_bytes) or _has_ended(pid)):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -95,6 +134,10 @@ def _wait(pid: int, output: dict[int, bytearray], deadline: float, max_bytes: in
             if not _take(descriptor, part, max_bytes):
                 break
     return True
+
+
+def _is_enough(output: bytearray, until: bytes | None, max_bytes: int) -> bool:
+    return until is not None and (until in output or len(output) >= max_bytes)
 
 
 def _has_ended(pid: int) -> bool:

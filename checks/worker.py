@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checks.accelerators import Accelerator
+    from checks.accelerators.neuron_cache import ColdCacheError
+    from checks.compiling import Compiling
     from checks.contract import Check, Context, Device, Missing
     from checks.faults import Fault
     from checks.host import Host
@@ -66,6 +68,7 @@ class Worker:
         self._checks: dict[str, Check] = {}
         self._inventory: dict[str, Any] = {}
         self._device: Device | None = None
+        self._compiling: Compiling | None = None
         self._host: Host | None = None
         self._resources = ExitStack()  # the hold on the device ends with the process
 
@@ -76,6 +79,7 @@ class Worker:
         handlers = {
             "setup": self.setup,
             "survey": self.survey,
+            "warm": self.warm,
             "run": self.run,
             "judge": self.judge,
             "catalogue": self.catalogue,
@@ -103,14 +107,19 @@ class Worker:
             self._host = Host(None)
         versions = {"python": sys.version.split()[0]}
         target = command["target"]
+        self._inventory = command["inventory"]  # of the survey, where this child takes the place of one that is gone
+        cold: list[str] = []
         if target is not None:
+            from checks.compiling import Compiling
+
             accelerator = self._accelerator()
-            self._inventory = command["inventory"]
-            options = command["options"]
+            self._compiling = Compiling(command.get("compile"), command)
+            cold = self._compiling.cold()  # before torch: who may not compile knows at once that there is nothing
+            options = {**command["options"], **self._compiling.options()}
             self._resources.enter_context(accelerator.hold(target, options))
             self._device = accelerator.bind(target, self._inventory, options)
             versions["torch"] = str(self._device.torch.__version__)
-        self._say("ready", versions=versions)
+        self._say("ready", versions=versions, cold=len(cold))
 
     def survey(self, command: Mapping[str, Any]) -> None:
         """What is on the machine, and who holds it. Later commands of this worker see the same inventory."""
@@ -126,8 +135,34 @@ class Worker:
         self._inventory = {**inventory, "holders": holders, **({"instance_type": configured} if configured else {})}
         self._say("surveyed", inventory=inventory, holders=holders, **identity)
 
+    def warm(self, command: Mapping[str, Any]) -> None:
+        """Compile what is not compiled yet, by running those checks once unjudged; one process at a time does."""
+        from checks.compiling import Stopwatch
+
+        compiling = self._compiling
+        if compiling is None:
+            raise RuntimeError("only the worker of a device can compile")
+        self._say("started", check="warm")
+        with compiling.alone() as cleared:
+            for text in cleared:
+                self._say("warmed", check="", seconds=0.0, text=f"removed: {text}")
+            for graphs in compiling.graphs:
+                if graphs.ranks is not None or compiling.is_compiled(graphs):
+                    continue
+                check = self._check(graphs.check)
+                self._say("warmed", check=check.name, seconds=0.0, text="compiling")
+                watch = Stopwatch(self._device)
+                given = {"params": graphs.params, "tier": graphs.tier, "group": None, "previous": None}
+                for _ in check.run(self._context(check, given, [])):
+                    pass
+                seconds = watch.seconds(first_run=True)
+                compiling.ended(check.name, seconds)
+                self._say("warmed", check=check.name, seconds=seconds, text="compiled")
+        self._say("done", dropped=0)
+
     def run(self, command: Mapping[str, Any]) -> None:
         """Run one check on this worker's device, or on the node."""
+        from checks.compiling import Stopwatch, with_fallbacks
         from checks.faults import Fault, apply_faults
 
         check = self._check(command["check"])
@@ -135,15 +170,19 @@ class Worker:
         context = self._context(check, command, faults)
         target = f"rank:{context.group.rank}" if context.group else self._setup["target"] or "node"
         self._say("started", check=check.name)
-        self._stream(
-            apply_faults(
-                faults,
-                lambda: check.run(context),
-                target=target,
-                group=context.group is not None,
-                output=self._output,
-            )
+        watch = Stopwatch(self._device)
+        items = apply_faults(
+            faults,
+            lambda: check.run(context),
+            target=target,
+            group=context.group is not None,
+            output=self._output,
         )
+        dropped = self._stream(items if context.group else with_fallbacks(self._device, items))
+        seconds = watch.seconds()
+        if self._compiling is not None:
+            self._compiling.ended(check.name, seconds)
+        self._say("done", dropped=dropped, compile_seconds=seconds)
 
     def judge(self, command: Mapping[str, Any]) -> None:
         """Let a check compare what its workers measured."""
@@ -154,7 +193,8 @@ class Worker:
             raise ValueError(f"{check.name} has no judge")
         missing: list[Missing] = [to_missing(item) for item in command["missing"]]
         self._say("started", check=check.name)
-        self._stream(check.judge([to_evidence(item) for item in command["evidence"]], missing))
+        dropped = self._stream(check.judge([to_evidence(item) for item in command["evidence"]], missing))
+        self._say("done", dropped=dropped)
 
     def catalogue(self, command: Mapping[str, Any]) -> None:
         """Say what each check that is configured is, one line each."""
@@ -216,7 +256,7 @@ class Worker:
             limits=to_limits(self._setup["limits"]),
         )
 
-    def _stream(self, items: Any) -> None:
+    def _stream(self, items: Any) -> int:
         """Send what a check yields as it comes; findings above the bound are counted, the worst of them told."""
         from checks.contract import SEVERITY, Evidence, Finding, Progress
         from checks.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
@@ -240,7 +280,7 @@ class Worker:
                 raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence or Progress")
         if worst_dropped is not None:
             self._say("finding", finding=from_finding(worst_dropped))
-        self._say("done", dropped=max(0, dropped - 1))
+        return max(0, dropped - 1)
 
     def _say(self, kind: str, **members: Any) -> None:
         from checks.protocol import encode
@@ -262,11 +302,17 @@ class Worker:
             "raised",
             type=type(error).__name__,
             message=shorten(str(error)),
-            # What the machine did not let a check see has a reason of its own.
-            reason=error.reason if isinstance(error, HostError) else None,
+            # What the machine did not let a check see has a reason of its own, and so has a cold cache.
+            reason=error.reason if isinstance(error, (HostError, _cold_cache())) else None,
             traceback=text[-MAX_TRACEBACK_CHARACTERS:],
             monotonic_seconds=time.monotonic(),
         )
+
+
+def _cold_cache() -> type[ColdCacheError]:
+    from checks.accelerators.neuron_cache import ColdCacheError
+
+    return ColdCacheError
 
 
 def main(arguments: Sequence[str]) -> None:

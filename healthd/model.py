@@ -136,7 +136,7 @@ class Lease:
 
     `issuer` is the identity of the aggregator's database that granted it. `grace_seconds` is how long the daemon waits
     for the workload to be seen, `max_seconds` the bound for a workload that nobody can see. `workload` names it where
-    the host can watch it (`pid:123`), else None.
+    the host can watch it (`pid:123`, `slurm:123`, `pod:NAMESPACE/NAME`, `ecs:TASK-ARN`), else None.
     """
 
     id: str
@@ -280,10 +280,15 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOrder:
-    """Run a tier now (only `checks` of it when given). Accepting it is a short claim on the node until it ends."""
+    """
+    Run a tier now (only `checks` of it when given). Accepting it is a short claim on the node until it ends.
+
+    `workload` is the job that asks: that the host's scheduler has given it the devices is no obstacle. None: none is.
+    """
 
     tier: Tier
     checks: tuple[str, ...] = ()
+    workload: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +300,7 @@ class CollectiveOrder:
     comes, when a job gets the node or when none comes for a while. Rank 0 is on the node that `main` is the address
     of, and waits on `port` there for the others for at most `join_seconds`; each check then has `timeout_seconds`.
     `whole_rank` is this node's first rank in the first whole group: injected faults name ranks by it. `seed` is common.
+    `workload` is the job that asks, as in a `RunOrder`.
     """
 
     validation: str
@@ -309,6 +315,7 @@ class CollectiveOrder:
     seed: int
     join_seconds: float
     timeout_seconds: float
+    workload: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

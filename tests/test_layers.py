@@ -29,6 +29,7 @@ ROOMS = {
     "healthd.node": {"healthd.runner"},
     "healthd.fleet": set[str](),
     "healthd.launchers": set[str](),
+    "healthd.record": set[str](),
     "healthd.client": set[str](),
     "healthd.preflight": {"healthd.client", "healthd.node", "healthd.fleet", "healthd.runner", "healthd.launchers"},
     "healthd.cli": {
@@ -38,6 +39,7 @@ ROOMS = {
         "healthd.runner",
         "healthd.launchers",
         "healthd.preflight",
+        "healthd.record",
     },
 }
 

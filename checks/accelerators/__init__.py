@@ -21,7 +21,7 @@ from checks.contract import Device
 if TYPE_CHECKING:
     from checks.host import Host
 
-DETECTED_NAMES = ("cuda", "cpu")  # most special first: `detect` takes the first that is present
+DETECTED_NAMES = ("neuron", "cuda", "cpu")  # most special first: `detect` takes the first that is present
 NAMES = (*DETECTED_NAMES, "xla")  # xla is one more way to drive devices, by configuration alone
 
 

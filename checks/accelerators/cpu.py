@@ -18,6 +18,7 @@ from typing import Any
 from checks.accelerators import DeviceMissingError
 from checks.accelerators.holding import find_holders
 from checks.contract import Device
+from checks.efa import count_efa as count_efa
 from checks.host import Host, HostError
 
 DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
@@ -211,17 +212,3 @@ def _cgroup_free_bytes(host: Host) -> int | None:
             continue
         return max(0, most - used)
     return None
-
-
-def count_efa(host: Host) -> int | None:
-    """Elastic Fabric Adapters by PCI id (vendor 0x1d0f, device 0xefa*); None when sysfs cannot be read."""
-    if not host.exists("/sys/class"):
-        return None
-    count = 0
-    try:
-        for adapter in host.glob("/sys/class/infiniband", "*"):
-            vendor, kind = (host.read(f"{adapter}/device/{name}").strip() for name in ("vendor", "device"))
-            count += vendor == "0x1d0f" and kind.startswith("0xefa")
-    except HostError as error:
-        return None if error.reason == "NoPermission" else count
-    return count

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import DeviceMissingError, cpu
+from checks.accelerators import DeviceMissingError
 from checks.accelerators.holding import find_holders
 from checks.contract import Device
+from checks.efa import count_efa
 from checks.host import Host, HostError
 
 _FOLDER = "/proc/driver/nvidia/gpus"
@@ -48,7 +49,8 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     The serial of a device is its UUID: None until the driver has started the GPU for the first time. GPUs that the
     administrator has excluded from the driver's use are no devices.
     """
-    gpus = [gpu for folder in sorted(host.glob(_FOLDER, "*")) if (gpu := _read(host, folder)) is not None]
+    read = ((folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*")))
+    gpus = [(place, gpu) for place, gpu in read if gpu is not None]
     devices = [
         {
             "target": f"cuda:{index}",
@@ -57,15 +59,16 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
             "cores": None,
             "memory_bytes": None,
             "minor": int(gpu["device minor"]) if gpu.get("device minor", "").isdecimal() else None,
+            "bdf": place.lower(),  # with domain: 0000:10:1c.0
         }
-        for index, gpu in enumerate(gpus)
+        for index, (place, gpu) in enumerate(gpus)
     ]
     return {
         "accelerator": "cuda",
         "device_count": len(devices),
         "core_count": None,
         "memory_bytes": None,
-        "efa_count": cpu.count_efa(host),
+        "efa_count": count_efa(host),
         "devices": devices,
     }
 
@@ -157,19 +160,23 @@ class CudaDevice:
         return tensor.detach().cpu().contiguous()
 
     def measure(self, operation: Callable[[], object], *, repeats: int, warmup: int) -> list[float]:
-        """See `Device.measure`. The time between two events on the GPU: what Python does before them does not count."""
+        """
+        See `Device.measure`. The time between two events on the GPU.
+
+        All runs are given to the GPU before the first is waited for: it would else idle after each event until Python
+        has started the operation, and that is no time of the GPU.
+        """
         for _ in range(warmup):
             operation()
-        self.synchronize()
-        seconds = []
+        pairs = []
         for _ in range(repeats):
             start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             operation()
             end.record()
-            end.synchronize()
-            seconds.append(start.elapsed_time(end) / 1e3)  # milliseconds
-        return seconds
+            pairs.append((start, end))
+        self.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairs]  # milliseconds
 
 
 def _read(host: Host, folder: str) -> dict[str, str] | None:

@@ -69,6 +69,11 @@ def _open_devices(folder: Path, by_name: Mapping[str, tuple[str, Path]]) -> list
     return sorted(targets)
 
 
+def is_ours(proc: Path, pid: int, ignore_pids: Collection[int]) -> bool:
+    """Whether a process is one of `ignore_pids` or a descendant of one."""
+    return _descends(proc, pid, ignore_pids)
+
+
 def _descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
     """Whether a process is one of `ancestors` or comes from one."""
     for _ in range(256):  # deeper than any process tree; ends a loop in recorded data

@@ -9,7 +9,11 @@ and leaves each rank alone in it, with its own values as the result (seen with t
 one process over several virtual devices (SPMD): see `xla_mesh.py`.
 
 Verified on the CPU client alone. For others the number of devices, the variable that confines a process to one of them
-and the device files must be configured, and their collectives are refused.
+and the device files must be configured, and their collectives are refused; NEURON's, whose processes can talk, are the
+business of `neuron_torch.py`.
+
+What XLA cannot do on a device it leaves to the host's CPU, silently: `fallbacks` tells, so that nobody takes the host's
+health for the device's.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ _DROPPED = (
 )
 # Metrics of torch_xla that move when a device has worked; the second is that of a mesh.
 _WORK = ("ExecuteTime", "ExecuteReplicatedTime", "TransferToDeviceTime", "TransferFromDeviceTime")
+# Counters of torch_xla for operations that the host did; reading one number (`item`) is one of them and no fallback.
+_FALLBACK = "aten::"
+_NO_FALLBACKS = frozenset({"aten::_local_scalar_dense", "aten::item"})
 
 
 def present(host: Host) -> bool:
@@ -147,6 +154,7 @@ class XlaDevice:
     members: tuple[Device, ...] = ()
 
     def __init__(self, target: str, *, key: str, torch: Any, torch_xla: Any, client: str, base: Any) -> None:
+        """`base` is the CPU device below, with the CPU client alone; else None."""
         self.target = target
         self.key = key
         self.torch = torch
@@ -157,6 +165,7 @@ class XlaDevice:
         self._base = base
         self.matmul_rows = base.matmul_rows if base is not None else 4096
         self.torch_device = torch_xla.device()
+        self._fallen_back: dict[str, int] = {}
 
     @property
     def collective_backend(self) -> str:
@@ -208,6 +217,18 @@ class XlaDevice:
             self.synchronize()
             seconds.append(worked + time.perf_counter() - start)
         return seconds
+
+    def compile_seconds(self) -> float:
+        """What compilation has taken in this process so far, by torch_xla's own count."""
+        found = self._metrics.metric_data("CompileTime")
+        return float(found[1]) / 1e9 if found else 0.0
+
+    def fallbacks(self) -> tuple[str, ...]:
+        """Operations that the host's CPU has done instead of the device since this was last asked, sorted."""
+        names = [name for name in self._metrics.counter_names() if name.startswith(_FALLBACK)]
+        counts = {name: int(self._metrics.counter_value(name) or 0) for name in names if name not in _NO_FALLBACKS}
+        before, self._fallen_back = self._fallen_back, counts
+        return tuple(sorted(name for name, count in counts.items() if count > before.get(name, 0)))
 
     def _work_done(self) -> tuple[int, ...]:
         """How often the device has worked so far."""

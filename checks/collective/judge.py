@@ -14,10 +14,29 @@ from typing import Any
 from checks.contract import SEVERITY, Evidence, Finding, Limit, Missing, Progress, Status
 from checks.limits import quantity, within
 
-# What torch.distributed says in a rank whose peer went away or never came: such a rank is a victim.
-_PEER_GONE = ("by peer", "broken pipe", "timed out", "timeout", "pair closure", "clients joined", "peer is gone")
+# What torch.distributed and gloo (2.13, over TCP) say in a rank whose peer went away, never came, or cannot be reached:
+# such a rank is a victim. "Connection closed by peer", "Read error ...: Connection reset by peer", "Timed out waiting
+# 6000ms for recv operation", "wait timeout after 6000ms", "The client socket has timed out", "Connect timeout", "Failed
+# to recv, got 0 bytes. Connection was likely closed".
+_PEER_GONE = (
+    "by peer",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "pair closure",
+    "clients joined",
+    "peer is gone",
+    "connection refused",
+    "no route to host",
+    "host is unreachable",
+    "network is unreachable",
+    "connectfullmesh failed",
+    "connection was likely closed",
+    "peer closed the connection",
+    "failed to connect",
+)
 # Reasons that say that the rank's process was never at work, so that the others waited in vain.
-_NOT_STARTED = ("MissingDevice", "Busy", "StartFailed")
+_NOT_STARTED = ("MissingDevice", "Busy", "StartFailed", "ColdCache", "CompileFailed")
 
 
 def judge_ranks(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
@@ -69,12 +88,12 @@ def _ended_by_itself(one: Missing) -> bool:
     """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
     if one.reason == "CheckError":
         return not any(words in one.message.lower() for words in _PEER_GONE)
-    return one.reason in ("Crashed", "Garbage", "NoData")
+    return one.reason in ("Crashed", "Garbage", "NoData", "DeviceLost")
 
 
 def _order(one: Missing) -> tuple[bool, bool, int]:
     """The first to die first; then who failed otherwise (perhaps for a peer's death); who was ended by others last."""
-    return (one.reason != "Crashed", one.order is None, one.order or 0)
+    return (one.reason not in ("Crashed", "DeviceLost"), one.order is None, one.order or 0)
 
 
 def _first_to_end(name: str, first: Missing, gone: Sequence[Missing], devices: Mapping[str, str]) -> Finding:
@@ -84,6 +103,8 @@ def _first_to_end(name: str, first: Missing, gone: Sequence[Missing], devices: M
         text = f"{who} died {where} of {name}: {first.message}"
         return _finding(Status.FAIL, "RankDied", text, first.target, gone, [first])
     text = f"{who} failed {where} of {name}: {first.message}"
+    if first.reason == "DeviceLost":
+        return _finding(Status.FAIL, first.reason, text, first.target, gone, [first])
     return _finding(Status.UNKNOWN, first.reason, text, first.target, gone, [first])
 
 

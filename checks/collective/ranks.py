@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from checks.collective.own_time import OwnTime
+from checks.collective.store import open_store
 from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Group, Limit, Mesh, Progress, Status
 from checks.device.sampling import median
 
 RENDEZVOUS = "rendezvous"
+CONNECTING = "rendezvous/peers"  # the main node was reached; between nodes alone
 ELEMENT_BYTES = 4  # fp32
 _TABLE = 8191
 _LARGEST = 8  # of the numbers
@@ -97,23 +100,30 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
         yield from run_mesh(ctx, name, cast("Mesh", device), group)
         return
     yield progress(RENDEZVOUS, "joined")
-    rank = Rank(torch=device.torch, distributed=join(group, device), device=device, group=group)
+    store = reach(group, device)
+    if group.rendezvous.startswith("tcp:"):
+        yield progress(CONNECTING, "joined")
+    rank = Rank(torch=device.torch, distributed=join(group, device, store), device=device, group=group)
     yield progress(RENDEZVOUS, "left")
     sizes = []
     for size_bytes in ctx.params.sizes_bytes:
         elements = max(1, size_bytes // ELEMENT_BYTES // group.size) * group.size
+        own = OwnTime(ctx.host)
         operation = build(rank, elements)
         step = f"{name}/{size_bytes}"
         yield progress(step, "entered")
-        seconds = _time(device, operation, ctx.params, group)
+        seconds, ready, shared_seconds = _time(device, operation, ctx.params, group)
         yield progress(step, "left")
+        compared = compare(device.torch, device.read(operation.output), operation.expected(), operation.share)
         sizes.append(
             {
                 "size_bytes": size_bytes,
                 "bytes": elements * ELEMENT_BYTES,
                 "seconds": median(seconds),
+                "ready_seconds": median(ready),
+                **own.spent(without_seconds=shared_seconds),
                 "limits": limits_of(ctx, name, size_bytes),
-                **compare(device.torch, device.read(operation.output), operation.expected(), operation.share),
+                **compared,
             }
         )
     yield Evidence(
@@ -128,25 +138,40 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
             "sizes": sizes,
         },
     )
+    if group.leave:  # its port, and its connections to nodes that are busy with something else
+        _leave(rank.distributed)
 
 
-def join(group: Group, device: Device) -> Any:
+def reach(group: Group, device: Device) -> Any:
     """
-    torch.distributed with the process group of `group` open: the one that is open already when it is the same.
+    The store in which ranks of several nodes find each other, once the main node has been reached; else None.
 
-    Raises RuntimeError when peers do not come in time, or the group has been broken by an earlier failure.
+    Also None where the group is open already. Raises RuntimeError when it has been broken by an earlier failure, when
+    the main node is not reached in time, or its port is in use.
     """
-    global _open_rendezvous
-    import datetime
-
     distributed = device.torch.distributed
     if not distributed.is_available():
         raise RuntimeError("this torch has no distributed package; install a build with USE_DISTRIBUTED=1")
     if group.rendezvous in _broken:
         raise RuntimeError(f"the process group of {group.rendezvous} is broken by an earlier failure; start new ranks")
     if _open_rendezvous == group.rendezvous:
-        return distributed
+        return None
     _leave(distributed)
+    return open_store(distributed, group) if group.rendezvous.startswith("tcp:") else None
+
+
+def join(group: Group, device: Device, store: Any) -> Any:
+    """
+    torch.distributed with the process group of `group` open: the one that is open already when it is the same.
+
+    Raises RuntimeError when peers do not come in time.
+    """
+    global _open_rendezvous
+    import datetime
+
+    distributed = device.torch.distributed
+    if _open_rendezvous == group.rendezvous:
+        return distributed
     # Inside a node no packet has a reason to leave the machine, and its host name may resolve to nothing.
     interface = group.interface or ("lo" if group.rendezvous.startswith("file:") else None)
     if interface is None:
@@ -156,7 +181,7 @@ def join(group: Group, device: Device) -> Any:
     try:
         distributed.init_process_group(
             backend=device.collective_backend,
-            init_method=group.rendezvous,
+            **({"store": store} if store is not None else {"init_method": group.rendezvous}),
             rank=group.rank,
             world_size=group.size,
             timeout=datetime.timedelta(seconds=group.timeout_seconds),
@@ -175,25 +200,31 @@ def _leave(distributed: Any) -> None:
         distributed.destroy_process_group()
 
 
-def _time(device: Device, operation: Operation, params: Params, group: Group) -> list[float]:
+def _time(device: Device, operation: Operation, params: Params, group: Group) -> tuple[list[float], list[float], float]:
     """
-    Seconds of each timed run. No barrier: ranks wait for each other in the operation itself, as in a training step.
+    Seconds of each timed run, of the work of this rank alone that went before it, and of all runs together.
 
-    A failure ends the process group: what peers then do in it is no longer defined.
+    No barrier: ranks wait for each other in the operation itself, as in a training step. A rank that is late to it was
+    long in its own work, while those that waited for it were long in the operation. A failure ends the process group:
+    what peers then do in it is no longer defined.
     """
     try:
-        seconds = []
+        seconds, ready, shared_seconds = [], [], 0.0
         for index in range(params.warmup + params.iterations):
+            since = time.perf_counter()
             operation.refresh()
             device.synchronize()
+            begun = time.perf_counter()
             took = device.measure(operation.run, repeats=1, warmup=0)
+            shared_seconds += time.perf_counter() - begun
             if index >= params.warmup:
                 seconds.extend(took)
+                ready.append(begun - since)
     except RuntimeError:
         _broken.add(group.rendezvous)
         _leave(device.torch.distributed)
         raise
-    return seconds
+    return seconds, ready, shared_seconds
 
 
 def compare(torch: Any, found: Any, wanted: Any, share: int | None) -> dict[str, Any]:

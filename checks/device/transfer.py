@@ -38,9 +38,11 @@ def transfer(ctx: Context[Params]) -> Iterator[Finding]:
     torch, params = device.torch, ctx.params
     count = max(1, params.size_bytes // 8)
     seed = new_seed(params.seed)
+    # Random 64-bit words that travel as 32-bit ones: some devices have no 64-bit integers and would cut them.
     sent = torch.empty(count, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(seed))
-    there = torch.empty(count, dtype=torch.int64, device=device.torch_device)
-    back = torch.zeros(count, dtype=torch.int64)
+    sent = sent.view(torch.int32)
+    there = torch.empty(2 * count, dtype=torch.int32, device=device.torch_device)
+    back = torch.zeros(2 * count, dtype=torch.int32)
     for direction, text, copy, landed in (
         ("host_to_device", "host to device", lambda: there.copy_(sent), there),
         ("device_to_host", "device to host", lambda: back.copy_(there), back),
@@ -60,8 +62,8 @@ def transfer(ctx: Context[Params]) -> Iterator[Finding]:
         if not torch.equal(found, sent):
             differs = (found != sent).nonzero().flatten()
             message = (
-                f"{text}: {differs.numel()} of {count} words of 8 bytes differ after the copy, the first at byte "
-                f"{int(differs[0]) * 8} (seed {seed})"
+                f"{text}: {differs.numel()} of {2 * count} words of 4 bytes differ after the copy, the first at byte "
+                f"{int(differs[0]) * 4} (seed {seed})"
             )
             finding = dataclasses.replace(
                 finding, status=Status.FAIL, reason="WrongResult", message=message, blame=None, action=None

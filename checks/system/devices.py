@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from checks.catalog import find_type
 from checks.contract import Context, Finding, Limit, NoParams, Status, check
+from checks.identity import read_identity
 from checks.limits import within
 
 
@@ -13,7 +15,8 @@ from checks.limits import within
 class Params:
     """What should be there."""
 
-    expected: int | None = None  # None: from the instance type; plain CPUs are what is configured
+    expected: int | None = None  # None: from the instance type; a container's share where it is given fewer
+    type: str | None = None  # the instance type where the machine does not tell it
 
 
 @check(tier="passive", interval_seconds=30, timeout_seconds=5)
@@ -21,36 +24,81 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The node has as many devices as it should have.
 
-    Reads:   the inventory of the accelerator's driver.
+    Plain CPUs are what is configured. For other devices the number is that of the instance type, unless a parameter
+    says another. Devices above it are no fault here: `instance_type` says that the type may be wrong.
+
+    Reads:   the inventory of the accelerator's driver; the type from params.type, else as instance_type does.
     Judges:  fail MissingDevice | unknown NoData (the driver says nothing), UnknownInstanceType (nothing to compare).
     Cost:    under 1 ms; harmless to jobs.
+    Source:  checks/catalog.py names one for the number of devices of each type.
     """
     count = ctx.inventory.get("device_count")
     if count is None:
-        text = "the driver does not say how many devices there are"
+        text = f"the driver does not say how many devices there are{_tool_words(ctx)}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
-    expected, origin = ctx.params.expected, "config"
-    if expected is None:
-        expected, origin = ctx.inventory.get("expected_device_count"), "derived"
+    expected, origin = _expected(ctx)
     if expected is None:
         yield Finding(
             status=Status.UNKNOWN,
             reason="UnknownInstanceType",
-            message=f"{count} devices found and nothing to compare with; set expected for this check",
+            message=f"{count} devices found and nothing to compare with: the instance type is unknown; set expected",
             target="node",
         )
         return
-    devices = ctx.inventory.get("devices") or ()
-    names = ", ".join(device["target"] for device in devices) or "none"
+    names = _names([str(device["target"]) for device in ctx.inventory.get("devices") or ()])
+    words = _tool_words(ctx) if count < expected else ""
+    if count < expected <= len(ctx.inventory.get("sysfs_indices") or ()):
+        words += "; sysfs shows more: where a container was given fewer, set expected for this check"
     yield within(
         float(count),
         name="device_count",
         target="node",
         limit=Limit(lower=float(expected), upper=None, origin=origin),
         reason="MissingDevice",
-        subject=f"devices found ({names}):",
+        subject=f"devices found ({names}{words}):",
     )
+
+
+def _expected(ctx: Context[Params]) -> tuple[int | None, str]:
+    """How many devices there should be, and who says so; None where nobody does."""
+    if ctx.params.expected is not None:
+        return ctx.params.expected, "config"
+    derived = ctx.inventory.get("expected_device_count")
+    if derived is not None:
+        return derived, "derived"
+    identity = read_identity(ctx.host, configured=ctx.params.type, inventory=ctx.inventory, imds=False)
+    known = find_type(identity["instance_type"])
+    if known is None or known.chip.accelerator != ctx.inventory.get("accelerator"):
+        return None, "none"
+    return known.devices, "catalogue"
+
+
+def _names(targets: list[str]) -> str:
+    """The devices by name, runs of more than two drawn together, so that a gap is seen: `neuron:0-6, neuron:8-15`."""
+    runs: list[list[tuple[str, int]]] = []
+    parts: list[tuple[str, int]] = []
+    for target in targets:
+        kind, _, number = target.rpartition(":")
+        if not (number.isascii() and number.isdecimal()):
+            return ", ".join(targets)
+        parts.append((kind, int(number)))
+    for kind, index in sorted(parts):
+        if runs and runs[-1][-1] == (kind, index - 1):
+            runs[-1].append((kind, index))
+        else:
+            runs.append([(kind, index)])
+    words = [
+        f"{run[0][0]}:{run[0][1]}-{run[-1][1]}" if len(run) > 2 else ", ".join(f"{kind}:{n}" for kind, n in run)
+        for run in runs
+    ]
+    return ", ".join(words) or "none"
+
+
+def _tool_words(ctx: Context[Params]) -> str:
+    """Why the accelerator's own tool said nothing, where that is known."""
+    error = ctx.inventory.get("tool_error")
+    return f"; {error[1]}" if error else ""
 
 
 @check(tier="passive", interval_seconds=30, timeout_seconds=5)

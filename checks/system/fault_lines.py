@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from checks.contract import Action, Status
+from checks.contract import Action, Blame, Status
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -23,6 +23,7 @@ class Pattern:
 
     `window_seconds` is for how long a line counts: None until the next boot, because the damage stays; else what
     lasts says so again (the kernel repeats it, or `processes` sees it), and what has passed is no fault any more.
+    `blame` None is the reason's own. `device` is the accelerator whose device the line may name.
     """
 
     name: str
@@ -30,6 +31,23 @@ class Pattern:
     status: Status
     action: Action
     window_seconds: float | None = None
+    blame: Blame | None = None
+    device: str | None = None
+
+
+def _neuron(
+    name: str,
+    kinds: str,
+    action: Action,
+    status: Status = Status.FAIL,
+    window_seconds: float | None = None,
+    blame: Blame | None = None,
+) -> Pattern:
+    return Pattern(f"Neuron {name}", rf"NEURON_HW_ERR={kinds}", status, action, window_seconds, blame, "neuron")
+
+
+def _xid(codes: str) -> str:
+    return rf"NVRM: Xid \(.*?\): ({codes})\b"
 
 
 _FAIL, _WARN = Status.FAIL, Status.WARN
@@ -69,11 +87,36 @@ PATTERNS = (
         _FAIL,
         Action.REPLACE,
     ),
-    # aws-neuronx-dkms and its runtime write these when hardware fails under a job.
-    Pattern("Neuron hardware error", r"NEURON_HW_ERR=\w+", _FAIL, Action.REPLACE),
-    # NVIDIA, "XID Errors": 48 double-bit ECC, 63 and 64 row remapping, 74 NVLink, 79 off the bus, 94 and 95 ECC, 119
-    # and 120 GSP.
-    Pattern("GPU Xid", r"NVRM: Xid \(.*?\): (48|63|64|74|79|94|95|119|120)\b", _FAIL, Action.RESET_DEVICE),
+    # The Neuron runtime writes these through the driver when hardware fails under a job. Kinds: the configuration of
+    # AWS's node problem detector; what to do: nrt-troubleshoot of the Neuron SDK.
+    _neuron("SRAM error", r"SRAM_UNCORRECTABLE_ERROR\b", Action.REPLACE),
+    _neuron("core error", r"NC_UNCORRECTABLE_ERROR\b", Action.REPLACE),
+    _neuron("HBM error", r"HBM_UNCORRECTABLE_ERROR\b", Action.REPLACE),
+    _neuron("DMA error", r"DMA_(ERROR|ABORT)\b", Action.REPLACE),
+    # Every node of a job that hangs may write it, for a cause that sits on another: so it accuses none, and passes.
+    _neuron("hang in collectives", r"HANG_ON_COLLECTIVES\b", Action.INSPECT, _WARN, HOUR, Blame.PATH),
+    _neuron("hardware error of an unknown kind", "", Action.INSPECT),
+    # What to do is NVIDIA's, "Analyzing Xid Errors with the Xid Catalog". Those of programs (13, 31, 43, 45) are none.
+    # 64: a row of memory could not be remapped.
+    Pattern("GPU Xid remapping failed", _xid("64"), _FAIL, Action.REPLACE),
+    # 79: off the bus, 151: key rotation; 154 names what is needed.
+    Pattern("GPU Xid reboot", _xid(r"79|151|154\b.*\bto 0x\w+ \(Node Reboot Required"), _FAIL, Action.REBOOT),
+    Pattern("GPU Xid power", _xid("54"), _FAIL, Action.INSPECT),
+    # 46 and 62 stopped, 48 and 95 and 140 memory, 74 and 155 and 144 to 150 NVLink, 109 and 110 and 158 time-out and
+    # security, 119 and 120 GSP, 136 link training, 143 start, 156 retirement.
+    Pattern(
+        "GPU Xid",
+        _xid(
+            r"46|48|62|74|95|109|110|119|120|136|140|143|155|156|158|(14[4-9]|150)\b.*\bFatal"
+            r"|154\b.*\bto 0x\w+ \((GPU Reset Required|Drain and Reset)"
+        ),
+        _FAIL,
+        Action.RESET_DEVICE,
+    ),
+    # 63: a row will be remapped at the next reset (`gpu_memory` says whether it waits); 92: many errors that could be
+    # corrected; 94: an error that hit one program alone.
+    Pattern("GPU Xid memory", _xid("63|92|94"), _WARN, Action.INSPECT),
+    Pattern("GPU Xid NVLink", _xid("14[4-9]|150"), _WARN, Action.INSPECT, HOUR),
 )
 
 # They win over the patterns.
@@ -81,7 +124,7 @@ BENIGN = (
     r"temperature/speed normal",
     r"Failed to process command DEREG_MR \(opcode 8\)",
     r"npid_detach",
-    r"ndma_memcpy_wait_for_completion .* completion timeout",
+    r"ndma_memcpy_wait_for_completion\b.*\bcompletion timeout",
     r"mc_alloc: device mempool",
     # A container that hits its own limit is no fault of the node.
     r"Memory cgroup out of memory|constraint=CONSTRAINT_MEMCG",
@@ -99,6 +142,14 @@ def find_fault(text: str, benign: tuple[str, ...] = ()) -> Pattern | None:
         return None
     return next((pattern for pattern in PATTERNS if re.search(pattern.regex, text)), None)
 
+
+def find_target(pattern: Pattern, text: str) -> str:
+    """The device that a line names (`nd-id=3`, `[ND 3]`), as far as its kind names any; else the node."""
+    match = _NEURON_DEVICE.search(text[:MAX_CHARACTERS]) if pattern.device == "neuron" else None
+    return f"neuron:{int(match[1])}" if match else "node"
+
+
+_NEURON_DEVICE = re.compile(r"(?:\bnd-id=|\[ND )(\d{1,4})\b", re.ASCII)
 
 # One pass over a line finds out whether it can be of any kind: nearly none is.
 _INTERESTING = re.compile("|".join(f"(?:{pattern.regex})" for pattern in PATTERNS))

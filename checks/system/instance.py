@@ -20,7 +20,7 @@ class Params:
     """What cannot be read from the machine."""
 
     type: str | None = None  # the instance type where the machine does not tell it
-    devices: int | None = None  # None: all of the type; a container's share where it is given fewer
+    devices: int | None = None  # under XLA, where device_count counts something else; None: all of the type
     memory_ratio: float = 0.95  # of the type's memory a device must show; drivers keep up to 2 %, a lost stack is 12 %
 
 
@@ -29,13 +29,15 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The machine has the accelerators that its instance type promises.
 
-    A machine whose driver is gone looks like one with plain CPUs; its type says what it is.
+    A machine whose driver is gone looks like one with plain CPUs; its type says what it is. How many devices there are
+    is judged by `device_count`, and the cores of Neuron devices by `neuron_cores`, which name what is missing; under
+    XLA, where devices may be cores, the device files are counted here.
 
     Reads:   the type from params.type, else the inventory's and the firmware tables (/sys/devices/virtual/dmi/id);
              the inventory of the accelerator; under XLA the device files. No request to the metadata service.
-    Judges:  fail MissingDevice (another accelerator, fewer devices or cores, less memory) | unknown UnknownInstanceType
-             (EC2, and the catalogue does not have the type, or it promises less than is seen), NoData (the driver says
-             no count) | skip NotApplicable (no EC2; a type without accelerators).
+    Judges:  fail MissingDevice (another accelerator, less memory) | unknown UnknownInstanceType (EC2, and the catalogue
+             does not have the type, or it promises less than is seen), NoData (the driver says no count) | skip
+             NotApplicable (no EC2; a type without accelerators).
     Cost:    under 1 ms; harmless to jobs.
     Source:  checks/catalog.py names one for each figure.
     """
@@ -48,10 +50,10 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
         yield _without_record(name, seen, on_ec2=identity["on_ec2"])
     elif seen != known.chip.accelerator:
         yield _other_accelerator(known, seen)
-    elif (expected := ctx.params.devices if ctx.params.devices is not None else known.devices) is None:
-        yield _unknown(f"{known.name} has {known.chip.name}, but nobody says how many; set devices for this check")
+    elif ctx.inventory.get("accelerator") == "xla":
+        yield _judge_files(ctx, known)
     else:
-        yield from _judge(ctx, known, expected)
+        yield from _judge(ctx, known)
 
 
 def _accelerator(ctx: Context[Params]) -> str | None:
@@ -61,14 +63,6 @@ def _accelerator(ctx: Context[Params]) -> str | None:
         return used
     clients = {str(device.get("kind")).removeprefix("PJRT ") for device in ctx.inventory.get("devices") or ()}
     return _PJRT_CLIENTS.get(clients.pop(), "xla") if len(clients) == 1 else "xla"
-
-
-def _device_count(ctx: Context[Params], accelerator: str) -> int | None:
-    """Devices that the driver shows. Under XLA the inventory holds what was configured, so their files are counted."""
-    if ctx.inventory.get("accelerator") != "xla":
-        return ctx.inventory.get("device_count")
-    stem = _DEVICE_FILES[accelerator]
-    return sum(path[len(stem) :].isdecimal() for path in ctx.host.glob("/dev", stem.rpartition("/")[2] + "*"))
 
 
 def _without_record(name: str | None, seen: object, *, on_ec2: bool) -> Finding:
@@ -93,46 +87,44 @@ def _other_accelerator(known: InstanceType, seen: object) -> Finding:
     return Finding(status=Status.FAIL, reason="MissingDevice", message=text, target="node")
 
 
-def _judge(ctx: Context[Params], known: InstanceType, expected: int) -> Iterator[Finding]:
-    count = _device_count(ctx, known.chip.accelerator)
-    origin = "catalogue" if ctx.params.devices is None else "config"
+def _judge(ctx: Context[Params], known: InstanceType) -> Iterator[Finding]:
+    count = ctx.inventory.get("device_count")
     if count is None:
-        text = f"the driver does not say how many devices there are; {known.name} should show {expected}"
+        text = f"the driver does not say what devices there are; {known.name} has {known.chip.name}"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
-    finding = within(
+    if known.devices is not None and count > known.devices:
+        yield _unknown(
+            f"{known.name} should show {known.devices} {known.chip.name} and shows {count}; is the type right?"
+        )
+        return
+    # Too few are the fault of another check: this number is shown and not judged.
+    yield within(
+        float(count),
+        name="instance_devices_count",
+        target="node",
+        reason="MissingDevice",
+        subject=f"{known.name}, {known.chip.name} devices:",
+    )
+    yield from _judge_memory(ctx, known)
+
+
+def _judge_files(ctx: Context[Params], known: InstanceType) -> Finding:
+    """Under XLA the inventory holds what was configured, and tells no memory, so the files of devices are counted."""
+    expected, origin = (known.devices, "catalogue") if ctx.params.devices is None else (ctx.params.devices, "config")
+    if expected is None:
+        return _unknown(f"{known.name} has {known.chip.name}, but nobody says how many; set devices for this check")
+    stem = _DEVICE_FILES[known.chip.accelerator]
+    count = sum(path[len(stem) :].isdecimal() for path in ctx.host.glob("/dev", stem.rpartition("/")[2] + "*"))
+    if count > expected:
+        return _unknown(f"{known.name} should show {expected} {known.chip.name} and shows {count}; is the type right?")
+    return within(
         float(count),
         name="instance_devices_count",
         target="node",
         limit=Limit(lower=float(expected), upper=None, origin=origin),
         reason="MissingDevice",
         subject=f"{known.name}, {known.chip.name} devices:",
-    )
-    if count > expected:
-        yield _unknown(f"{known.name} should show {expected} {known.chip.name} and shows {count}; is the type right?")
-        return
-    yield finding
-    if ctx.inventory.get("accelerator") == "xla":
-        return  # its devices may be cores, and tell no memory
-    if finding.status is Status.PASS:
-        yield from _judge_cores(ctx, known, count)
-    yield from _judge_memory(ctx, known)
-
-
-def _judge_cores(ctx: Context[Params], known: InstanceType, count: int) -> Iterator[Finding]:
-    """Cores fit one of the logical configurations that the chip can have; nothing where they are not told."""
-    cores = ctx.inventory.get("core_count")
-    if known.chip.cores is None or cores is None:
-        return
-    possible = sorted(count * known.chip.cores // lnc for lnc in known.chip.lnc)
-    expected = float(next((number for number in possible if number >= cores), possible[-1]))
-    yield within(
-        float(cores),
-        name="instance_cores_count",
-        target="node",
-        limit=Limit(lower=expected, upper=expected, origin="catalogue"),
-        reason="MissingDevice",
-        subject=f"{known.name}, NeuronCores on {count} devices:",
     )
 
 
@@ -146,6 +138,10 @@ def _judge_memory(ctx: Context[Params], known: InstanceType) -> Iterator[Finding
     limit = Limit(lower=ctx.params.memory_ratio * known.chip.memory_bytes, upper=None, origin="catalogue")
     devices: list[dict[str, Any]] = [device for device in ctx.inventory.get("devices") or () if device.get("target")]
     if all(device.get("memory_bytes") is None for device in devices):
+        if ctx.inventory.get("source") == "neuron-ls" and devices:
+            promised = quantity(name, float(known.chip.memory_bytes))
+            text = f"neuron-ls tells no memory of its devices; {known.chip.name} has {promised}"
+            yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
         return
     findings = [
         within(

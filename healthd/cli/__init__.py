@@ -29,7 +29,10 @@ COMMANDS = {
     "fault": "local",
     "token": "local",
     "checks": "local",
+    "warm": "warm",
     "doctor": "doctor",
+    "bundle": "bundle",
+    "record": "record",
     "demo": "demo",
 }
 

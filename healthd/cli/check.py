@@ -18,7 +18,7 @@ from healthd.model import NodeState
 
 if TYPE_CHECKING:
     from checks.faults import Fault
-    from healthd.model import CheckResult
+    from healthd.model import CheckResult, Inventory
     from healthd.runner import CheckInfo, RunProgress
 
 # As monitoring plug-ins: the worst status, not the largest code.
@@ -90,7 +90,7 @@ async def examine(settings: Settings, names: tuple[str, ...], tier: Tier | None,
 
         await runner.run(plan, faults=faults, on_result=record, on_progress=on_progress)
     if runner.latest is not None:
-        _check_targets(faults, [device.target for device in runner.latest.inventory.devices])
+        _check_targets(faults, runner.latest.inventory)
         book.survey(runner.latest)
         book.boot_id = runner.latest.boot_id
     state = book.snapshot()
@@ -116,13 +116,14 @@ def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> 
         raise ConfigError(f"--fault {error}") from None
 
 
-def _check_targets(faults: Sequence[Fault], devices: Sequence[str]) -> None:
+def _check_targets(faults: Sequence[Fault], inventory: Inventory) -> None:
     """A drill that strikes nothing must not look like a pass."""
     from checks.faults import check_target
 
+    devices = [device.target for device in inventory.devices]
     try:
         for fault in faults if devices else ():
-            check_target(fault, devices)
+            check_target(fault, devices, inventory.workers)
     except ValueError as error:
         raise ConfigError(f"--fault: {error}") from None
 

@@ -66,9 +66,12 @@ def examine(settings: Settings) -> Iterator[Item]:
     """Everything, the basic first."""
     python = settings.probe.python or Path(sys.executable)
     yield from _interpreter(python, settings.probe.start_seconds)
+    yield from _neuron_packages(settings, python)
+    yield from _compile_cache(settings)
     yield _folder("state directory", settings.node.state_dir, "--state-dir")
     yield _folder("run directory", settings.node.run_dir, "--run-dir")
     yield _kernel_log()
+    yield from _schedulers(settings)
     yield _shared_memory()
     yield from _programs(settings)
     yield from _tools()
@@ -113,6 +116,47 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         yield Item("gloo", "missing", "this torch has no gloo", "install a build of torch with distributed support")
 
 
+def _neuron_packages(settings: Settings, python: Path) -> Iterator[Item]:
+    """The distributions that drive Neuron devices: the real ones, placeholders of their names, or none."""
+    from healthd.cli.warm import ask_packages
+
+    said = ask_packages(python, settings.probe.start_seconds)
+    installed, placeholders = said.get("neuron"), said.get("placeholders")
+    if not isinstance(installed, dict) or not isinstance(placeholders, list):
+        return  # the interpreter itself is missing or broken, and that has been said
+    source = "the real ones are in AWS's Neuron package repository, see the Neuron setup guide"
+    if placeholders:
+        yield Item(
+            "Neuron packages",
+            "missing",
+            f"{', '.join(map(str, placeholders))}: placeholders of the public index with nothing in them",
+            f"remove them and install from there: {source}; {python} -m pip uninstall "
+            + " ".join(str(one).split()[0] for one in placeholders),
+        )
+        return
+    if "torch-neuronx" in installed:
+        shown = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
+        yield Item("Neuron packages", "ok", shown)
+    elif settings.probe.accelerator == "neuron" or Path("/dev/neuron0").exists():
+        remedy = f"name the interpreter that has it (python of [probe]), or install it: {source}"
+        yield Item("Neuron packages", "missing", f"{python} has no torch-neuronx", remedy)
+
+
+def _compile_cache(settings: Settings) -> Iterator[Item]:
+    """Failed compilations and stale locks in our compile cache; nothing where nothing was compiled."""
+    from checks.accelerators.neuron_cache import find_troubles
+
+    folder = settings.compile_cache()
+    if not folder.is_dir():
+        return
+    troubles = find_troubles(folder)
+    if troubles:
+        text = f"{len(troubles)} of them: {', '.join(troubles[:3])}"
+        yield Item("compile cache", "note", text, "run 'healthd warm', which clears them and compiles again")
+    else:
+        yield Item("compile cache", "ok", str(folder))
+
+
 def _folder(name: str, path: Path, option: str) -> Item:
     """Whether a directory can be written to, or made."""
     place = path
@@ -132,6 +176,24 @@ def _kernel_log() -> Item:
             "kernel log", "note", f"/dev/kmsg: {error.strerror}: hardware faults in it will not be seen", remedy
         )
     return Item("kernel log", "ok", "/dev/kmsg can be read")
+
+
+def _schedulers(settings: Settings) -> Iterator[Item]:
+    """The job schedulers of the host, and whether it can be seen what they give away."""
+    import asyncio
+
+    from healthd.node.allocations import Schedulers
+    from healthd.node.clock import system_clock
+
+    schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
+    for reading in asyncio.run(schedulers.look()).readings:
+        name = f"scheduler {reading.scheduler}".strip()
+        if reading.blind:
+            remedy = "until then active checks run by themselves once a boot (active.unprompted)"
+            yield Item(name, "note", reading.blind, remedy)
+        else:
+            held = ", ".join(workload.name for workload in reading.workloads or ()) or "nothing"
+            yield Item(name, "ok", f"has given away {held}")
 
 
 def _shared_memory() -> Item:

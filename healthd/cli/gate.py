@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ WITHDRAW_SECONDS = 2.0
 @click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
 @click.option("--tier", help="What evidence is asked: passive, quick, deep.")
 @click.option("--max-age", metavar="T", help="How old evidence may be.")
+@click.option(
+    "--collective/--no-collective",
+    default=None,
+    help="Run collectives over the nodes together first (default: the aggregator's; on for more than one node).",
+)
 @click.option("--wait", metavar="T", help="How long to hold before giving up.")
 @click.option("--mode", help="enforce or observe (default: the aggregator's).")
 @click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
@@ -92,8 +98,17 @@ def build_request(asked: GateSettings) -> GateRequest:
         max_age_seconds=asked.max_age_seconds,
         wait_seconds=asked.wait_seconds,
         mode=asked.mode,
-        workload=asked.workload,
+        workload=asked.workload or own_workload(os.environ, len(nodes)),
+        collective=asked.collective,
     )
+
+
+def own_workload(environ: Mapping[str, str], nodes: int) -> str | None:
+    """What the host's scheduler calls the job that this hook runs in: its allocation is no obstacle to its own gate."""
+    if job := environ.get("SLURM_JOB_ID"):
+        return f"slurm:{job}"
+    name, namespace = environ.get("POD_NAME"), environ.get("POD_NAMESPACE")
+    return f"pod:{namespace}/{name}" if name and namespace and nodes == 1 else None
 
 
 def finish(decision: Decision, hostfile: Path | None, *, as_json: bool) -> int:
@@ -152,23 +167,20 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision:
     from healthd.client import Aggregator, RefusedError
 
-    said: list[str] = []
+    from healthd.cli.progress import Progress
 
-    def hold(decision: Decision) -> None:
-        """Speak when the reason to wait changes."""
-        text = "; ".join(reason.message for reason in decision.reasons[:3])
-        if text and said[-1:] != [text] and not as_json:
-            said.append(text)
-            click.echo(f"healthd: holding: {text}", err=True)
+    progress = Progress(quiet=as_json)
 
     def away(error: UnreachableError) -> None:
         if not as_json:
             click.echo(f"healthd: {error}; trying again until the wait is over", err=True)
 
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator, progress:
         try:
             wait = 600.0 if settings.gate.wait_seconds is None else settings.gate.wait_seconds
-            return aggregator.ask(request, wait_seconds=wait, on_hold=hold, on_away=away)
+            return aggregator.ask(
+                request, wait_seconds=wait, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds
+            )
         except RefusedError as error:
             if error.status in (400, 404, 409, 413, 422):
                 raise ConfigError(str(error)) from None

@@ -36,6 +36,11 @@ SECRET_CHARACTERS = 16
 @click.option("--min-nodes", type=int, metavar="M", help="Start with so many good nodes; the others park.")
 @click.option("--tier", help="What evidence is asked: passive, quick, deep.")
 @click.option("--max-age", metavar="T", help="How old evidence may be.")
+@click.option(
+    "--collective/--no-collective",
+    default=None,
+    help="Run collectives over the nodes together first (default: on for more than one node).",
+)
 @click.option("--wait", metavar="T", help="How long to hold before giving up.")
 @click.option("--mode", help="enforce or observe.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
@@ -161,6 +166,7 @@ def build_task(settings: Settings, place: Place, *, parent: int) -> Task:
         max_age_seconds=asked.max_age_seconds,
         wait_seconds=asked.wait_seconds,
         mode=asked.mode,
+        collective=asked.collective,
     )
     return Task(
         rank=place.rank,

@@ -17,6 +17,7 @@ from healthd.cli.settings import common_options, load_settings
 @common_options
 @click.option("--name", metavar="N", help="The node's name in the fleet (default: the host's).")
 @click.option("--listen", metavar="HOST:PORT", help="Where to answer /health, read-only.")
+@click.option("--interface", metavar="IF", help="Network interface of the ranks of collectives (default: by route).")
 @click.option(
     "--aggregator", "aggregators", multiple=True, metavar="URL", help="Aggregators, the preferred first; repeat."
 )

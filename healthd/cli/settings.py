@@ -93,6 +93,22 @@ class ProbeSettings:
     workers: int | None = None
     """Most workers started at once; None is half the cores, at least two. Ranks of one group always start together."""
 
+    on_cold_cache: Literal["unknown", "compile"] = "unknown"
+    """What a quick run does where the probes are not compiled for this device yet (Neuron, XLA). unknown says so at
+    once and names `healthd warm`; compile makes the run wait for it. Deep runs always compile."""
+
+    compile_timeout_seconds: float = 1200.0
+    """How long compiling all probes of a run may take. The smallest takes a minute on Neuron, so twenty minutes."""
+
+    compile_cache: Path | None = None
+    """Where compiled probes are kept; None: `compile-cache` in the state directory. Never a job's own cache."""
+
+    compile_flags: tuple[str, ...] | None = None
+    """Flags of the Neuron compiler for the probes; None: those that compile fast and keep fp32 products exact."""
+
+    neuron_lnc: int | None = None
+    """Physical cores of one logical NeuronCore (1 or 2), as the jobs have it; None: as neuron-ls says."""
+
     start_seconds: float = 60.0
     """Within which a worker must be ready: importing torch from a cold disk takes long."""
 
@@ -107,6 +123,10 @@ class ProbeSettings:
             raise ValueError(f"cpu_devices must be between 1 and {MOST_CPU_DEVICES}, not {self.cpu_devices}")
         if not 0 <= self.retries <= MOST_RETRIES:
             raise ValueError(f"retries must be between 0 and {MOST_RETRIES}, not {self.retries}")
+        if self.compile_timeout_seconds <= 0:
+            raise ValueError(f"compile_timeout must be more than 0, not {self.compile_timeout_seconds}")
+        if self.neuron_lnc not in (None, 1, 2):
+            raise ValueError(f"neuron_lnc must be 1 or 2, not {self.neuron_lnc}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
         if self.accelerator != "auto":
@@ -162,6 +182,9 @@ class GateSettings:
 
     mode: Mode | None = None
     """enforce or observe; None: the aggregator's policy."""
+
+    collective: bool | None = None
+    """Run collectives over the nodes together first; None: the aggregator's policy."""
 
     workload: str | None = None
     """What the lease lives with."""
@@ -225,6 +248,9 @@ class PreflightSettings:
     mode: Mode = Mode.ENFORCE
     """enforce or observe."""
 
+    collective: bool = True
+    """Run collectives over the nodes together first, where there is more than one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -266,6 +292,10 @@ class Settings:
 
         return Endpoint(url=url, token=read_token(self.gate.token_file), ca_file=self.gate.ca_file)
 
+    def compile_cache(self) -> Path:
+        """Where compiled probes are kept."""
+        return (self.probe.compile_cache or self.node.state_dir / "compile-cache").absolute()
+
     def limits_by_name(self) -> Mapping[str, Limit]:
         """The operator's limits as checks see them."""
         return {
@@ -292,6 +322,7 @@ class Settings:
             listen="127.0.0.1:0",
             address=address,
             active=dataclasses.replace(self.node.active, unprompted=Unprompted.OFF),
+            allocations=dataclasses.replace(self.node.allocations, read=False),
             sync=sync,
         )
 
@@ -302,7 +333,8 @@ class Settings:
         probe = self.probe
         params, timeouts = self._check_params()
         if probe.instance_type is not None:
-            params["instance_type"] = {"type": probe.instance_type, **params.get("instance_type", {})}
+            for name in ("instance_type", "device_count", "neuron_cores", "neuron_topology"):
+                params[name] = {"type": probe.instance_type, **params.get(name, {})}
         programs = tuple(
             ProgramSpec(
                 name=name,
@@ -319,13 +351,21 @@ class Settings:
             host_root=self.node.host_root,
             accelerator=probe.accelerator,
             run_dir=self.node.run_dir,
-            options={"cpu_devices": probe.cpu_devices, "instance_type": probe.instance_type},
+            options={
+                "cpu_devices": probe.cpu_devices,
+                "instance_type": probe.instance_type,
+                "compile_flags": probe.compile_flags,
+                "neuron_lnc": probe.neuron_lnc,
+            },
             params=params,
             timeouts_seconds=timeouts,
             limits=self.limits_by_name(),
             third_party=probe.third_party,
             directories=probe.directories,
             programs=programs,
+            compile_cache=self.compile_cache(),
+            on_cold_cache=probe.on_cold_cache,
+            compile_timeout_seconds=probe.compile_timeout_seconds,
             max_workers_at_once=probe.workers or max(2, (os.cpu_count() or 2) // 2),
             start_timeout_seconds=probe.start_seconds,
             lock_wait_seconds=probe.lock_wait_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 
@@ -38,9 +39,8 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
         expires: float | None = max(3 * interval + info.timeout_seconds, SHORTEST_EXPIRY_SECONDS)
     else:
         interval = settings.active.interval_seconds if info.tier is Tier.QUICK else info.interval_seconds
-        # Only the idle rule (None: not settled yet) renews the quick tier; a result nobody could renew stands.
-        renewed = info.tier is Tier.QUICK and settings.active.unprompted in (None, Unprompted.IDLE)
-        expires = 2.5 * interval if renewed else None
+        # Until the host's rule is settled (None) what is there expires.
+        expires = _expiry(info.tier, interval, settings.active.unprompted or Unprompted.IDLE)
     return CheckSpec(
         name=info.name,
         tier=info.tier,
@@ -49,6 +49,21 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
         expires_seconds=expires,
         scope=info.scope.value,
         doc=_summary(info.doc),
+    )
+
+
+def _expiry(tier: Tier, interval: float, rule: Unprompted) -> float | None:
+    """When an active result is stale. Only the idle rule renews the quick tier; what nobody could renew stands."""
+    return 2.5 * interval if tier is Tier.QUICK and rule is Unprompted.IDLE else None
+
+
+def under_rule(specs: Iterable[CheckSpec], rule: Unprompted) -> tuple[CheckSpec, ...]:
+    """The same checks while active ones run unprompted by this rule."""
+    return tuple(
+        spec
+        if spec.tier is Tier.PASSIVE
+        else dataclasses.replace(spec, expires_seconds=_expiry(spec.tier, spec.interval_seconds, rule))
+        for spec in specs
     )
 
 

@@ -69,11 +69,11 @@ def check_faults(faults: Sequence[str], specs: Sequence[CheckSpec]) -> tuple[str
     return found
 
 
-def check_targets(faults: Sequence[str], devices: Sequence[str]) -> None:
+def check_targets(faults: Sequence[str], devices: Sequence[str], workers: Sequence[str] = ()) -> None:
     """BadInputError for a fault on a device that is not there; nothing is known before the first look."""
     try:
         for text in faults if devices else ():
-            check_target(parse_fault(text), devices)
+            check_target(parse_fault(text), devices, workers)
     except ValueError as error:
         raise BadInputError(str(error)) from None
 
@@ -108,7 +108,7 @@ class ControlApi:
         if not asked:
             raise BadInputError("faults: name at least one, as CHECK[@TARGET]=KIND[:VALUE]")
         faults = check_faults((*self._book.faults, *asked), self._book.specs)
-        check_targets(faults, self._book.devices)
+        check_targets(faults, self._book.devices, self._book.rank_targets)
         log.warning("faults in force: %s", ", ".join(faults))
         self._scheduler.set_faults(faults)
         return json_response(FaultList(faults=faults))

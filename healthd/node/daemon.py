@@ -19,11 +19,13 @@ from typing import Any
 from healthd import web
 from healthd.errors import BadInputError, ConfigError
 from healthd.node import files
+from healthd.node.allocations import Schedulers
 from healthd.node.api import NodeApi
 from healthd.node.catalogue import enabled_checks
 from healthd.node.clock import Clock, system_clock
+from healthd.node.collectives import Collectives
 from healthd.node.control import ControlApi, check_faults
-from healthd.node.hosting import unprompted_here
+from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.leases import Ledger
 from healthd.node.orders import Orders
 from healthd.node.scheduler import Scheduler
@@ -45,7 +47,6 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
 
     Call it in the main thread: workers die with the thread that started them.
     """
-    settings, rule = _ruled(settings)
     # A preflight's own daemon has a run_dir of its own, and heeds the leases of the one whose devices it shares.
     shared = settings.run_dir.absolute() != (runner_settings.run_dir or settings.run_dir).absolute()
     runner = Runner(dataclasses.replace(runner_settings, heed_leases=shared))
@@ -54,6 +55,7 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
         faults = check_faults(settings.faults, specs)
     except BadInputError as error:
         raise ConfigError(f"node.faults: {error}") from None
+    check_interface(settings.interface)
     files.prepare(settings.state_dir)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone(settings.state_dir))
@@ -63,8 +65,10 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
         book = NodeBook(settings, specs, clock=clock, boot_id=files.boot_id(settings.host_root))
         book.set_faults(faults)
         book.address = settings.address or _reached_at(door)
+        book.set_peer_address(peer_address(settings.interface, None))
         book.restore(settings.state_dir / "state.json")
-        log.info("active checks run unprompted by the rule %s", rule)
+        if settings.active.unprompted is not None:
+            log.info("active checks run unprompted by the rule %r: as set", settings.active.unprompted.value)
         await _serve(settings, runner, book, clock, door, hatch)
 
 
@@ -76,9 +80,11 @@ async def _serve(
     tasks = Tasks()
     stopping: asyncio.Future[None] = loop.create_future()
     LeasedFile(book, settings.run_dir)
-    scheduler = Scheduler(book, runner, settings, clock=clock, tasks=tasks)
+    schedulers = Schedulers(settings.allocations, settings.host_root, clock=clock)
+    scheduler = Scheduler(book, runner, settings, clock=clock, tasks=tasks, schedulers=schedulers)
     ledger = Ledger(settings.state_dir / "orders.json", clock=clock, boot_id=book.boot_id)
-    orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks)
+    collectives = Collectives(book, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks)
+    orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks, collectives=collectives)
     saver = Saver(book, settings)
     lines = _line(settings, book, orders, clock)
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
@@ -174,15 +180,6 @@ class LeasedFile:
             self._failed = True  # and it is tried again at the next news
         else:
             self._written, self._failed = jobs, False
-
-
-def _ruled(settings: NodeSettings) -> tuple[NodeSettings, str]:
-    """The settings with the rule for unprompted active checks that is in force here; which it is and why, in words."""
-    rule, why = settings.active.unprompted, "as set"
-    if rule is None:
-        rule, why = unprompted_here(settings.host_root)
-    active = dataclasses.replace(settings.active, unprompted=rule)
-    return dataclasses.replace(settings, active=active), f"{rule.value!r}: {why}"
 
 
 @contextlib.contextmanager

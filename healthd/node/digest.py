@@ -30,6 +30,7 @@ def digest_of(state: NodeState) -> str:
         "faults": state.faults,
         "running": state.running,
         "address": state.address,
+        "peer_address": state.peer_address,
     }
     return hashlib.sha256(wire.encode(decisive)).hexdigest()
 

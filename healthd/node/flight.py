@@ -11,9 +11,17 @@ from typing import Protocol
 from checks.contract import Status, Tier
 from checks.faults import Fault
 from healthd.model import CheckResult, OrderReport
+from healthd.node.allocations import Scheduled
 from healthd.runner import OnResult, Plan, Survey
 
 Report = Callable[[OrderReport], None]
+
+
+class Allotters(Protocol):
+    """What the daemon needs of the readers of the host's job schedulers."""
+
+    async def look(self) -> Scheduled:
+        """What they have given away; never raises, and a look of a moment ago is used again."""
 
 
 class Probes(Protocol):
@@ -38,12 +46,13 @@ class Probes(Protocol):
 
 @dataclass(eq=False)
 class Ordered:
-    """A run that somebody ordered. `left` are the checks that have not run for it yet."""
+    """A run that somebody ordered, for a `workload` or for none. `left` are the checks that have not run for it yet."""
 
     id: str
     tier: Tier
     left: tuple[str, ...]
     report: Report
+    workload: str | None = None
     seen: collections.Counter[Status] = field(default_factory=collections.Counter)
     busy: str = ""
 

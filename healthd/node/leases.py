@@ -1,8 +1,9 @@
 """
 Leases and the fates of orders: on disk before anybody is told of them, in one file, so that neither is half done.
 
-A lease lives as long as its workload: a process of this host by its id and start time, else whoever holds the devices;
-with a grace for its start and a bound for what nobody can see. Deciding is pure (`fate`); nothing here reads /proc.
+A lease lives as long as its workload: a process of this host by its id and start time, what a job scheduler of the
+host shows by its name, else whoever holds the devices or has been given them; with a grace for its start and a bound
+for what nobody can see. Deciding is pure (`fate`); nothing here reads /proc.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from healthd.model import Lease, OrderReport
 from healthd.node import files
+from healthd.node.allocations import NONE_THERE, Scheduled
 from healthd.node.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -190,12 +192,14 @@ class Sight:
     What can be seen of workloads now. `start_of` gives the start time of a process in clock ticks, None when there is
     none; `holders` are processes that held devices at `looked_at`, None where that cannot be seen. `jobs_hold` is false
     on plain CPUs: a job need not open a device there, so that nobody holds one says nothing before somebody did.
+    `scheduled` is what the host's job schedulers have given away.
     """
 
     start_of: Callable[[int], int | None]
     holders: Sequence[str] | None
     looked_at: float
     jobs_hold: bool = True
+    scheduled: Scheduled = NONE_THERE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +223,10 @@ def fate(held: Held, sight: Sight, *, now: float, settle_seconds: float) -> Fate
         if held.process_start is not None:
             return Fate(ended=f"process {pid} has ended")
         return _unseen(lease, age, f"process {pid} was not seen")
-    if sight.holders:
-        return Fate(ended="", seen=True)
+    if (known := _by_scheduler(held, sight, age, settle_seconds)) is not None:
+        return known
+    if sight.holders or any(reading.workloads for reading in sight.scheduled.readings):
+        return Fate(ended="", seen=True)  # a job may compile for long before it opens a device
     if sight.holders is None or (held.seen_at is None and not sight.jobs_hold):
         return Fate(ended="" if age < lease.max_seconds else f"its bound of {lease.max_seconds:.0f} s is over")
     # Only a look counts: after a long sleep of this process the last one says nothing about the time since.
@@ -228,6 +234,26 @@ def fate(held: Held, sight: Sight, *, now: float, settle_seconds: float) -> Fate
         return _unseen(lease, sight.looked_at - held.taken_at, "nobody took the devices")
     free = sight.looked_at - held.seen_at
     return Fate(ended="" if free < settle_seconds else f"the devices have been free for {free:.0f} s")
+
+
+def _by_scheduler(held: Held, sight: Sight, age: float, settle_seconds: float) -> Fate | None:
+    """By the word of the scheduler that would know the workload by its name; None where there is none that can say."""
+    lease = held.lease
+    name = lease.workload or ""
+    reading = sight.scheduled.of(name)
+    if reading is None:
+        return None
+    if reading.shows(name):
+        return Fate(ended="", seen=True)
+    if reading.remembers(name):
+        return Fate(ended="" if age < lease.max_seconds else f"its bound of {lease.max_seconds:.0f} s is over")
+    if reading.blind:
+        return None
+    if held.seen_at is None:
+        return _unseen(lease, sight.scheduled.read_at - held.taken_at, f"{name} was not seen")
+    # A scheduler that was just restarted may not know its workloads yet.
+    gone = sight.scheduled.read_at - held.seen_at
+    return Fate(ended="" if gone < settle_seconds else f"{name} has ended")
 
 
 def _unseen(lease: Lease, age: float, what: str) -> Fate:

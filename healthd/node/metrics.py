@@ -28,7 +28,8 @@ _HELP = {
     "healthd_device_matmul_flops_per_second": "Achieved speed of matrix multiplication in the last run.",
     "healthd_device_memory_bandwidth_bytes_per_second": "Achieved memory bandwidth in the last run.",
 }
-_OPS = ("all_gather", "all_reduce", "reduce_scatter")
+_OPS = ("all_gather", "all_reduce", "reduce_scatter", "nccom_all_gather", "nccom_all_reduce", "nccom_reduce_scatter")
+_OP_DTYPE = "fp32"  # the one that has series; a check may measure others, and fewer ranks, besides
 
 
 class NodeCollector(Collector):
@@ -43,6 +44,11 @@ class NodeCollector(Collector):
         yield from _checks(state, totals)
         yield from _findings(state)
         yield from _speeds(state)
+        yield GaugeMetricFamily(
+            "healthd_compile_duration_seconds",
+            "What compiling took in the last runs of the checks, all together; 0 where nothing was compiled.",
+            value=round(sum(result.compile_seconds for result in state.results), 3),
+        )
         yield CounterMetricFamily(
             "healthd_probe_device_seconds",
             "What active checks took of the devices since the daemon started.",
@@ -161,6 +167,8 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
             f"{result.check}_busbw_bytes_per_second",
             f"{result.check}_duration_seconds",
         ):
+            if not _is_main(measured, result):
+                continue
             labels = [result.check, measured.labels.get("size_bytes", "")]
             family = bandwidth if "busbw" in measured.name else duration
         else:
@@ -169,6 +177,20 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
             seen.add((family.name, *labels))
             family.add_metric(labels, value)
     yield from (*families.values(), bandwidth, duration)
+
+
+def _is_main(measured: Measurement, result: CheckResult) -> bool:
+    """Whether it is of the one dtype and of all ranks; what has no such labels has been measured in one way alone."""
+    ranks = measured.labels.get("ranks")
+    if ranks is not None and ranks != _all_ranks(result):
+        return False
+    return measured.labels.get("dtype", _OP_DTYPE) == _OP_DTYPE
+
+
+def _all_ranks(result: CheckResult) -> str:
+    """The largest number of ranks that a result has measured."""
+    found = [one.labels.get("ranks", "") for finding in result.findings for one in finding.measurements]
+    return max(found, key=lambda text: int(text) if text.isdecimal() else 0, default="")
 
 
 def _measured(state: NodeState) -> Iterator[tuple[CheckResult, Finding, Measurement]]:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from healthd.model import Lease, Order, OrderReport
-from healthd.node.allocation import describe
+from healthd.node.allocation import describe, foreign
 from healthd.node.clock import Clock
+from healthd.node.collectives import Collectives
 from healthd.node.leases import Ledger, Sight, by_id, fate, process_of, process_start
 from healthd.node.scheduler import Scheduler
 from healthd.node.settings import NodeSettings
@@ -50,13 +51,16 @@ class Orders:
         *,
         clock: Clock,
         tasks: Tasks,
+        collectives: Collectives | None = None,
     ) -> None:
+        """`collectives` None: none are run here."""
         self._book = book
         self._scheduler = scheduler
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
         self._tasks = tasks
+        self._collectives = collectives
         self._open: dict[str, Open] = {}
         self._untold: dict[str, OrderReport] = {}
         self._listed: tuple[str, ...] | None = None
@@ -101,7 +105,7 @@ class Orders:
                 continue
             if (ended := self._ledger.fate(order.id)) is not None:
                 if order.id not in acknowledged:
-                    self._untold[order.id] = ended
+                    self._untold.setdefault(order.id, ended)  # it may say more than what was kept of it
             elif order.lease is None or all(held.lease.id != order.lease.id for held in self._ledger.held):
                 self._begin(order, issuer)
         self._wake.set()
@@ -118,19 +122,32 @@ class Orders:
 
     def _cancel_absent(self, listed: set[str], issuer: str) -> None:
         for order_id, one in list(self._open.items()):
-            if one.issuer == issuer and order_id not in listed and one.order.kind == "run":
-                self._scheduler.cancel(order_id, "the aggregator called it off")
+            if one.issuer == issuer and order_id not in listed:
+                self._cancel(one, "the aggregator called it off")
         for held in self._ledger.held:
             if held.issuer == issuer and held.lease.id not in listed:
                 self._end_lease(held.lease, OrderReport(status="cancelled", message="the aggregator released it"))
+
+    def _cancel(self, one: Open, why: str) -> None:
+        """Call off what can be called off."""
+        if one.order.kind == "run":
+            self._scheduler.cancel(one.order.id, why)
+        elif one.order.kind == "collective" and self._collectives is not None:
+            self._collectives.cancel(one.order.id, why)
 
     def _begin(self, order: Order, issuer: str) -> None:
         due_at = self._clock.boot() + max(0.0, order.deadline_seconds)
         self._open[order.id] = Open(order=order, issuer=issuer, due_at=due_at, report=OrderReport(status="accepted"))
         if order.kind == "run" and order.run is not None:
             self._scheduler.order(
-                order.id, order.run.tier, order.run.checks, lambda report: self._report(order.id, report)
+                order.id,
+                order.run.tier,
+                order.run.checks,
+                lambda report: self._report(order.id, report),
+                workload=order.run.workload,
             )
+        elif order.kind == "collective" and order.collective is not None and self._collectives is not None:
+            self._collectives.order(order.id, order.collective, due_at, lambda report: self._report(order.id, report))
         elif order.kind == "lease" and order.lease is not None:
             # Nothing is said of it before it is stored.
             self._open[order.id].report = OrderReport(status="running", message="about to be stored")
@@ -146,7 +163,8 @@ class Orders:
         if report.status in FINAL:
             del self._open[order_id]
             self._untold[order_id] = report
-            self._ledger.settle(order_id, report)
+            # What ranks have measured is of no use to an aggregator that asks again after a restart of this daemon.
+            self._ledger.settle(order_id, dataclasses.replace(report, ranks=()))
             log.info("order %s: %s%s", order_id, report.status, f" ({report.message})" if report.message else "")
         self.changed()
 
@@ -185,13 +203,14 @@ class Orders:
         if self._ledger.doubt:
             return OrderReport(status="accepted")  # it may be ours from before, and its job at work
         own = process_of(lease.workload)
-        foreign = [
+        claims = foreign(self._book.allocated, self._book.scheduled.workloads, {lease.workload, lease.job})
+        others = [
             claim
-            for claim in self._book.allocated
+            for claim in claims
             if claim.by in ("process", "scheduler") and f"pid {own} " not in f"{claim.holder} "
         ]
-        if foreign:
-            report = OrderReport(status="refused", message=f"the devices are taken: {describe(foreign)}")
+        if others:
+            report = OrderReport(status="refused", message=f"the devices are taken: {describe(others)}")
             self._ledger.release(lease.id, report)
             self._book.set_leases(self._ledger.stamped())
             return report
@@ -217,9 +236,9 @@ class Orders:
     def tick(self) -> None:
         """Call off runs past their deadline, and end leases whose workload is gone."""
         now = self._clock.boot()
-        for order_id, one in list(self._open.items()):
-            if one.order.kind == "run" and now >= one.due_at:
-                self._scheduler.cancel(order_id, f"not done within {one.order.deadline_seconds:.0f} s")
+        for one in list(self._open.values()):
+            if now >= one.due_at:
+                self._cancel(one, f"not done within {one.order.deadline_seconds:.0f} s")
         if not self._ledger.held or self._book.surveyed_at is None:
             return
         proc = (self._settings.host_root or Path("/")) / "proc"
@@ -228,6 +247,7 @@ class Orders:
             holders=self._book.holders,
             looked_at=self._book.surveyed_at,
             jobs_hold=self._book.accelerator != "cpu",
+            scheduled=self._book.scheduled,
         )
         for held in self._ledger.held:
             end = fate(held, sight, now=now, settle_seconds=self._settings.lease.settle_seconds)

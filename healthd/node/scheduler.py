@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import logging
 import math
 import random
@@ -15,15 +16,18 @@ from collections.abc import Mapping, Sequence
 
 from checks.contract import Status, Tier
 from checks.faults import Fault, parse_fault
-from healthd.model import CheckResult, OrderReport
-from healthd.node.allocation import describe
-from healthd.node.catalogue import in_tier
+from healthd.model import Allocation, CheckResult, OrderReport
+from healthd.node.allocation import describe, foreign
+from healthd.node.allocations import NONE_THERE
+from healthd.node.catalogue import in_tier, under_rule
 from healthd.node.clock import Clock
-from healthd.node.flight import Flight, Ordered, Probes, Report
+from healthd.node.flight import Allotters, Flight, Ordered, Probes, Report
+from healthd.node.hosting import unprompted_by
 from healthd.node.results import by_name, is_busy
-from healthd.node.settings import NodeSettings
+from healthd.node.settings import ActiveSettings, NodeSettings, Unprompted
 from healthd.node.state import NodeBook
-from healthd.node.tasks import Tasks, wait_for
+from healthd.node.stay import Stay
+from healthd.node.tasks import Tasks, is_cancelling, wait_for
 from healthd.node.timetable import PassiveTimetable, QuickFacts, quick_due_at
 from healthd.runner import OnResult, Plan, Survey
 
@@ -35,6 +39,9 @@ LONGEST_SLEEP_SECONDS = 60.0
 MAX_QUEUED = 32
 # A look at the devices that is older than this is repeated before an active run.
 FRESH_LOOK_SECONDS = 1.0
+
+# How often the host's job schedulers are asked while active checks run: a job that is given the node ends the run.
+GUARD_SECONDS = 2.0
 
 # How long a look after an active run is repeated until it shows free devices.
 SETTLE_PAUSES_SECONDS = (0.05, 0.2, 0.5, 1.0)
@@ -51,10 +58,13 @@ class Scheduler:
         *,
         clock: Clock,
         tasks: Tasks,
+        schedulers: Allotters | None = None,
         seed: int | None = None,
     ) -> None:
+        """`schedulers` are those of the host; None where none can be on it."""
         self._book = book
         self._probes = probes
+        self._schedulers = schedulers
         self._settings = settings
         self._clock = clock
         self._tasks = tasks
@@ -65,6 +75,8 @@ class Scheduler:
         self._active_wake = asyncio.Event()
         self._queue: collections.deque[Ordered] = collections.deque()
         self._flight: Flight | None = None
+        self._stays: collections.deque[Stay] = collections.deque()
+        self._stay: Stay | None = None
         self._attempted_at: float | None = None
         self._released = False
         self._forced = False
@@ -72,13 +84,17 @@ class Scheduler:
         self._rounded_at = -math.inf
         self._fault_epoch = 0
         self._last_look: Survey | None = None
+        self._rule: Unprompted | None = None
         book.listen(self._see_release)
 
     # --- asked from outside -------------------------------------------------------------------------------------------
 
-    def order(self, order_id: str, tier: Tier, checks: Sequence[str], report: Report) -> None:
+    def order(
+        self, order_id: str, tier: Tier, checks: Sequence[str], report: Report, *, workload: str | None = None
+    ) -> None:
         """
         Run a tier, or only `checks` of it, as soon as possible. `report` is told accepted, running, and how it ended.
+        It may run although the host's scheduler has given the devices to `workload`, as long as nobody uses them.
 
         Joins a run under way as far as that does the same work.
         """
@@ -94,8 +110,8 @@ class Scheduler:
         if len(self._queue) >= MAX_QUEUED:
             report(OrderReport(status="refused", message=f"{MAX_QUEUED} runs are waiting already"))
             return
-        ordered = Ordered(id=order_id, tier=tier, left=names, report=report)
-        if self._needs_devices(names) and (why := self._taken()):
+        ordered = Ordered(id=order_id, tier=tier, left=names, report=report, workload=workload)
+        if self._needs_devices(names) and (why := self._taken([ordered])):
             report(OrderReport(status="refused", message=why))
             return
         report(OrderReport(status="accepted"))
@@ -127,8 +143,31 @@ class Scheduler:
         if mine and not flight.ordered:
             flight.cancel()
 
+    def host(self, stay: Stay) -> None:
+        """Let somebody have the devices, before any run that waits; a run that nobody ordered makes room."""
+        if why := self._taken([stay]):
+            stay.refuse(why)
+            return
+        self._stays.append(stay)
+        self._active_wake.set()
+        if self._flight is not None and not self._flight.ordered and self._needs_devices(self._flight.checks):
+            self._flight.cancel()
+
+    def turn_out(self, stay: Stay, why: str) -> None:
+        """End a stay, or forget it where it has not begun."""
+        if stay in self._stays:
+            self._stays.remove(stay)
+            stay.refuse(why)
+        else:
+            stay.leave(why)
+
     async def stand_down(self, why: str) -> None:
         """A job is about to have the devices: call off all active runs; returns when none is under way."""
+        while self._stays:
+            self._stays.popleft().refuse(why)
+        if self._stay is not None:
+            self._stay.leave(why)
+            await self._stay.gone.wait()
         for ordered in [o for o in self._queue if self._needs_devices(o.left)]:
             self._queue.remove(ordered)
             ordered.report(OrderReport(status="cancelled", message=why))
@@ -142,8 +181,23 @@ class Scheduler:
 
     async def refresh(self) -> None:
         """Look at the machine now, and return when that is known."""
-        await self._probes.survey()
+        await asyncio.gather(self._probes.survey(), self._ask_schedulers())
         self._take_look()
+
+    async def _ask_schedulers(self) -> None:
+        """What they have given away, and by which rule active checks run unprompted then."""
+        if self._schedulers is None:
+            return
+        scheduled = await self._schedulers.look()
+        if self._book.scheduled is NONE_THERE:
+            self._active_wake.set()
+        self._book.set_scheduled(scheduled)
+        rule, why = unprompted_by(scheduled)
+        if self._settings.active.unprompted is None and rule is not self._rule:
+            log.info("active checks run unprompted by the rule %r: %s", rule.value, why)
+            self._rule = rule
+            self._book.set_specs(under_rule(self._book.specs, rule))
+            self._active_wake.set()
 
     def set_faults(self, faults: tuple[str, ...]) -> None:
         """These faults are in force from now on. Drops what earlier ones latched; what is touched runs at once."""
@@ -184,13 +238,14 @@ class Scheduler:
             await self.refresh()
             return
         plan = Plan(tier=Tier.PASSIVE, checks=due, executor="daemon")
-        await self._probes.run(plan, faults=self._faults(), on_result=self._recorder(()))
+        work = self._probes.run(plan, faults=self._faults(), on_result=self._recorder(()))
+        await asyncio.gather(work, self._ask_schedulers())
         self._take_look()
 
     def _take_look(self) -> None:
         """Every run looks at the machine first, so what it saw costs nothing more."""
         look = self._probes.latest
-        if look is None or look is self._last_look or (look.holders is None and self._flight is not None):
+        if look is None or look is self._last_look or (look.holders is None and (self._flight or self._stay)):
             return  # a worker of ours that is ending cannot be told from an unseen job
         self._last_look = look
         self._book.survey(look)
@@ -203,6 +258,9 @@ class Scheduler:
     async def run_active(self) -> None:
         """The eternal turn of ordered runs and of the quick tier."""
         while True:
+            if self._stays:
+                await self._host(self._stays.popleft())
+                continue
             if self._queue:
                 first = self._queue.popleft()
                 await self._fly(Flight(tier=first.tier, checks=first.left, ordered=[first]))
@@ -217,8 +275,8 @@ class Scheduler:
 
     def _quick_in(self) -> float:
         """Seconds until the quick tier is due by itself; suspended while somebody has the devices."""
-        if self._book.allocated:
-            return LONGEST_SLEEP_SECONDS  # a release wakes us
+        if self._book.allocated or (self._schedulers is not None and self._book.scheduled is NONE_THERE):
+            return LONGEST_SLEEP_SECONDS  # a release wakes us, or the first word of the schedulers
         now = self._clock.boot()
         facts = QuickFacts(
             specs=self._book.specs,
@@ -228,7 +286,11 @@ class Scheduler:
             forced=self._forced,
             jitter=self._jitter,
         )
-        return quick_due_at(facts, self._settings.active, now=now) - now
+        return quick_due_at(facts, self._active(), now=now) - now
+
+    def _active(self) -> ActiveSettings:
+        """The settings with the rule that is in force now."""
+        return dataclasses.replace(self._settings.active, unprompted=self._settings.active.unprompted or self._rule)
 
     async def _fly(self, flight: Flight) -> None:
         """One active run from the look at the devices to the last report."""
@@ -237,7 +299,9 @@ class Scheduler:
             looked_at = self._book.surveyed_at
             if looked_at is None or self._clock.boot() - looked_at > FRESH_LOOK_SECONDS:
                 await self.refresh()
-            if why := self._taken():
+            else:
+                await self._ask_schedulers()
+            if why := self._taken(flight.ordered):
                 for ordered in flight.ordered:
                     ordered.report(OrderReport(status="refused", message=why))
                 return
@@ -252,9 +316,9 @@ class Scheduler:
             work = self._probes.run(plan, faults=self._faults(), on_result=self._recorder(flight.ordered))
             flight.task = self._tasks.start(f"run of {flight.tier.value}", work)
             try:
-                await flight.task
+                await self._guarded(flight, flight.task)
             except asyncio.CancelledError:
-                if not flight.task.cancelled() or _is_cancelling():
+                if not flight.task.cancelled() or is_cancelling():
                     raise
                 flight.cancelled = True
         finally:
@@ -265,6 +329,49 @@ class Scheduler:
         self._take_look()
         self._book.set_running(None)
         self._land(flight)
+
+    async def _host(self, stay: Stay) -> None:
+        """A stay from the look at the devices until they are seen to be free again."""
+        await self.refresh()
+        if why := self._taken([stay]):
+            stay.refuse(why)
+            return
+        self._stay = stay
+        self._book.set_running(stay.name)
+        try:
+            stay.task = self._tasks.start(stay.name, stay.work())
+            pause = GUARD_SECONDS if self._schedulers is not None else None
+            while not (await asyncio.wait([stay.task], timeout=pause))[0]:
+                await self._ask_schedulers()
+                if given := self._foreign([stay], by="scheduler"):
+                    stay.leave(f"the devices were given away: {describe(given)}")
+            if not stay.task.cancelled():
+                stay.task.result()
+            await self._settle()
+        finally:
+            self._book.spent(self._probes.probe_device_seconds)
+            self._stay = None
+            stay.gone.set()
+        self._take_look()
+        self._book.set_running(None)
+
+    async def _guarded(self, flight: Flight, task: asyncio.Task[tuple[CheckResult, ...]]) -> None:
+        """Wait for the end of a run; as soon as a scheduler gives the devices away, that is now."""
+        while not (await asyncio.wait([task], timeout=self._guard_seconds(flight)))[0]:
+            await self._ask_schedulers()
+            given = self._foreign(flight.ordered, by="scheduler")
+            if given and not flight.cancelled:
+                why = f"the devices were given away: {describe(given)}"
+                log.info("the run of %s ends: %s", flight.tier.value, why)
+                for ordered in flight.ordered:
+                    ordered.report(OrderReport(status="refused", message=why))
+                flight.ordered.clear()
+                flight.cancel()
+        await task
+
+    def _guard_seconds(self, flight: Flight) -> float | None:
+        """How long to wait between two looks at the schedulers; None for ever."""
+        return GUARD_SECONDS if self._schedulers is not None and self._needs_devices(flight.checks) else None
 
     async def _settle(self) -> None:
         """
@@ -314,12 +421,18 @@ class Scheduler:
         specs: Mapping[str, Tier] = {spec.name: spec.tier for spec in self._book.specs}
         return any(specs.get(name, Tier.PASSIVE) is not Tier.PASSIVE for name in names)
 
-    def _taken(self) -> str:
-        """Why nothing active may run now; empty when the devices are free."""
-        claims = self._book.allocated
+    def _taken(self, ordered: Sequence[Ordered | Stay] = ()) -> str:
+        """Why nothing active may run now; empty when the devices are free, but for the jobs it was ordered for."""
+        claims = self._foreign(ordered)
         if self._book.surveyed_at is None:
             claims = tuple(claim for claim in claims if claim.by != "unseen")  # looked at before the run
         return f"the devices are taken: {describe(claims)}" if claims else ""
+
+    def _foreign(self, ordered: Sequence[Ordered | Stay], by: str | None = None) -> tuple[Allocation, ...]:
+        """The claims on the devices, of one kind or of all, without those of the jobs that runs were ordered for."""
+        asking = {one.workload for one in ordered}
+        claims = foreign(self._book.allocated, self._book.scheduled.workloads, asking)
+        return tuple(claim for claim in claims if by in (None, claim.by))
 
     def _see_release(self) -> None:
         """Once the devices are free again, the evidence of the time before is overdue."""
@@ -330,9 +443,3 @@ class Scheduler:
         elif not taken:
             self._active_wake.set()
         self._was_taken = taken
-
-
-def _is_cancelling() -> bool:
-    """Whether the task at hand is itself being cancelled, rather than the run that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -22,8 +22,8 @@ class ActiveSettings:
 
     unprompted: Unprompted | None = None
     """idle: whenever the devices are seen to be free and the evidence is old. boot: once after each boot, for hosts
-    whose scheduler hides its allocations. off: on order alone. None: boot where a job scheduler (Slurm, Kubernetes,
-    ECS) is on the host when the daemon starts, else idle: a scheduler may give the devices away at any moment."""
+    whose scheduler hides its allocations. off: on order alone. None: boot while a job scheduler (Slurm, Kubernetes,
+    ECS) is on the host whose allocations cannot be seen, else idle: it may give the devices away at any moment."""
 
     interval_seconds: float = 3600.0
     """How often the quick tier repeats while the node is idle. One hour: about ten seconds of device time an hour are
@@ -73,6 +73,31 @@ class LeaseSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllocationSettings:
+    """How the job schedulers of the host are asked for what they have given away."""
+
+    read: bool = True
+    """Whether they are asked at all. An executor inside of a job does not: the allocation that it would see is its
+    own job's."""
+
+    kubelet_socket: Path | None = None
+    """Unix socket of the kubelet's pod resources; None: /var/lib/kubelet/pod-resources/kubelet.sock of the host."""
+
+    ecs_url: str = "http://127.0.0.1:51678"
+    """Introspection of the ECS agent, where it always listens."""
+
+    ignore: tuple[str, ...] = ()
+    """Workloads that never use the devices, as patterns: `pod:NAMESPACE/NAME`, `ecs-family:FAMILY`, `slurm:ID`. Empty:
+    what a scheduler has on the host counts."""
+
+    timeout_seconds: float = 2.0
+    """Within which a scheduler must answer; all are on this host, and answer in milliseconds."""
+
+    pause_seconds: float = 2.0
+    """A look that is younger than this is used again: looks come with every round of checks and before active runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeSettings:
     """All of the daemon. Every field is followed by its meaning, its unit and the reason for its default."""
 
@@ -92,6 +117,10 @@ class NodeSettings:
     address: str | None = None
     """HOST:PORT under which others reach that port. None: `listen`, or the host's name where it listens on all
     addresses."""
+
+    interface: str | None = None
+    """Network interface (`eth1`) by which the ranks of this node talk to those of others. None: the one by which this
+    machine would speak to them, which on a host with one network is the only one there is."""
 
     aliases: tuple[str, ...] = ()
     """Other names of the node that a gate may use, such as the scheduler's."""
@@ -126,6 +155,9 @@ class NodeSettings:
 
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     """How the end of a job is seen."""
+
+    allocations: AllocationSettings = field(default_factory=AllocationSettings)
+    """How the job schedulers of the host are asked."""
 
     history_results: int = 16
     """Recent results kept of each check; as many that did not pass are kept besides. Shows a day of quick runs."""

@@ -19,6 +19,7 @@ from healthd.evidence import judge_health
 from healthd.model import Allocation, CheckResult, CheckSpec, Health, Lease, NodeState, Quarantine
 from healthd.node import files
 from healthd.node.allocation import allocations
+from healthd.node.allocations import NONE_THERE, Scheduled
 from healthd.node.clock import Clock
 from healthd.node.results import History, Stamped, is_busy
 from healthd.node.settings import NodeSettings
@@ -69,6 +70,7 @@ class NodeBook:
         self.boot_id = boot_id
         self.version = 0
         self.address: str | None = settings.address
+        self._peer_address: str | None = None
         self.started_at = clock.boot()
         self._listeners: list[Callable[[], None]] = []
         self._results: dict[str, Stamped] = {}
@@ -77,6 +79,7 @@ class NodeBook:
         self._device_seconds = 0.0
         self._survey: Survey | None = None
         self._surveyed_at: float | None = None
+        self._scheduled: Scheduled = NONE_THERE
         self._leases: tuple[tuple[Lease, float], ...] = ()
         self._doubt = ""
         self._quarantine: Quarantine | None = None
@@ -112,6 +115,19 @@ class NodeBook:
             self._survey = survey
             self._touch()
 
+    def set_scheduled(self, scheduled: Scheduled) -> None:
+        """Take in what the host's job schedulers have given away."""
+        news = scheduled.readings != self._scheduled.readings
+        self._scheduled = scheduled
+        if news:
+            self._touch()
+
+    def set_specs(self, specs: tuple[CheckSpec, ...]) -> None:
+        """The same checks, as they count from now on."""
+        if specs != self.specs:
+            self.specs = specs
+            self._touch()
+
     def spent(self, device_seconds: float) -> None:
         """What our active checks took of the devices since the start."""
         self._device_seconds = device_seconds
@@ -137,6 +153,12 @@ class NodeBook:
         """The injected faults in force."""
         self._faults = faults
         self._touch()
+
+    def set_peer_address(self, address: str | None) -> None:
+        """The IP address by which the ranks of other nodes reach this one's."""
+        if address != self._peer_address:
+            self._peer_address = address
+            self._touch()
 
     def set_running(self, running: str | None) -> None:
         """What active run is under way, for people."""
@@ -181,6 +203,11 @@ class NodeBook:
         return () if self._survey is None else tuple(device.target for device in self._survey.inventory.devices)
 
     @property
+    def rank_targets(self) -> tuple[str, ...]:
+        """The targets that checks run on: devices, or their cores; empty until the machine was looked at."""
+        return () if self._survey is None else self._survey.inventory.rank_targets
+
+    @property
     def quarantine(self) -> Quarantine | None:
         """The aggregator's word, as it was last heard."""
         return self._quarantine
@@ -196,10 +223,20 @@ class NodeBook:
         return self._surveyed_at
 
     @property
+    def scheduled(self) -> Scheduled:
+        """What the host's job schedulers have given away, as of the last look."""
+        return self._scheduled
+
+    @property
     def allocated(self) -> tuple[Allocation, ...]:
         """Who has the devices; empty when they are free."""
         return allocations(
-            surveyed=self._survey is not None, holders=self.holders, leases=self.leases, doubt=self._doubt
+            surveyed=self._survey is not None,
+            holders=self.holders,
+            leases=self.leases,
+            scheduled=tuple(workload.name for workload in self._scheduled.workloads),
+            blind=self._scheduled.blind,
+            doubt=self._doubt,
         )
 
     @property
@@ -260,6 +297,7 @@ class NodeBook:
             faults=self._faults,
             running=self._running,
             address=self.address,
+            peer_address=self._peer_address,
             observed_at=self.clock.wall(),
         )
         health, reasons = judge_health(blank)

@@ -23,6 +23,7 @@ from healthd.errors import BadInputError, ConfigError, HealthdError, Unreachable
 from healthd.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
 from healthd.node.digest import digest_of
+from healthd.node.interfaces import peer_address
 from healthd.node.orders import Orders
 from healthd.node.settings import SyncSettings
 from healthd.node.state import NodeBook
@@ -131,6 +132,8 @@ class Line:
                 limits=httpx.Limits(max_connections=4, keepalive_expiry=60.0),
             )
             self._url, self._known_digest, self._full_at = url, None, 0.0
+            # Known before the first word, and again whenever the way there may have become another one.
+            self._book.set_peer_address(await asyncio.to_thread(peer_address, self._book.settings.interface, url))
             try:
                 await self._exchange(0.0)
             except UnreachableError as error:

@@ -58,6 +58,12 @@ class Tasks:
             log.error("did not stop within %g s: %s", seconds, ", ".join(sorted(task.get_name() for task in stuck)))
 
 
+def is_cancelling() -> bool:
+    """Whether the task at hand is itself being cancelled, rather than one that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def wait_for(event: asyncio.Event, seconds: float) -> bool:
     """Wait until the event is set, and clear it; false when it was not set in time."""
     try:

@@ -5,6 +5,7 @@ Run a plan of checks in child processes, bound them, kill them, and turn anythin
     catalogue = await runner.catalogue()          # name -> CheckInfo; ConfigError for what cannot be loaded
     survey = await runner.survey()                # never raises
     results = await runner.run(plan, faults=(), on_result=None, on_progress=None, previous=None)
+    session = runner.session(faults=())            # ranks of collectives over several nodes; see Session
 
 `run` raises nothing but CancelledError. Two runs at a time are fine; active ones exclude each other by the lock file.
 """
@@ -12,6 +13,8 @@ Run a plan of checks in child processes, bound them, kill them, and turn anythin
 from __future__ import annotations
 
 from healthd.runner.core import Runner
+from healthd.runner.ranks import OnReport
+from healthd.runner.session import RefusedError, Session
 from healthd.runner.settings import (
     CheckInfo,
     Limits,
@@ -28,11 +31,14 @@ __all__ = [
     "CheckInfo",
     "Limits",
     "OnProgress",
+    "OnReport",
     "OnResult",
     "Plan",
     "ProgramSpec",
+    "RefusedError",
     "RunProgress",
     "Runner",
     "RunnerSettings",
+    "Session",
     "Survey",
 ]

@@ -19,6 +19,7 @@ from healthd.model import CheckResult, DeviceRecord, Inventory
 from healthd.runner.execution import Execution, Request
 from healthd.runner.lane import Job, Lane
 from healthd.runner.outcome import Outcome
+from healthd.runner.session import Session
 from healthd.runner.settings import CheckInfo, OnProgress, OnResult, Plan, RunnerSettings, Survey
 from healthd.runner.workers import Corpses, Workers
 
@@ -109,6 +110,19 @@ class Runner:
             await execution.clean_up()
             self.probe_device_seconds += execution.workers.device_seconds
         return execution.results()
+
+    def session(self, faults: Sequence[Fault] = ()) -> Session:
+        """Ranks for the rounds of one validation over several nodes. `Session.open` comes first."""
+        return Session(
+            make_workers=self._workers,
+            catalogue=self.catalogue,
+            on_survey=lambda outcome: self._surveyed(outcome, ()),
+            on_device_seconds=self._spent,
+            faults=faults,
+        )
+
+    def _spent(self, device_seconds: float) -> None:
+        self.probe_device_seconds += device_seconds
 
     # --- children that only answer ------------------------------------------------------------------------------------
 
@@ -222,6 +236,7 @@ def to_survey(outcome: Outcome, versions: Mapping[str, str], lost: Sequence[Faul
                 DeviceRecord(**{field.name: device.get(field.name) for field in dataclasses.fields(DeviceRecord)})
                 for device in plain["devices"]
             ),
+            workers=tuple(plain.get("workers") or ()),
         ),
         boot_id=answer["boot_id"],
         instance_id=answer["instance_id"],

@@ -24,7 +24,8 @@ from healthd.runner.lane import Job, Lane
 from healthd.runner.lock import DeviceLock, LockBusyError, read_leased
 from healthd.runner.outcome import Outcome, compose, in_order_of_end, unmeasured
 from healthd.runner.settings import CheckInfo, OnResult, Plan
-from healthd.runner.workers import Workers
+from healthd.runner.warm import Warming, lost_like, seconds_of
+from healthd.runner.workers import Workers, worker_targets
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Execution:
         self._folder: Path | None = None
         self._boot_id: str | None = None
         self._node = Lane(workers, None)
+        self._warming = Warming(workers, request.plan)
         self._lanes: list[Lane] = []
 
     async def perform(self, catalogue: Mapping[str, CheckInfo]) -> None:
@@ -164,11 +166,12 @@ class Execution:
             self._refuse(infos, surveyed.missing.reason, text)
             return
         if not self.workers.inventory.get("devices"):
-            lost = [info for info in infos if info.scope is not Scope.NODE]
-            self._refuse(lost, "MissingDevice", "no devices were found, so nothing was measured")
-            infos = [info for info in infos if info.scope is Scope.NODE]
-            if not infos:
-                return
+            infos = self._refuse_devices(infos, "MissingDevice", "no devices were found, so nothing was measured")
+        elif not worker_targets(self.workers.inventory):
+            text = "the devices are there and which cores could be probed is not known; see the passive checks"
+            infos = self._refuse_devices(infos, "NoData", text)
+        if not infos:
+            return
         run_dir = self.workers.settings.run_dir
         if run_dir is None:
             await self._if_free(infos, surveyed, tasks)
@@ -188,7 +191,7 @@ class Execution:
 
     async def _if_free(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
         attempt = 0
-        while busy := self._leased() or _busy(surveyed):
+        while busy := self._leased() or busy_by(surveyed):
             attempt += 1
             if attempt > self.workers.settings.retries:
                 self._refuse(infos, "Busy", busy, Status.SKIP)
@@ -204,7 +207,11 @@ class Execution:
         if len(programs) == len(infos):
             await self._submit_survey()
             return
-        self._lanes = [Lane(self.workers, device["target"]) for device in self.workers.inventory["devices"]]
+        held = await self._held_after(programs)
+        if held is not None:
+            self._refuse([info for info in infos if info not in programs], "Busy", held, Status.SKIP)
+            return
+        self._lanes = [Lane(self.workers, target) for target in worker_targets(self.workers.inventory)]
         serving = [tasks.create_task(lane.serve(), name=f"lane of {lane.target}") for lane in self._lanes]
         devices = [info for info in infos if info.scope is Scope.DEVICE]
         groups = [info for info in infos if info.scope is Scope.GROUP]
@@ -215,6 +222,23 @@ class Execution:
             lane.close()
         await asyncio.gather(*serving)
         await self._submit_survey()  # the devices are free again, or it is known who has them
+
+    async def _held_after(self, programs: Sequence[CheckInfo]) -> str | None:
+        """
+        Why the workers cannot have the devices, once node checks may have used them; None when they are free.
+
+        What such a check has started may need a moment to let go, and a device takes one process at a time.
+        """
+        names = {info.name for info in programs}
+        if all(self._results[name].status is Status.SKIP for name in names & self._results.keys()):
+            return None  # none of them did anything
+        attempt = 0
+        while held := busy_by(await self._submit_survey()):
+            attempt += 1
+            if attempt > self.workers.settings.retries:
+                return f"after {', '.join(sorted(names))}: {held}"
+            await self.workers.back_off(attempt)
+        return None
 
     def _leased(self) -> str | None:
         """Why the node is a job's although nobody holds devices, as its daemon says."""
@@ -227,7 +251,10 @@ class Execution:
         """Each worker takes its checks in order and waits for no other. `keep` them when ranks are wanted next."""
         places = asyncio.Semaphore(self.workers.settings.max_workers_at_once)
         keep = keep and len(self._lanes) <= self.workers.settings.max_workers_at_once
-        collectors = {info.name: _Collector(len(self._lanes)) for info in infos}
+        # What one device has compiled serves all of its kind.
+        lanes = self._lanes[:1] if self._plan.warm and self._warming.active else self._lanes
+        collectors = {info.name: _Collector(len(lanes)) for info in infos}
+        self._warming.announce(infos)
 
         def finish(info: CheckInfo, rank: int, outcome: Outcome) -> None:
             if outcomes := collectors[info.name].take(rank, outcome):
@@ -238,14 +265,24 @@ class Execution:
 
         async def work(rank: int, lane: Lane) -> None:
             async with places:
+                warmed = await self._warming.warm(lane, infos)
+                seconds = seconds_of(warmed)
+
+                def end(info: CheckInfo, rank: int, outcome: Outcome) -> None:
+                    outcome.compile_seconds += seconds.get(info.name, 0.0)
+                    finish(info, rank, outcome)
+
                 for info in infos:
-                    self._submit_device_check(info, rank, lane, finish)
+                    if warmed is not None and warmed.missing is not None:
+                        finish(info, rank, lost_like(warmed, lane.target))
+                    else:
+                        self._submit_device_check(info, rank, lane, end)
                 await lane.idle()
                 if not keep:
                     await lane.retire()
 
         if infos:
-            await asyncio.gather(*(work(rank, lane) for rank, lane in enumerate(self._lanes)))
+            await asyncio.gather(*(work(rank, lane) for rank, lane in enumerate(lanes)))
 
     def _submit_device_check(
         self, info: CheckInfo, rank: int, lane: Lane, finish: Callable[[CheckInfo, int, Outcome], None]
@@ -259,7 +296,7 @@ class Execution:
 
     async def _run_groups(self, infos: Sequence[CheckInfo]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="healthd-"))
-        collective = Collective(self.workers, self._lanes, self._folder)
+        collective = Collective(self.workers, self._lanes, self._folder, self._warming)
         for info in infos:
             faults = [fault for fault in self._request.faults if fault.check == info.name]
             outcomes, whole = await collective.run(info, self._timeout_seconds(info), self._command, faults)
@@ -300,6 +337,11 @@ class Execution:
     def _injected(self, info: CheckInfo) -> bool:
         return any(fault.check == info.name for fault in self._request.faults)
 
+    def _refuse_devices(self, infos: Sequence[CheckInfo], reason: str, message: str) -> list[CheckInfo]:
+        """Refuse what needs a device; what is left."""
+        self._refuse([info for info in infos if info.scope is not Scope.NODE], reason, message)
+        return [info for info in infos if info.scope is Scope.NODE]
+
     def _refuse(self, infos: Sequence[CheckInfo], reason: str, message: str, status: Status = Status.UNKNOWN) -> None:
         for info in infos:
             self._emit(self._unmeasured(info.name, reason, message, status))
@@ -331,7 +373,7 @@ class _Collector:
         return [self._outcomes[i] for i in range(self._count)] if len(self._outcomes) == self._count else []
 
 
-def _busy(surveyed: Outcome) -> str | None:
+def busy_by(surveyed: Outcome) -> str | None:
     """Why the devices are not ours to use; None when they are free."""
     if not surveyed.answers:
         return "who holds the devices cannot be seen"

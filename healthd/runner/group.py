@@ -20,10 +20,11 @@ from checks.faults import Fault
 from healthd.runner.lane import Job, Lane
 from healthd.runner.outcome import Outcome
 from healthd.runner.settings import CheckInfo
+from healthd.runner.warm import Warming, group_of
 from healthd.runner.workers import Workers
 
 # Beyond our own deadline: the operation must not give up before we have looked at who is where.
-_BEYOND_DEADLINE_SECONDS = 30.0
+BEYOND_DEADLINE_SECONDS = 30.0
 
 Command = Callable[[CheckInfo, Sequence[str], dict[str, Any]], dict[str, Any]]
 
@@ -31,10 +32,11 @@ Command = Callable[[CheckInfo, Sequence[str], dict[str, Any]], dict[str, Any]]
 class Collective:
     """The ranks of one run: rank R is the R-th device of the inventory."""
 
-    def __init__(self, workers: Workers, lanes: Sequence[Lane], folder: Path) -> None:
+    def __init__(self, workers: Workers, lanes: Sequence[Lane], folder: Path, warming: Warming | None = None) -> None:
         self._workers = workers
         self._lanes = lanes
         self._folder = folder
+        self._warming = warming
         self._generation = 0
         self._seed = secrets.randbits(31)
 
@@ -47,6 +49,8 @@ class Collective:
         A rank that dies without an injected fault is a transient cause: all run again, and the death is remembered.
         """
         kind = self._workers.inventory.get("ranks", "kept")
+        if self._warming is not None:
+            self._warming.announce([info], len(self._lanes))
         if kind == "together":
             return await self._together(info, timeout_seconds, command, faults)
         if kind == "fresh":
@@ -55,10 +59,13 @@ class Collective:
         crashes: dict[str, tuple[str, ...]] = {}
         while True:
             attempt += 1
+            if kind == "fresh":
+                self._workers.group = group_of([lane.target for lane in self._lanes])
             not_whole = await self._gather(info, faults)
             if not_whole:
                 return not_whole, False
-            outcomes = await self._attempt(info, timeout_seconds, command)
+            compiling = self._warming.allowance_seconds(self._lanes) if self._warming is not None else 0.0
+            outcomes = await self._attempt(info, timeout_seconds + compiling, command)
             for outcome in outcomes:
                 outcome.attempts, outcome.crashes = attempt, crashes.get(outcome.target, ())
             dead = [o for o in outcomes if o.missing is not None and o.missing.reason == "Crashed"]
@@ -127,7 +134,7 @@ class Collective:
             "rendezvous": rendezvous,
             "interface": "lo",
             "seed": self._seed,
-            "timeout_seconds": timeout_seconds + _BEYOND_DEADLINE_SECONDS,
+            "timeout_seconds": timeout_seconds + BEYOND_DEADLINE_SECONDS,
             "targets": [other.target for other in self._lanes],
         }
 
@@ -190,19 +197,24 @@ class Collective:
                 if time.monotonic() + grace_seconds < deadline:
                     deadline = time.monotonic() + grace_seconds
                     why = f"was still waiting {grace_seconds:g} s after another rank had ended"
-        words: dict[int, str] = {}
-        late = [rank for rank, task in enumerate(tasks) if not task.done()]
-        for rank in late:
-            child = self._lanes[rank].child
-            if child is not None:
-                words[rank] = child.last_words()
-                child.kill()
-        outcomes = [await task for task in tasks]
-        for rank in late:
-            last = outcomes[rank].progress[-1] if outcomes[rank].progress else None
-            seen = f"; last seen: {last.event} {last.step}" if last else "; it never joined"
-            outcomes[rank].worker_gone("Timeout", why + seen, error=f"{why}{seen}\n{words.get(rank, '')}".strip())
-        return outcomes
+        return await end_late(self._lanes, tasks, why)
+
+
+async def end_late(lanes: Sequence[Lane], tasks: Sequence[asyncio.Task[Outcome]], why: str) -> list[Outcome]:
+    """Kill the ranks that have not ended; the outcomes of all, late ones with where they were last seen."""
+    words: dict[int, str] = {}
+    late = [rank for rank, task in enumerate(tasks) if not task.done()]
+    for rank in late:
+        child = lanes[rank].child
+        if child is not None:
+            words[rank] = child.last_words()
+            child.kill()
+    outcomes = [await task for task in tasks]
+    for rank in late:
+        last = outcomes[rank].progress[-1] if outcomes[rank].progress else None
+        seen = f"; last seen: {last.event} {last.step}" if last else "; it never joined"
+        outcomes[rank].worker_gone("Timeout", why + seen, error=f"{why}{seen}\n{words.get(rank, '')}".strip())
+    return outcomes
 
 
 def _is_missing(info: CheckInfo, faults: Sequence[Fault], rank: int, lane: Lane) -> bool:

@@ -19,7 +19,7 @@ from checks.contract import Missing
 from checks.protocol import ProtocolError, shorten
 from healthd.runner.child import Child, Ended
 from healthd.runner.listen import hear, last_step
-from healthd.runner.outcome import Outcome, last_line
+from healthd.runner.outcome import Outcome, explain, last_line
 from healthd.runner.settings import RunProgress
 from healthd.runner.workers import Workers
 
@@ -46,6 +46,7 @@ class Lane:
     def __init__(self, workers: Workers, target: str | None) -> None:
         self.target = target or "node"
         self.child: Child | None = None
+        self.cold = False  # the present worker has graphs to compile before it can measure
         self._device = target
         self._workers = workers
         self._jobs: deque[Job] = deque()
@@ -93,7 +94,8 @@ class Lane:
             while self._jobs:
                 job = self._jobs.popleft()
                 attempts = max(job.attempts, self._starts)
-                job.finish(Outcome(target=self.target, attempts=attempts).lost(lost.reason, lost.message))
+                outcome = Outcome(target=self.target, attempts=attempts)
+                job.finish(outcome.lost(lost.reason, lost.message, action=lost.action))
             return
         job = self._jobs[0]
         outcome = await self.collect(job, max(self._free_at, job.submitted) + job.timeout_seconds)
@@ -153,21 +155,29 @@ class Lane:
             return self._lost("StartFailed", f"not ready within {limit_seconds:g} s"), True
         if isinstance(event, Ended):
             words = last_line(child.last_words())
-            return self._lost(
-                "StartFailed", f"{event.message} before it was ready{': ' if words else ''}{words}"
-            ), False
+            text = f"{event.message} before it was ready{': ' if words else ''}{words}"
+            return self._lost("StartFailed", text, child.last_words()), False
         if event["kind"] == "raised":
-            gone = event.get("type") == "DeviceMissingError"
-            text = f"{event.get('type')}: {event.get('message')}" if not gone else str(event.get("message"))
-            return self._lost("MissingDevice" if gone else "StartFailed", text), gone
+            return self._raised(event, child)
         if event["kind"] != "ready":
             return self._lost("Garbage", "said something else than ready"), True
         self._workers.learn_versions(event.get("versions"))
+        self.cold = bool(event.get("cold"))
         self._ready_at = self._free_at = time.monotonic()
         return None, False
 
-    def _lost(self, reason: str, message: str) -> Missing:
-        return Missing(target=self.target, reason=reason, message=shorten(message))
+    def _raised(self, event: dict[str, Any], child: Child) -> tuple[Missing, bool]:
+        """Why a worker did not get ready, by its own words, and whether that is final."""
+        message = str(event.get("message"))
+        if event.get("type") == "DeviceMissingError":
+            return self._lost("MissingDevice", message), True
+        if event.get("reason") == "ColdCache":
+            return self._lost("ColdCache", message), True
+        return self._lost("StartFailed", f"{event.get('type')}: {message}", child.last_words()), False
+
+    def _lost(self, reason: str, message: str, words: str = "") -> Missing:
+        reason, message, action = explain(reason, message, words)
+        return Missing(target=self.target, reason=reason, message=shorten(message), action=action)
 
     def _send(self, child: Child) -> None:
         lines = bytearray()
@@ -229,7 +239,8 @@ class Lane:
             child.kill()
             seen = f"; last seen: {last_step(outcome)}" if outcome.progress else ""
             text = f"did not end within {job.timeout_seconds:g} s{seen}"
-            outcome.worker_gone("Timeout", text, error=child.last_words() or None)
+            reason, text, action = explain("Timeout", text, child.last_words())
+            outcome.worker_gone(reason, text, error=child.last_words() or None, action=action)
         except ProtocolError as error:
             child.kill()
             outcome.worker_gone("Garbage", str(error), error=child.last_words() or None)

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from checks.protocol import MAX_FINDINGS, MAX_PROGRESS, ProtocolError, to_evidence, to_finding, to_progress
 from healthd.runner.child import Child, Ended, Event
-from healthd.runner.outcome import Outcome, last_line
+from healthd.runner.outcome import Outcome, explain, last_line
 
 MAX_ANSWERS = 1024
 MAX_EVIDENCE = 64
 
 # Reasons that a check may end with by an error of its host: the machine did not let it see.
-_OF_THE_MACHINE = frozenset({"NoData", "NoPermission", "MissingTool", "Timeout"})
+_OF_THE_MACHINE = frozenset({"NoData", "NoPermission", "MissingTool", "Timeout", "ColdCache"})
 
 Tell = Callable[[str, str], None]
 
@@ -27,9 +27,7 @@ def hear(event: Event, command_id: int, outcome: Outcome, child: Child, tell: Te
     Raises ProtocolError for what has no place here: the worker cannot be believed any more.
     """
     if isinstance(event, Ended):
-        words = child.last_words()
-        line = last_line(words)
-        outcome.worker_gone(event.reason, f"{event.message}{': ' if line else ''}{line}", error=words or None)
+        _ended(event, outcome, child.last_words())
         return True
     if event.get("id") != command_id:
         raise ProtocolError(f"an answer to command {event.get('id')!r} instead of {command_id}")
@@ -48,28 +46,45 @@ def hear(event: Event, command_id: int, outcome: Outcome, child: Child, tell: Te
             outcome.evidence.append(to_evidence(event.get("evidence")))
         case "catalogue" if len(outcome.answers) < MAX_ANSWERS:
             outcome.answers.append(event)
+        case "warmed" if len(outcome.answers) < MAX_ANSWERS:
+            outcome.answers.append(event)
+            tell("step", f"{event.get('text')} {event.get('check')}".strip()[:200])
         case "surveyed":
             outcome.answers.append(event)
             return True
         case "raised":
-            _raised(event, outcome)
+            _raised(event, outcome, child.last_words())
             return True
         case "done":
-            dropped = event.get("dropped")
-            if isinstance(dropped, int) and dropped > 0:
-                outcome.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst of them was kept"
+            _done(event, outcome)
             return True
         case kind:
             raise ProtocolError(f"an unexpected or surplus {kind[:32]!r}")
     return False
 
 
-def _raised(event: dict[str, object], outcome: Outcome) -> None:
+def _ended(event: Ended, outcome: Outcome, words: str) -> None:
+    line = last_line(words)
+    said = f"{event.message}{': ' if line else ''}{line}"
+    reason, message, action = explain(event.reason, said, words)
+    outcome.worker_gone(reason, message, error=words or None, action=action)
+
+
+def _done(event: dict[str, object], outcome: Outcome) -> None:
+    seconds, dropped = event.get("compile_seconds"), event.get("dropped")
+    if isinstance(seconds, float) and 0.0 < seconds < float("inf"):
+        outcome.compile_seconds += seconds
+    if isinstance(dropped, int) and dropped > 0:
+        outcome.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst of them was kept"
+
+
+def _raised(event: dict[str, object], outcome: Outcome, words: str) -> None:
     reason, raised_at = event.get("reason"), event.get("monotonic_seconds")
     message = str(event.get("message"))
     if reason not in _OF_THE_MACHINE:
         reason, message = "CheckError", f"{event.get('type')}: {message}"
-    outcome.lost(str(reason), message, error=str(event.get("traceback")))
+    reason, message, action = explain(str(reason), message, words)
+    outcome.lost(reason, message, error=str(event.get("traceback")), action=action)
     if isinstance(raised_at, float):  # by its own clock: what it raised about may be heard of later
         outcome.ended = min(outcome.ended, raised_at)
 

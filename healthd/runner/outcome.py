@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from checks.contract import SEVERITY, Evidence, Finding, Missing, Progress, Status, worst
+from checks.accelerators.neuron_errors import diagnose, telling_line
+from checks.contract import SEVERITY, Action, Evidence, Finding, Missing, Progress, Status, worst
 from checks.protocol import shorten
 from healthd.model import CheckResult
 from healthd.runner.settings import CheckInfo, Plan
@@ -19,7 +20,10 @@ from healthd.runner.settings import CheckInfo, Plan
 MAX_ERROR_CHARACTERS = 4000
 
 # What is known for certain of the node; all other reasons for having no outcome mean that we do not know.
-_FAILURES = frozenset({"Stuck", "MissingDevice"})
+_FAILURES = frozenset({"Stuck", "MissingDevice", "DeviceLost"})
+_BY_THEMSELVES = frozenset({"Crashed", "Garbage", "DeviceLost"})  # ends of a worker that nobody else brought about
+# Reasons that say no more than that it failed: the words of the device's runtime may know why.
+_VAGUE = frozenset({"Crashed", "CheckError", "StartFailed", "Timeout"})
 
 
 @dataclass(kw_only=True)
@@ -29,7 +33,7 @@ class Outcome:
 
     `error` holds the last words; `crashes` what happened in attempts before this one; `started_at` is the epoch time, 0
     where it never began; `began` and `ended` are monotonic. `answers` holds what is no finding (surveys, catalogues).
-    `worker_lost` says that the worker is of no more use.
+    `worker_lost` says that the worker is of no more use. `compile_seconds` is what compilation took.
     """
 
     target: str
@@ -39,6 +43,7 @@ class Outcome:
     answers: list[dict[str, Any]] = field(default_factory=list)
     missing: Missing | None = None
     worker_lost: bool = False
+    compile_seconds: float = 0.0
     error: str | None = None
     attempts: int = 1
     crashes: tuple[str, ...] = ()
@@ -46,19 +51,21 @@ class Outcome:
     began: float = field(default_factory=time.monotonic)
     ended: float = field(default_factory=time.monotonic)
 
-    def lost(self, reason: str, message: str, *, error: str | None = None) -> Outcome:
+    def lost(self, reason: str, message: str, *, error: str | None = None, action: Action | None = None) -> Outcome:
         """Say why there is no outcome; what was said before stands. Returns itself."""
         self.ended = time.monotonic()
         self.missing = Missing(
-            target=self.target, reason=reason, message=shorten(message), progress=tuple(self.progress)
+            target=self.target, reason=reason, message=shorten(message), progress=tuple(self.progress), action=action
         )
         self.error = (error or message)[-MAX_ERROR_CHARACTERS:]
         return self
 
-    def worker_gone(self, reason: str, message: str, *, error: str | None = None) -> Outcome:
+    def worker_gone(
+        self, reason: str, message: str, *, error: str | None = None, action: Action | None = None
+    ) -> Outcome:
         """The same, when the worker went with it."""
         self.worker_lost = True
-        return self.lost(reason, message, error=error)
+        return self.lost(reason, message, error=error, action=action)
 
 
 def finding_of(missing: Missing) -> Finding:
@@ -68,7 +75,26 @@ def finding_of(missing: Missing) -> Finding:
         status = Status.FAIL
     elif missing.reason == "Busy":
         status = Status.SKIP
-    return Finding(status=status, reason=missing.reason, message=missing.message, target=missing.target)
+    return Finding(
+        status=status,
+        reason=missing.reason,
+        message=missing.message,
+        target=missing.target,
+        action=missing.action,
+    )
+
+
+def explain(reason: str, message: str, words: str) -> tuple[str, str, Action | None]:
+    """
+    The reason and message of a failure, better ones where the words of a device's runtime say what it was.
+
+    `words` are the last ones of the worker; the action is None where the reason's own holds.
+    """
+    text = f"{message}\n{words}"
+    found = diagnose(text) if reason in _VAGUE else None
+    if found is None:
+        return reason, message, None
+    return found.reason, shorten(found.message(telling_line(text))), found.action
 
 
 def findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
@@ -143,6 +169,7 @@ def _result(
             max(outcome.ended for outcome in begun) - min(outcome.began for outcome in begun) if begun else 0.0
         ),
         attempts=max((outcome.attempts for outcome in outcomes), default=1),
+        compile_seconds=max((outcome.compile_seconds for outcome in outcomes), default=0.0),
         error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
         injected=injected,
         executor=plan.executor,
@@ -171,9 +198,8 @@ def in_order_of_end(outcomes: Iterable[Outcome]) -> list[Missing]:
     import dataclasses
 
     lost = [(outcome, outcome.missing) for outcome in outcomes if outcome.missing is not None]
-    by_themselves = [(o, m) for o, m in lost if m.reason in ("Crashed", "Garbage") or not o.worker_lost]
-    head_start = {"Crashed": 0.25, "Garbage": 0.25}
-    by_themselves.sort(key=lambda item: item[0].ended - head_start.get(item[1].reason, 0.0))
+    by_themselves = [(o, m) for o, m in lost if m.reason in _BY_THEMSELVES or not o.worker_lost]
+    by_themselves.sort(key=lambda item: item[0].ended - (0.25 if item[1].reason in _BY_THEMSELVES else 0.0))
     rank = {id(outcome): number for number, (outcome, _) in enumerate(by_themselves)}
     return [dataclasses.replace(missing, order=rank.get(id(outcome))) for outcome, missing in lost]
 

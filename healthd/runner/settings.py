@@ -4,10 +4,11 @@ What the runner is asked and what it needs to know: frozen records, nothing that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from checks.contract import Limit, Scope, Tier
 from healthd.model import CheckResult, Inventory
@@ -23,6 +24,8 @@ class Plan:
     order: str | None = None
     timeout_seconds: float | None = None
     """Of the whole run: what has not ended then is unknown (`Timeout`). None leaves it to the checks' own limits."""
+    warm: bool = False
+    """Only to compile: device checks run on the first device alone, and what is not compiled yet is compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +110,18 @@ class RunnerSettings:
     """Programs that speak a plug-in protocol."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the workers."""
-    max_workers_at_once: int = 32
-    """Device workers at a time, each with torch in it; the ranks of a collective always run together."""
+    max_workers_at_once: int = field(default_factory=lambda: max(2, (os.cpu_count() or 2) // 2))
+    """Device workers at a time, each with torch in it; half of the processors, because importing torch is work for
+    them. The ranks of a collective always run together."""
     start_timeout_seconds: float = 60.0
     """From the start of a worker to its ready: importing torch from a cold network file system takes long."""
+    compile_cache: Path | None = None
+    """Where compiled graphs of the probes are kept, for accelerators that compile. None: whatever their compiler does,
+    and nothing is ever cold."""
+    on_cold_cache: Literal["unknown", "compile"] = "unknown"
+    """What a quick run does where graphs are not compiled: say so at once, or compile. Deep runs always compile."""
+    compile_timeout_seconds: float = 1200.0
+    """For compiling all graphs of a run on one device: a small one takes a minute."""
     survey_timeout_seconds: float = 10.0
     """For finding devices and their holders."""
     judge_timeout_seconds: float = 10.0

@@ -65,6 +65,8 @@ class Workers:
     ) -> None:
         self.settings = settings
         self.inventory: dict[str, Any] = {}
+        self.compile: dict[str, Any] | None = None  # what new workers are told of compilation (see healthd.runner.warm)
+        self.group: dict[str, Any] | None = None  # the group that new workers become ranks of, where they must know
         self.device_seconds = 0.0
         self.python = str(settings.probe_python or sys.executable)
         self._corpses = corpses
@@ -90,11 +92,14 @@ class Workers:
         options = {**settings.options, "ignore_pids": [os.getpid(), *settings.options.get("ignore_pids", ())]}
         if settings.run_dir is not None:
             options["run_dir"] = str(settings.run_dir)
+        if self.group is not None:
+            options["group"] = self.group
         return {
             "host_root": str(settings.host_root) if settings.host_root else None,
             "target": target,
             "accelerator": self.inventory.get("accelerator") or settings.accelerator,
             "inventory": self.inventory,
+            "compile": self.compile if target is not None else None,
             "options": options,
             "limits": from_limits(settings.limits),
             "extra_files": self._extra_files,
@@ -154,6 +159,17 @@ class Workers:
         for name, child in left:
             if not await child.gone(max(0.0, deadline - time.monotonic())) and name != "node":
                 self.keep_corpse(name, child)
+
+
+def worker_targets(inventory: Mapping[str, Any]) -> list[str]:
+    """
+    What gets a worker each, and becomes a rank: what the inventory names, else its devices.
+
+    Empty where there are devices of which it is not known how to give them to workers.
+    """
+    named = inventory.get("workers")
+    found = [device["target"] for device in inventory.get("devices") or ()] if named is None else named
+    return [str(target) for target in found]
 
 
 def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -262,6 +262,65 @@ print(json.dumps({"runs": after[0] - before[0], "compiled": after[1] - before[1]
         assert said["free"] > 2**20
         assert "collectives between processes on PJRT CPU are not supported" in said["backend"]
 
+    def test_quick_tier_compiles_five_graphs_and_a_second_round_none(self) -> None:
+        """Each graph is a minute on a Neuron compiler: two products, two of memory, one digest, none for copies."""
+        code = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from checks.accelerators import xla
+from checks.contract import Context, Tier, load_params
+from checks.device.digest import digest
+from checks.device.matmul import matmul
+from checks.device.memory import memory
+from checks.device.transfer import transfer
+from checks.host import Host
+import torch_xla.debug.metrics as metrics
+inventory = xla.find(Host(None), {})
+device = xla.bind("xla:1", inventory, {})
+said, seconds = [], []
+for tier in (Tier.QUICK, Tier.QUICK, Tier.DEEP):
+    for check in (matmul, memory, digest, transfer):
+        params = load_params(check.params_type, {"max_bytes": 2**25} if check is memory else {})
+        before = (metrics.metric_data("CompileTime") or [0])[0]
+        list(check(Context(host=Host(None), params=params, tier=tier, device=device, group=None, previous=None,
+            inventory=inventory, limits={})))
+        said.append((metrics.metric_data("CompileTime") or [0])[0] - before)
+    seconds.append(device.compile_seconds())
+print(json.dumps({"graphs": said, "seconds": seconds, "fallbacks": device.fallbacks()}))
+"""
+        done = subprocess.run([PYTHON, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert said["graphs"] == [2, 2, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0]  # deep adds fp16 and fp8
+        assert 0 < said["seconds"][0] == said["seconds"][1] < said["seconds"][2]
+        assert said["fallbacks"] == []
+
+    def test_work_that_the_host_does_for_the_device_is_told(self) -> None:
+        code = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from checks.accelerators import xla
+from checks.compiling import with_fallbacks
+from checks.host import Host
+device = xla.bind("xla:1", xla.find(Host(None), {}), {})
+torch = device.torch
+def check(names):
+    for name in names:
+        getattr(torch, name)(torch.ones(4, 4).to(device.torch_device))
+        device.synchronize()
+        yield name
+found = [[x if isinstance(x, str) else [x.status.value, x.reason, x.message] for x in with_fallbacks(device, check(n))]
+    for n in (["abs"], ["geqrf"], ["abs"], ["geqrf"])]
+print(json.dumps(found))
+"""
+        done = subprocess.run([PYTHON, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        first, second, third, fourth = json.loads(done.stdout)
+        assert first == third == ["abs"]
+        assert second == fourth
+        assert second[1][:2] == ["unknown", "HostFallback"]
+        assert "aten::geqrf" in second[1][2]
+
     def test_separate_processes_of_the_cpu_client_are_alone_which_is_why_ranks_share_one(self, tmp_path: Path) -> None:
         """Should this ever fail, ranks of XLA on CPU can become processes of their own."""
         code = """

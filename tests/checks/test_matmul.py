@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from checks.contract import Finding, Limit, Status
+from checks.contract import Finding, Limit, Status, Tier
 from checks.device.matmul import matmul
 
 
@@ -118,7 +118,68 @@ def test_data_is_new_each_run_and_the_same_for_the_same_seed(context: Any, tampe
 
 
 def test_parameters_that_make_no_sense_are_named(context: Any, cpu_device: Any) -> None:
-    with pytest.raises(ValueError, match="no such dtype 'fp8'; known are fp32, bf16, fp16"):
-        run(context(matmul, device=cpu_device, dtypes=["fp8"]))
+    with pytest.raises(ValueError, match="no such dtype 'fp9'; known are fp32, bf16, fp16, fp8"):
+        run(context(matmul, device=cpu_device, dtypes=["fp9"]))
     with pytest.raises(ValueError, match="'sizes' must have one number per dtype"):
         run(context(matmul, device=cpu_device, sizes=[1, 2, 3]))
+
+
+def test_deep_tier_adds_what_the_device_has_and_leaves_out_what_it_has_not(
+    context: Any, cpu_device: Any, tampering: Any
+) -> None:
+    measured = []
+
+    def measure(operation: Any, *, repeats: int, warmup: int) -> list[float]:
+        measured.append(1)
+        if len(measured) > 3:
+            raise RuntimeError("\"addmm\" not implemented for 'Float8'\nand a stack")
+        seconds: list[float] = cpu_device.measure(operation, repeats=repeats, warmup=warmup)
+        return seconds
+
+    findings = run(context(matmul, device=tampering(measure=measure), tier=Tier.DEEP))
+    assert [finding.status for finding in findings] == [Status.PASS, Status.PASS, Status.PASS, Status.SKIP]
+    assert findings[2].measurements[0].labels["dtype"] == "fp16"
+    assert findings[3].reason == "NotApplicable"
+    assert "no fp8 products on this device" in findings[3].message
+
+
+@pytest.mark.parametrize("size", [16, 700])
+def test_fp8_products_are_judged_by_their_own_rounding(context: Any, tampering: Any, size: int) -> None:
+    """The device rounds fp32 sums to fp8; one step more is an error."""
+
+    def make(wrong: bool) -> Any:
+        import torch
+
+        def measure(operation: Any, *, repeats: int, warmup: int) -> list[float]:
+            return [1.0] * repeats
+
+        def matmul_of(tensor: Any, _: int) -> Any:
+            generator = torch.Generator().manual_seed(3)
+            a, b = (torch.rand(size, size, generator=generator).mul_(2).sub_(1) for _ in range(2))
+            product = a.to(torch.float8_e4m3fn).float() @ b.to(torch.float8_e4m3fn).float()
+            return (product * (1.4 if wrong else 1.0)).to(torch.float8_e4m3fn)
+
+        return tampering(matmul_of, measure=measure)
+
+    def judged(wrong: bool) -> Finding:
+        (finding,) = run(context(matmul, device=make(wrong), dtypes=["fp8"], sizes=[size], seed=3))
+        return finding
+
+    assert judged(False).status is Status.PASS, judged(False).message
+    assert judged(True).reason == "WrongResult"
+
+
+def test_dtype_that_the_host_would_do_is_left_out_and_trouble_of_the_device_is_not(
+    context: Any, tampering: Any
+) -> None:
+    *_, fp16, fp8 = run(context(matmul, device=tampering(fallbacks=lambda: ("aten::mm",)), tier=Tier.DEEP))
+    assert (fp16.status, fp8.status) == (Status.SKIP, Status.SKIP)
+    assert "the host would do aten::mm" in fp16.message
+
+    def fail(tensor: Any, read: int) -> Any:
+        if read > 2:
+            raise RuntimeError("nrt_execute failed: status=1202")
+        return tensor
+
+    with pytest.raises(RuntimeError, match="1202"):
+        run(context(matmul, device=tampering(fail), tier=Tier.DEEP))

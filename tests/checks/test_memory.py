@@ -36,7 +36,7 @@ def test_flipped_bit_is_found_in_every_pattern_both_ways_and_in_every_chunk(
 
     def flip(tensor: Any, number: int) -> Any:
         if number == read:
-            tensor[1000] ^= 1 << 17
+            tensor[2000] ^= 1 << 17  # of words of 32 bits
         return tensor
 
     finding = run(context(memory, device=tampering(flip), max_bytes=8 * MIB, seed=3))
@@ -50,7 +50,7 @@ def test_flipped_bit_is_found_in_every_pattern_both_ways_and_in_every_chunk(
 
 def test_crossed_address_lines_are_found_by_the_address_pattern(context: Any, tampering: Any) -> None:
     def cross(tensor: Any, _: int) -> Any:
-        tensor[4:8] = tensor[0:4].clone()  # two addresses reach one cell
+        tensor[8:16] = tensor[0:8].clone()  # two addresses reach one cell; words of 64 bits are two of 32 there
         return tensor
 
     finding = run(context(memory, device=tampering(cross), max_bytes=2 * MIB))
@@ -61,7 +61,7 @@ def test_crossed_address_lines_are_found_by_the_address_pattern(context: Any, ta
 
 def test_bits_of_the_top_of_a_word_are_told_as_well(context: Any, tampering: Any) -> None:
     def invert(tensor: Any, _: int) -> Any:
-        tensor[0] ^= -(2**63)
+        tensor[1] ^= -(2**31)
         return tensor
 
     assert "bit 63" in run(context(memory, device=tampering(invert), max_bytes=2 * MIB)).message

@@ -69,5 +69,10 @@ print(json.dumps(said))
     said = json.loads(run(python, code, str(HEALTHY), json.dumps(dict(INVENTORY))))
     assert len(said) >= 10
     assert said.pop("instance_type") == ["skip"]  # a plain machine, not on EC2
+    # Nor one with Neuron devices.
+    for name in ("neuron_counters", "neuron_versions", "neuron_cores", "neuron_topology", "device_permissions"):
+        assert said.pop(name) == ["skip"]
+    for name in ("efa", "gpu_memory", "gpu_throttle", "gpu_links", "gpu_driver"):  # nor with EFA or NVIDIA GPUs
+        assert said.pop(name) == ["skip"]
     assert {status for statuses in said.values() for status in statuses} == {"pass"}
     assert all(said.values())

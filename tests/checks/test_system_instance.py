@@ -1,4 +1,4 @@
-"""The instance type: what it promises is there; a Trainium machine never passes as one with plain CPUs."""
+"""The instance type: the accelerator it promises is there; a Trainium machine never passes as one with plain CPUs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from checks.catalog import TYPES
 from checks.contract import Action, Finding, Status
+from checks.system.devices import device_count
 from checks.system.instance import instance_type
 from tests.hosts.machine import Machine, number, worst_of
 
@@ -50,7 +51,10 @@ def test_whole_machine_of_every_type_passes_with_numbers(name: str, machine: Mac
     findings = on(machine, name).findings(instance_type, inventory=inventory(name))
     assert worst_of(findings) == PASSES
     count = number(findings, "instance_devices_count")
-    assert (count.value, count.lower, count.origin) == (TYPES[name].devices, TYPES[name].devices, "catalogue")
+    assert (count.value, count.lower) == (TYPES[name].devices, None)  # device_count judges it
+    judged = machine.findings(device_count, inventory={**inventory(name), "expected_device_count": None})
+    assert worst_of(judged) == PASSES
+    assert (number(judged, "device_count").lower, number(judged, "device_count").origin) == (count.value, "catalogue")
     assert number(findings, "instance_device_memory_bytes").value == TYPES[name].chip.memory_bytes
 
 
@@ -68,10 +72,24 @@ def test_machine_without_any_inventory_fails_as_well(machine: Machine) -> None:
     assert worst_of(findings) == MISSING
 
 
-@pytest.mark.parametrize(("count", "expected"), [(16, PASSES), (15, MISSING), (0, MISSING), (17, UNKNOWN)])
-def test_devices_are_counted_against_the_type(count: int, expected: object, machine: Machine) -> None:
-    seen = inventory("trn1.32xlarge", device_count=count)
-    assert worst_of(on(machine, "trn1.32xlarge").findings(instance_type, inventory=seen)) == expected
+@pytest.mark.parametrize(("name", "count"), [("trn1.32xlarge", 15), ("trn1.32xlarge", 0), ("p5.48xlarge", 7)])
+def test_too_few_devices_for_the_type_are_one_finding_of_device_count(name: str, count: int, machine: Machine) -> None:
+    seen = {**inventory(name, device_count=count), "expected_device_count": None}
+    assert worst_of(on(machine, name).findings(instance_type, inventory=seen)) == PASSES
+    (finding,) = machine.findings(device_count, inventory=seen)
+    assert (finding.status, finding.reason, finding.target) == (*MISSING, "node")
+
+
+def test_more_devices_than_the_type_has_are_one_finding_of_the_type(machine: Machine) -> None:
+    seen = {**inventory("trn1.32xlarge", device_count=17), "expected_device_count": None}
+    assert worst_of(on(machine, "trn1.32xlarge").findings(instance_type, inventory=seen)) == UNKNOWN
+    assert worst_of(machine.findings(device_count, inventory=seen)) == PASSES
+
+
+def test_devices_of_another_kind_than_the_types_are_compared_with_nothing(machine: Machine) -> None:
+    seen = {**inventory("p5.48xlarge"), "expected_device_count": None}
+    assert worst_of(on(machine, "trn1.32xlarge").findings(device_count, inventory=seen)) == UNKNOWN
+    assert worst_of(machine.findings(instance_type, inventory=seen)) == MISSING
 
 
 def test_count_that_the_driver_does_not_say_is_unknown(machine: Machine) -> None:
@@ -81,12 +99,12 @@ def test_count_that_the_driver_does_not_say_is_unknown(machine: Machine) -> None
 
 
 def test_container_with_a_share_of_the_devices_says_how_many(machine: Machine) -> None:
-    seen = inventory("trn1.32xlarge", device_count=4, core_count=8)
+    seen = {**inventory("trn1.32xlarge", device_count=4, core_count=8), "expected_device_count": None}
     on(machine, "trn1.32xlarge")
-    assert worst_of(machine.findings(instance_type, inventory=seen)) == MISSING
-    findings = machine.findings(instance_type, inventory=seen, devices=4)
+    assert worst_of(machine.findings(device_count, inventory=seen)) == MISSING
+    findings = machine.findings(device_count, inventory=seen, expected=4)
     assert worst_of(findings) == PASSES
-    assert number(findings, "instance_devices_count").origin == "config"
+    assert number(findings, "device_count").origin == "config"
 
 
 def under_xla(client: str, count: int) -> dict[str, Any]:
@@ -110,25 +128,6 @@ def test_xla_on_another_device_than_the_types_fails(client: str, machine: Machin
     on(machine, "trn1.32xlarge")
     machine.write("/dev/neuron0", "")
     assert worst_of(machine.findings(instance_type, inventory=under_xla(client, 2))) == MISSING
-
-
-@pytest.mark.parametrize(
-    ("name", "cores", "expected"),
-    [
-        ("trn2.48xlarge", 64, PASSES),
-        ("trn2.48xlarge", 128, PASSES),
-        ("trn2.48xlarge", 63, MISSING),
-        ("trn2.48xlarge", 96, MISSING),
-        ("trn2.48xlarge", 129, MISSING),
-        ("trn1.32xlarge", 31, MISSING),
-        ("trn1.32xlarge", None, PASSES),
-    ],
-)
-def test_cores_fit_one_of_the_logical_configurations(
-    name: str, cores: int | None, expected: object, machine: Machine
-) -> None:
-    findings = on(machine, name).findings(instance_type, inventory=inventory(name, core_count=cores))
-    assert worst_of(findings) == expected
 
 
 def with_memory(*ratios: float | None) -> dict[str, Any]:
@@ -179,10 +178,11 @@ def test_type_that_cannot_be_read_on_ec2_is_unknown(product: str, machine: Machi
 
 
 def test_type_whose_size_nobody_knows_is_unknown_until_somebody_says_it(machine: Machine) -> None:
-    seen = inventory("trn3p.48xlarge", device_count=16, core_count=64)
+    seen = {**inventory("trn3p.48xlarge", device_count=16, core_count=64), "expected_device_count": None}
     on(machine, "trn3p.48xlarge")
-    assert worst_of(machine.findings(instance_type, inventory=seen)) == UNKNOWN
-    assert worst_of(machine.findings(instance_type, inventory=seen, devices=16)) == PASSES
+    assert worst_of(machine.findings(instance_type, inventory=seen)) == PASSES
+    assert worst_of(machine.findings(device_count, inventory=seen)) == UNKNOWN
+    assert worst_of(machine.findings(device_count, inventory=seen, expected=16)) == PASSES
 
 
 def test_machine_elsewhere_is_not_concerned(machine: Machine) -> None:
@@ -205,7 +205,10 @@ def test_type_comes_from_the_parameter_or_the_tool_where_the_firmware_is_hidden(
     seen = inventory("trn1.2xlarge")
     assert worst_of(machine.findings(instance_type, inventory=seen, type="trn1.2xlarge")) == PASSES
     assert worst_of(machine.findings(instance_type, inventory={**seen, "instance_type": "trn1.2xlarge"})) == PASSES
-    assert worst_of(machine.findings(instance_type, inventory=seen, type="trn1.32xlarge")) == MISSING
+    assert worst_of(machine.findings(instance_type, inventory=seen, type="p5.48xlarge")) == MISSING
+    seen = {**seen, "expected_device_count": None}
+    assert worst_of(machine.findings(device_count, inventory=seen, type="trn1.2xlarge")) == PASSES
+    assert worst_of(machine.findings(device_count, inventory=seen, type="trn1.32xlarge")) == MISSING
 
 
 def test_parameter_that_is_no_type_is_said_and_not_passed_over(machine: Machine) -> None:

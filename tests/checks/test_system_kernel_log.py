@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.contract import Status
-from checks.system.fault_lines import BENIGN, PATTERNS, find_fault
+from checks.contract import Action, Blame, Status
+from checks.system.fault_lines import BENIGN, PATTERNS, find_fault, find_target
 from checks.system.kernel_log import kernel_log
 from tests.hosts.machine import Machine, number, worst_of
 
@@ -57,11 +58,32 @@ FAULTS = [
     ("PCIe fatal", Status.FAIL, "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Data Link"),
     ("PCIe fatal", Status.FAIL, "pcieport 0000:00:01.0: AER: Uncorrectable (Fatal) error message received"),
     ("PCIe fatal", Status.FAIL, "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Data Link"),
-    ("Neuron hardware error", Status.FAIL, "[ND 3] NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR instance-id=i-0"),
+    ("Neuron SRAM error", Status.FAIL, "NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR instance-id=i-0 nd-id=0 nc-id=1"),
+    ("Neuron core error", Status.FAIL, "2026-01-01T00:00:00Z NEURON_HW_ERR=NC_UNCORRECTABLE_ERROR instance-id=i-0"),
+    ("Neuron HBM error", Status.FAIL, "[ND 3] NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR instance-id=i-0"),
+    ("Neuron DMA error", Status.FAIL, "NEURON_HW_ERR=DMA_ERROR nd-id=2"),
+    ("Neuron DMA error", Status.FAIL, "NEURON_HW_ERR=DMA_ABORT nd-id=2"),
+    ("Neuron hang in collectives", Status.WARN, "NEURON_HW_ERR=HANG_ON_COLLECTIVES nd-id=2"),
+    ("Neuron hardware error of an unknown kind", Status.FAIL, "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR_2 nd-id=2"),
+    ("Neuron hardware error of an unknown kind", Status.FAIL, "NEURON_HW_ERR="),
     *(
         ("GPU Xid", Status.FAIL, f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=4711, name=python")
-        for code in (48, 63, 64, 74, 79, 94, 95, 119, 120)
+        for code in (46, 48, 62, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
     ),
+    ("GPU Xid", Status.FAIL, "NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Fatal   XC0 i0 Link 11 (0x4)"),
+    (
+        "GPU Xid",
+        Status.FAIL,
+        "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed to 0x1 (GPU Reset Required)",
+    ),
+    ("GPU Xid remapping failed", Status.FAIL, "NVRM: Xid (PCI:0000:3b:00): 64, pid=1, Row Remapper failure"),
+    ("GPU Xid reboot", Status.FAIL, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
+    ("GPU Xid reboot", Status.FAIL, "NVRM: Xid (PCI:0000:3b:00): 154, changed to 0x2 (Node Reboot Required)"),
+    ("GPU Xid power", Status.FAIL, "NVRM: Xid (PCI:0000:3b:00): 54, External power cables not connected"),
+    ("GPU Xid memory", Status.WARN, "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked"),
+    ("GPU Xid memory", Status.WARN, "NVRM: Xid (PCI:0000:3b:00): 92, High single-bit ECC error rate"),
+    ("GPU Xid memory", Status.WARN, "NVRM: Xid (PCI:0000:3b:00): 94, pid=4711, Contained: SM (0x1)."),
+    ("GPU Xid NVLink", Status.WARN, "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 11"),
 ]
 ORDINARY = [
     "mce: CPU3: Core temperature/speed normal",
@@ -72,6 +94,9 @@ ORDINARY = [
     "infiniband rdmap0s6: Failed to process command DEREG_MR (opcode 8) comp_status 7 err -22",
     "neuron: npid_detach: process 4711 exited, NEURON_HW_ERR=NONE",
     "nd0: ndma_memcpy_wait_for_completion NEURON_HW_ERR=X completion timeout",
+    "neuron:ndma_memcpy_wait_for_completion: DMA completion timeout for UDMA_ENG_33 q0",
+    "neuron:mc_alloc: device mempool [0:0] total 1073741568 occupied 960539030 needed 1272 available 768",
+    "Neuron Driver Started with Version:2.30.2.0-0123456789abcdef",
     "mc_alloc: device mempool NEURON_HW_ERR=X",
     "Memory cgroup out of memory: Killed process 4711 (python), oom-kill:x",
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=pod,task=python",
@@ -83,6 +108,7 @@ ORDINARY = [
     "pcieport 0000:00:01.0: AER: Uncorrected (Non-Fatal) error received: 0000:01:00.0",
     "NVRM: Xid (PCI:0000:3b:00): 13, pid=79, Graphics Exception: ESR 0x404600=0x80000002",
     "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, MMU fault: 79",
+    "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
     "EXT4-fs (nvme0n1p1): mounted filesystem with ordered data mode. Opts: errors=remount-ro",
     "systemd[1]: Started Daily apt upgrade.",
     "",
@@ -110,12 +136,62 @@ def test_ordinary_and_benign_lines_are_no_fault(line: str) -> None:
     assert find_fault(line) is None
 
 
+def neuron_line(kind: str, device: str = "nd-id=4") -> str:
+    return (
+        f"[ 4990.0] NEURON_HW_ERR={kind} instance-id=i-0 hostname=ip-10-0-0-1 {device} nc-id=1 serial-num=1f action=X\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [
+        ("SRAM_UNCORRECTABLE_ERROR", Action.REPLACE),
+        ("NC_UNCORRECTABLE_ERROR", Action.REPLACE),
+        ("HBM_UNCORRECTABLE_ERROR", Action.REPLACE),
+        ("DMA_ERROR", Action.REPLACE),
+        ("SOMETHING_NEW", Action.INSPECT),
+    ],
+)
+def test_hardware_error_of_a_neuron_device_names_the_device_and_the_documented_advice(
+    kind: str, action: Action, machine: Machine
+) -> None:
+    machine.write("/dev/kmsg", neuron_line(kind))
+    (finding,) = machine.findings(kernel_log)
+    assert (finding.status, finding.target, finding.action, finding.blame) == (Status.FAIL, "neuron:4", action, None)
+
+
+def test_hang_in_collectives_accuses_no_node_and_passes_after_an_hour(machine: Machine) -> None:
+    """Its cause may be another node of the job, and every node of it writes the line."""
+    machine.write("/dev/kmsg", neuron_line("HANG_ON_COLLECTIVES"))
+    (finding,) = machine.findings(kernel_log)
+    assert (finding.status, finding.blame, finding.target) == (Status.WARN, Blame.PATH, "neuron:4")
+    machine.write("/proc/uptime", "9000.0 1.0\n")
+    assert worst_of(machine.findings(kernel_log))[0] is Status.PASS
+
+
+def test_each_device_is_told_by_itself_and_a_line_without_a_device_accuses_the_node(machine: Machine) -> None:
+    kind = "HBM_UNCORRECTABLE_ERROR"
+    lines = [neuron_line(kind, f"nd-id={number}") for number in (3, 11, 3)] + [neuron_line(kind, "")]
+    machine.write("/dev/kmsg", "".join(lines))
+    findings = machine.findings(kernel_log)
+    assert {finding.target: finding.measurements[0].value for finding in findings} == {
+        "neuron:3": 2.0,
+        "neuron:11": 1.0,
+        "node": 1.0,
+    }
+
+
+@pytest.mark.parametrize("device", ["nd-id=", "nd-id=x", "nd-id=123456", "send-id=3", "nd-id=-1"])
+def test_device_number_that_is_none_leaves_the_fault_with_the_node(device: str, machine: Machine) -> None:
+    machine.write("/dev/kmsg", neuron_line("DMA_ERROR", device))
+    (finding,) = machine.findings(kernel_log)
+    assert (finding.status, finding.target) == (Status.FAIL, "node")
+
+
 def test_every_pattern_and_every_benign_line_is_tripped_by_a_line_of_these_tests() -> None:
     """Rival fault 5: a pattern that nothing trips is dead."""
     found = {id(find_fault(line)) for _, _, line in FAULTS}
     assert [pattern for pattern in PATTERNS if id(pattern) not in found] == []
-    import re
-
     assert [benign for benign in BENIGN if not any(re.search(benign, line) for line in ORDINARY)] == []
 
 
@@ -197,3 +273,20 @@ def test_frozen_log_never_blocks(machine: Machine) -> None:
 )
 def test_any_text_is_judged_without_a_crash_and_the_same_twice(text: str) -> None:
     assert find_fault(text) == find_fault(text)
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_characters="\n\r"), max_size=40),
+    st.text(max_size=40),
+    st.sampled_from(["[ND 3] ", "", " "]),
+)
+def test_neuron_error_in_any_surroundings_is_found_and_its_target_is_a_device_or_the_node(
+    kind: str, rest: str, head: str
+) -> None:
+    text = f"{head}NEURON_HW_ERR={kind} {rest}"
+    pattern = find_fault(text)
+    benign = any(re.search(line, text) for line in BENIGN)
+    assert (pattern is None) is benign
+    if pattern is not None:
+        target = find_target(pattern, text)
+        assert target == "node" or target.removeprefix("neuron:").isdecimal()

@@ -34,7 +34,7 @@ def test_one_wrong_bit_is_a_wrong_result_with_its_place(context: Any, tampering:
     findings = run(context(transfer, device=tampering(flip), size_bytes=8192, seed=9))
     wrong = findings[read - 1]
     assert (wrong.status, wrong.reason, wrong.target) == (Status.FAIL, "WrongResult", "cpu:0")
-    assert "1 of 1024 words of 8 bytes differ after the copy, the first at byte 616 (seed 9)" in wrong.message
+    assert "1 of 2048 words of 4 bytes differ after the copy, the first at byte 308 (seed 9)" in wrong.message
     assert [f.status for f in findings].count(Status.FAIL) == 1
 
 

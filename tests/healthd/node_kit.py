@@ -13,6 +13,7 @@ from checks.faults import Fault
 from healthd.model import CheckResult, CheckSpec, DeviceRecord, Health, Inventory, Lease, NodeState, Order, RunOrder
 from healthd.node.catalogue import enabled_checks
 from healthd.node.clock import Clock
+from healthd.node.flight import Allotters
 from healthd.node.leases import Ledger
 from healthd.node.orders import Orders
 from healthd.node.scheduler import Scheduler
@@ -213,7 +214,14 @@ class ScriptedProbes:
 class World:
     """A node without sockets: book, scheduler and orders around scripted probes, with a clock moved by hand."""
 
-    def __init__(self, folder: Path, *, active: ActiveSettings | None = None, boot_id: str | None = BOOT) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        active: ActiveSettings | None = None,
+        boot_id: str | None = BOOT,
+        schedulers: Allotters | None = None,
+    ) -> None:
         self.time = MovedClock()
         self.settings = settings(
             folder, active=active or ActiveSettings(), lease=LeaseSettings(settle_seconds=60.0, watch_seconds=0.01)
@@ -224,7 +232,13 @@ class World:
             self.settings, enabled_checks(CATALOGUE, self.settings), clock=self.time.clock, boot_id=boot_id
         )
         self.scheduler = Scheduler(
-            self.book, self.probes, self.settings, clock=self.time.clock, tasks=self.tasks, seed=1
+            self.book,
+            self.probes,
+            self.settings,
+            clock=self.time.clock,
+            tasks=self.tasks,
+            schedulers=schedulers,
+            seed=1,
         )
         self.ledger = Ledger(folder / "orders.json", clock=self.time.clock, boot_id=boot_id)
         self.orders = Orders(

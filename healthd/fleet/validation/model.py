@@ -77,9 +77,9 @@ class Validation:
     """
     Collectives over `members` together, and the search for who is at fault when they fail.
 
-    `partners` are idle nodes with good evidence of their own, reserved for the search. `ranks` is how many each has, `whole` the first
-    rank of each in the first whole group; `labels` are those of topology. `deadline`: the search ends with what is
-    known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
+    `partners` are idle nodes with good evidence of their own, reserved for the search. `ranks` is how many each has,
+    `whole` the first rank of each in the first whole group; `labels` are those of topology. `deadline`: the search ends
+    with what is known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
     """
 
     id: str

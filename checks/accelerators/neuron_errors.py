@@ -1,0 +1,122 @@
+"""
+What texts of the Neuron runtime, driver and compiler mean: pure, and known from documentation alone.
+
+A worker fails with an exception or dies; what the runtime wrote before that is among its last words. Who hears of the
+failure asks here whether the words say more than the failure does. What is not known here stays what it was.
+
+Unverified on hardware: the texts are those that AWS documents or that users have reported, none was seen here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from checks.contract import Action
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`reason` is a code of `checks.reasons`; `action` None means the reason's own; `remedy` is a short sentence."""
+
+    reason: str
+    action: Action | None
+    remedy: str
+
+    def message(self, words: str) -> str:
+        """One line: what was said, as far as it was, and what to do."""
+        return f"{words}; {self.remedy}" if words else self.remedy
+
+
+_REPLACE = "AWS advises to stop and start or to terminate the instance"
+_REBOOT = "AWS advises to reload the driver or to reboot the instance"
+_BUSY = Diagnosis("Busy", None, "another process has the core; the check runs when it is free")
+_COLLECTIVE = Diagnosis("Timeout", Action.INSPECT, "a collective hangs: its cause may be any rank; look at the others")
+_HBM = Diagnosis("DeviceLost", Action.REPLACE, f"uncorrectable device memory error: {_REPLACE}")
+_HBM_REPAIRABLE = Diagnosis("DeviceLost", Action.REBOOT, f"repairable device memory error: {_REBOOT}")
+_CORE = Diagnosis("DeviceLost", Action.REPLACE, f"uncorrectable error of a core's memory: {_REPLACE}")
+_DMA = Diagnosis("DeviceLost", Action.REPLACE, f"a DMA engine has aborted: {_REPLACE}, or reset the device")
+_HANG = Diagnosis("DeviceLost", Action.REPLACE, f"the core did not end its work in time: {_REPLACE}")
+_UNIT = Diagnosis("DeviceLost", Action.RESET_DEVICE, "an execution unit cannot recover: reset the device")
+_VERSION = Diagnosis(
+    "VersionMismatch", None, "driver, runtime and compiler do not fit each other: install those of one Neuron release"
+)
+_FAILED = Diagnosis(
+    "CompileFailed",
+    None,
+    "the cache keeps an earlier compilation that failed: run 'healthd warm', which compiles it again",
+)
+_LOCKED = Diagnosis(
+    "CompileFailed",
+    None,
+    "a compilation waits for a lock of the cache: when no other compiles, run 'healthd warm', which clears stale locks",
+)
+_COMPILER = Diagnosis("CompileFailed", None, "the compiler failed: see its log, and run 'healthd warm'")
+
+# The first that matches counts: what hardware did comes before what followed from it.
+_TEXTS: tuple[tuple[str, Diagnosis], ...] = (
+    (r"suspected hang in collectives|missing collectives status", _COLLECTIVE),
+    (r"Uncorrectable HBM memory error[^\n]*reload the neuron driver or reboot", _HBM_REPAIRABLE),
+    (r"Uncorrectable HBM memory error", _HBM),
+    (r"\bHBM_UNCORRECTABLE_ERROR\b", _HBM),
+    (r"Uncorrectable memory error is detected|\b(?:SRAM|NC)_UNCORRECTABLE_ERROR\b", _CORE),
+    (r"DMA [TR]X engine \d+ is in an abort state|\bNEURON_HW_ERR=DMA_ERROR\b", _DMA),
+    (r"execution timeout \(\d+ ms\) on Neuron Device", _HANG),
+    (r"compatibility id: [^\n]* is not compatible with the installed", _VERSION),
+    (r"requires Neuron Driver version [\d.]+ or greater", _VERSION),
+    (r"NEFF version mismatch", _VERSION),
+    (
+        r"Unable to determine Neuron Driver version",
+        Diagnosis("MissingTool", None, "the Neuron driver does not answer: install or load aws-neuronx-dkms"),
+    ),
+    (
+        r"Could not open the nd\d+|Failed to initialize devices, error:\d+|TDRV not initialized",
+        Diagnosis("StartFailed", None, "the runtime cannot open a device: compare neuron-ls with the instance type"),
+    ),
+    (r"Neuron ?Core\(s\) not available|cores busy, ret=-16", _BUSY),
+    (r"PyTorch Neuron Runtime could not be initialized", _BUSY),
+    (r"Got a cached failed neff", _FAILED),
+    (r"Another process must be compiling", _LOCKED),
+    (r"\bNCC_[A-Z]+\d+\b|Compiler status (?:FAIL|ERROR)|neuronx-cc (?:failed|terminated)", _COMPILER),
+)
+_PATTERNS = tuple((re.compile(text, re.IGNORECASE), found) for text, found in _TEXTS)
+
+# Codes of the runtime (nrt_status.h) that mean something by themselves.
+_STATUSES: dict[int, tuple[str, Diagnosis]] = {
+    6: ("HW_ERROR", _UNIT),
+    10: ("UNSUPPORTED_NEFF_VERSION", _VERSION),
+    101: ("EXEC_UNIT_UNRECOVERABLE", _UNIT),
+    1005: ("EXEC_NC_BUSY", _BUSY),
+    1200: ("EXEC_HW_ERR_COLLECTIVES", _COLLECTIVE),
+    1201: ("EXEC_HW_ERR_HBM_UE", _HBM),
+    1202: ("EXEC_HW_ERR_NC_UE", _CORE),
+    1203: ("EXEC_HW_ERR_DMA_ABORT", _DMA),
+    1205: ("EXEC_HW_ERR_REPAIRABLE_HBM_UE", _HBM_REPAIRABLE),
+}
+_BY_NAME = dict(_STATUSES.values())
+_NAME = re.compile(r"\b(?:NRT_)?((?:EXEC|HW|UNSUPPORTED)_[A-Z_]+)\b")
+# A bare number is only a status where the text says so; one or two digits say too little.
+_NUMBER = re.compile(r"\b(?:nrt_)?(?:status|status_code|nrt error)\b\s*[=:]?\s*\(?(\d{3,4})\b", re.IGNORECASE)
+
+
+def diagnose(text: str) -> Diagnosis | None:
+    """What the words of a worker that failed say of the cause; None where they say nothing that is known."""
+    for pattern, found in _PATTERNS:
+        if pattern.search(text):
+            return found
+    for match in _NAME.finditer(text):
+        if (known := _BY_NAME.get(match.group(1))) is not None:
+            return known
+    for match in _NUMBER.finditer(text):
+        if (status := _STATUSES.get(int(match.group(1)))) is not None:
+            return status[1]
+    return None
+
+
+def telling_line(text: str) -> str:
+    """The line of somebody's words that `diagnose` went by, shortened; empty where there is none."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    wanted = diagnose(text)
+    if wanted is None:
+        return ""
+    return next((line[:300] for line in lines if diagnose(line) == wanted), "")

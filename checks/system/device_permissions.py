@@ -1,0 +1,70 @@
+"""The device files of the accelerator: whether they are there, and whether this user may use them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from checks.accelerators.neuron import DEVICE_FILE
+from checks.accelerators.neuron_sysfs import in_container
+from checks.contract import NO_LIMIT, Context, Finding, NoParams, Status, check
+from checks.limits import within
+from checks.system.neuron_scope import not_concerned, numbers, unknown
+
+
+@check(tier="passive", interval_seconds=60, timeout_seconds=5)
+def device_permissions(ctx: Context[NoParams]) -> Iterator[Finding]:
+    """
+    Every Neuron device has its file in /dev, and the user that checks run as may read and write it.
+
+    The files are looked at and not opened: to open one is to use the device. So the rules by which a container may be
+    kept from a device whose file it has are not seen; a container whose sysfs shows more devices than it has files was
+    given a share, and is not accused.
+
+    Reads:   the rights of /dev/neuron*; which devices there are from the inventory.
+    Judges:  fail MissingDevice (no file for a device that the driver shows) | unknown NoPermission (no right to it),
+             NoData (no device is shown) | skip NotApplicable (no Neuron devices).
+    Cost:    under 1 ms; harmless to jobs.
+    Unverified on hardware: the names of the files are those of AWS's documentation.
+    """
+    other = not_concerned(ctx)
+    if other is not None:
+        yield other
+        return
+    listed = {int(device["index"]) for device in ctx.inventory.get("devices") or ()}
+    shown = set(ctx.inventory.get("sysfs_indices") or ())
+    wanted = sorted(listed if in_container(ctx.host) else listed | shown)
+    if not wanted:
+        yield unknown("NoData", "no device is shown, so no file of one can be looked for; see device_count")
+        return
+    usable = {index: ctx.host.may_use(DEVICE_FILE.format(index=index)) for index in wanted}
+    for index in (index for index, right in usable.items() if right is None):
+        path = DEVICE_FILE.format(index=index)
+        text = f"{path} is missing and the driver shows the device; run `udevadm trigger`, or give it to the container"
+        yield Finding(status=Status.FAIL, reason="MissingDevice", message=text, target=f"neuron:{index}")
+    barred = [index for index, right in usable.items() if right is False]
+    if barred:
+        yield _barred(barred)
+    if all(usable.values()):
+        yield within(
+            float(len(usable)),
+            name="usable_device_files_count",
+            target="node",
+            limit=NO_LIMIT,
+            reason="NoPermission",
+            subject=f"/dev/neuron files that {_user()} may read and write ({numbers(wanted)}):",
+        )
+
+
+def _barred(indices: list[int]) -> Finding:
+    """One finding for all: one rule bars them together."""
+    files = DEVICE_FILE.format(index=indices[0] if len(indices) == 1 else f"{{{numbers(indices)}}}")
+    text = (
+        f"{_user()} may not read and write {files}; give the files mode 0666 as the driver's udev rule does, "
+        "add the user to their group, or run as root"
+    )
+    return unknown("NoPermission", text, f"neuron:{indices[0]}" if len(indices) == 1 else "node")
+
+
+def _user() -> str:
+    return f"user {os.geteuid()}"

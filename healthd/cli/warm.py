@@ -1,0 +1,209 @@
+"""`healthd warm`: compile the probes ahead, or carry what is compiled from one machine to another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from checks.accelerators import neuron_packages
+from checks.accelerators.neuron_bundle import BundleError, export_bundle, import_bundle
+from checks.accelerators.neuron_cache import CacheKey, CompileCache, make_key
+from checks.compiling import ACCELERATORS
+from checks.contract import Scope, Status, Tier
+from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.errors import ConfigError, HealthdError
+
+if TYPE_CHECKING:
+    from healthd.model import CheckResult
+    from healthd.runner import CheckInfo, Runner, RunProgress
+
+# A device check that ended in one of these did not run to its end, so its graphs may not be compiled.
+_NOT_COMPILED = frozenset({Status.UNKNOWN, Status.SKIP})
+
+
+class WarmError(HealthdError):
+    """Nothing could be compiled or carried; the text says why and what to do."""
+
+
+@click.command()
+@common_options
+@click.option("--tier", multiple=True, default=("quick",), help="What to compile for: quick (default), deep; repeat.")
+@click.option("--export", "to", type=click.Path(path_type=Path), metavar="F", help="Write what is compiled to a file.")
+@click.option("--import", "source", type=click.Path(path_type=Path), metavar="F", help="Take it from such a file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+def warm(tier: tuple[str, ...], to: Path | None, source: Path | None, as_json: bool, **options: Any) -> int:
+    """
+    Compile the probes ahead, so that a check before a job finds them compiled.
+
+    Needs devices that are free. On accelerators that do not compile there is nothing to do. Exit code: 0 warm, 1 not.
+    """
+    if to is not None and source is not None:
+        raise ConfigError("--export and --import exclude each other")
+    settings = load_settings(options, section="node")
+    say = (lambda text: None) if as_json else click.echo
+    try:
+        if source is not None:
+            answer = take_bundle(settings, source, say)
+        elif to is not None:
+            answer = write_bundle(settings, to, say)
+        else:
+            answer = asyncio.run(compile_all(settings, _tiers(tier), say, quiet=as_json))
+    except BundleError as error:
+        raise WarmError(str(error)) from None
+    except OSError as error:
+        raise WarmError(f"{error.filename or 'the compile cache'}: {error.strerror or error}") from None
+    if as_json:
+        sys.stdout.write(json.dumps(answer) + "\n")
+    return 0 if answer["warm"] else 1
+
+
+async def compile_all(
+    settings: Settings, tiers: Sequence[Tier], say: Callable[[str], None], *, quiet: bool
+) -> dict[str, Any]:
+    """Run every enabled check that compiles, with compilation allowed; what came of it, for JSON."""
+    from healthd.node.catalogue import enabled_checks
+    from healthd.runner import Plan, Runner
+
+    runner = Runner(settings.runner())
+    catalogue = await runner.catalogue()
+    survey = await runner.survey()
+    accelerator = survey.inventory.accelerator
+    if "error" in survey.raw:
+        raise WarmError(f"the devices could not be looked at: {survey.raw['error']}")
+    if accelerator not in ACCELERATORS:
+        say(f"nothing to warm: accelerator {accelerator} does not compile")
+        return {"warm": True, "accelerator": accelerator, "compiles": False, "seconds": 0.0, "checks": {}}
+    specs = enabled_checks(catalogue, settings.node)
+    started = time.monotonic()
+    cold: dict[str, str] = {}
+    checks: dict[str, float] = {}
+    for tier in tiers:
+        names = [
+            spec.name
+            for spec in specs
+            if spec.tier.rank <= tier.rank and _compiles(catalogue[spec.name]) and spec.tier is not Tier.PASSIVE
+        ]
+        for result in await _run(runner, Plan(tier=tier, checks=tuple(names), executor="warm", warm=True), quiet):
+            name = f"{result.check} ({tier.value})"
+            checks[name] = result.compile_seconds
+            why = _why_cold(result)
+            if why is not None:
+                cold[name] = why
+            say(f"{name}: {why or _took(result.compile_seconds)}")
+    seconds = time.monotonic() - started
+    say(f"{'not warm' if cold or not checks else 'warm'} after {seconds:.1f} s; cache {settings.compile_cache()}")
+    return {
+        "warm": bool(checks) and not cold,
+        "accelerator": accelerator,
+        "compiles": True,
+        "seconds": round(seconds, 3),
+        "checks": checks,
+        "cold": cold,
+    }
+
+
+def write_bundle(settings: Settings, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """`--export`. Raises BundleError and OSError."""
+    key = host_key(settings)
+    if key is None:
+        raise BundleError("this host has no device that compiles, so there is nothing to export")
+    count = export_bundle(CompileCache(settings.compile_cache(), key), path.absolute())
+    say(f"{path}: {count} files for {key.device or 'unknown devices'}, key {key.digest}")
+    return {"warm": True, "file": str(path), "files": count, "key": key.digest}
+
+
+def take_bundle(settings: Settings, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """`--import`. On a host without devices, as where images are made, the key cannot be compared and is only said."""
+    key = host_key(settings)
+    cache, count = import_bundle(path, settings.compile_cache(), key)
+    said = "fits this host" if key is not None else "not compared: this host shows no device that compiles"
+    say(f"{count} files for {cache.key.device or 'unknown devices'} in {cache.folder}; key {cache.key.digest} {said}")
+    return {"warm": True, "folder": str(cache.folder), "files": count, "key": cache.key.digest, "compared": bool(key)}
+
+
+def host_key(settings: Settings) -> CacheKey | None:
+    """The key of this host's devices; None where there are none that compile."""
+    from checks.accelerators.neuron_torch import flags_of, lnc_of
+    from healthd.runner import Runner
+
+    survey = asyncio.run(Runner(settings.runner()).survey())
+    inventory = survey.raw.get("inventory")
+    if survey.inventory.accelerator not in ACCELERATORS or not isinstance(inventory, dict):
+        return None
+    options = settings.runner().options
+    is_neuron = inventory["accelerator"] == "neuron"
+    flags = flags_of(options) if is_neuron else ()
+    return make_key(inventory, None, flags, lnc_of(inventory, options) if is_neuron else None, probe_versions(settings))
+
+
+def probe_versions(settings: Settings) -> dict[str, str]:
+    """The versions that decide about graphs, as the probe interpreter has them. Raises WarmError."""
+    said = ask_packages(settings.probe.python or Path(sys.executable), settings.probe.start_seconds)
+    versions = said.get("versions")
+    if not isinstance(versions, dict):
+        raise WarmError(f"the probe interpreter did not say what it has: {said.get('error')}; see 'healthd doctor'")
+    return {str(name): str(version) for name, version in versions.items()}
+
+
+def ask_packages(python: Path, seconds: float) -> dict[str, Any]:
+    """What `neuron_packages` prints in an interpreter; `error` alone where it could not be asked."""
+    program = str(Path(neuron_packages.__file__).resolve())
+    try:
+        done = subprocess.run(
+            [python, "-I", program], capture_output=True, text=True, timeout=seconds, check=False, cwd="/"
+        )
+        said = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        return {"error": f"{python}: {error}"}
+    return said if isinstance(said, dict) else {"error": f"{python}: said something else than what it has"}
+
+
+def _tiers(texts: Sequence[str]) -> list[Tier]:
+    known = {tier.value: tier for tier in (Tier.QUICK, Tier.DEEP, Tier.SOAK)}
+    for text in texts:
+        if text not in known:
+            raise ConfigError(f"--tier {text!r} is none of: {', '.join(known)}")
+    return [known[text] for text in dict.fromkeys(texts)]
+
+
+def _compiles(info: CheckInfo) -> bool:
+    """Whether a check runs on devices, through torch."""
+    return info.scope is not Scope.NODE
+
+
+def _why_cold(result: CheckResult) -> str | None:
+    """Why a check's graphs may not be compiled; None when it ran to its end, whatever it found."""
+    if result.status not in _NOT_COMPILED:
+        return None
+    finding = next((finding for finding in result.findings if finding.status is result.status), None)
+    if finding is None or finding.reason in ("NotApplicable", "HostFallback", "NoData"):
+        return None
+    return f"not compiled: {finding.reason}: {finding.message}"
+
+
+def _took(seconds: float) -> str:
+    return f"compiled in {seconds:.1f} s" if seconds >= 0.05 else "compiled"
+
+
+async def _run(runner: Runner, plan: Any, quiet: bool) -> tuple[CheckResult, ...]:
+    """One plan, with a line on a terminal that says what is being compiled."""
+    if quiet or not sys.stderr.isatty():
+        return await runner.run(plan)
+    from healthd.cli import render
+
+    started = time.monotonic()
+    with render.err().status(f"compiling for the {plan.tier.value} tier") as line:
+
+        def on_progress(progress: RunProgress) -> None:
+            what = progress.text if progress.event == "step" else progress.check
+            line.update(f"{plan.tier.value} tier, {time.monotonic() - started:.0f} s: {what} on {progress.target}")
+
+        return await runner.run(plan, on_progress=on_progress)

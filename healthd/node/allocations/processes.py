@@ -1,0 +1,65 @@
+"""The process table as far as schedulers show in it: names, parents, and the arguments of a few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process. `name` is the kernel's, cut after 15 characters; `parent` is None where it cannot be told."""
+
+    pid: int
+    name: str
+    parent: int | None
+    zombie: bool
+
+
+def read_processes(proc: Path) -> tuple[Process, ...]:
+    """All processes that can be seen, by id. Never touches their memory, where a read can wait for ever."""
+    found = []
+    for folder in proc.glob("[0-9]*"):
+        if not folder.name.isdecimal():
+            continue
+        try:
+            name = (folder / "comm").read_text(errors="replace").strip()
+        except OSError:
+            continue  # it has just ended
+        state, parent = _state(folder)
+        found.append(Process(pid=int(folder.name), name=name, parent=parent, zombie=state in ("Z", "X")))
+    return tuple(sorted(found, key=lambda process: process.pid))
+
+
+def _state(folder: Path) -> tuple[str, int | None]:
+    """State letter and parent out of `stat`, whose second field may hold any characters."""
+    try:
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", None
+    return (fields[0], int(fields[1])) if len(fields) > 1 and fields[1].isdecimal() else ("", None)
+
+
+def read_arguments(proc: Path, pid: int) -> tuple[str, ...] | None:
+    """The argument vector as it is now (programs rewrite it); None when it cannot be read."""
+    text = _read(proc / str(pid) / "cmdline")
+    return None if text is None else tuple(part for part in text.split("\0") if part)
+
+
+def read_environment(proc: Path, pid: int) -> Mapping[str, str] | None:
+    """The variables that it was started with; None when they may not be read: root's right, or its own user's."""
+    text = _read(proc / str(pid) / "environ")
+    if text is None:
+        return None
+    return {name: value for name, _, value in (part.partition("=") for part in text.split("\0")) if name}
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_READ_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None

@@ -1,0 +1,244 @@
+"""
+Orders to be ranks: one session of the runner for all orders of a validation, which has the devices meanwhile.
+
+The session ends when no order has come for a while, when another validation's comes, when a job gets the node, and with
+the daemon. However an order ends, what its ranks had said by then is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from checks.faults import Fault, parse_fault
+from healthd.model import CollectiveOrder, OrderReport, RankReport
+from healthd.node.clock import Clock
+from healthd.node.flight import Report
+from healthd.node.interfaces import interface_to
+from healthd.node.scheduler import Scheduler
+from healthd.node.state import NodeBook
+from healthd.node.stay import Stay
+from healthd.node.tasks import Tasks, is_cancelling, wait_for
+from healthd.runner import OnReport, RefusedError
+
+log = logging.getLogger(__name__)
+
+# A validation plans its next round within a second of the last one; ranks that nobody wants keep a job out.
+IDLE_SECONDS = 20.0
+# Orders of one validation that may wait; an aggregator has one or two open for a node.
+MAX_WAITING = 8
+
+
+class RankSession(Protocol):
+    """What is needed of `healthd.runner.Session`."""
+
+    async def open(self) -> None:
+        """Take the devices. Raises RefusedError."""
+
+    async def join(
+        self, order: CollectiveOrder, on_report: OnReport, *, interface: str | None, deadline_seconds: float
+    ) -> tuple[RankReport, ...]:
+        """Be the ranks of an order. Raises RefusedError; when cancelled, `on_report` has heard the last of them."""
+
+    async def warm(self) -> None:
+        """Have ranks ready for the next one."""
+
+    async def close(self) -> None:
+        """Let the ranks and the devices go."""
+
+
+OpenSession = Callable[[Sequence[Fault]], RankSession]
+
+
+@dataclass(eq=False)
+class Wanted:
+    """An order that was taken on. `due_at` is its deadline by CLOCK_BOOTTIME; `ranks` what was last reported."""
+
+    id: str
+    collective: CollectiveOrder
+    due_at: float
+    report: Report
+    ranks: tuple[RankReport, ...] = ()
+    why: str = ""
+
+    def end(self, status: str, message: str = "") -> None:
+        """Report the end of it, with all that is known."""
+        self.report(OrderReport(status=status, message=message, ranks=self.ranks))
+
+
+class Visit:
+    """The orders of one validation, one after the other, in one session."""
+
+    def __init__(
+        self,
+        validation: str,
+        session: Callable[[], RankSession],
+        *,
+        interface: str | None,
+        idle_seconds: float,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self.validation = validation
+        self.open = True
+        self.why = "the node's daemon stops"
+        self._interface = interface
+        self._idle_seconds = idle_seconds
+        self._make_session = session
+        self._clock = clock
+        self._tasks = tasks
+        self._waiting: collections.deque[Wanted] = collections.deque()
+        self._news = asyncio.Event()
+        self._now: tuple[Wanted, asyncio.Task[tuple[RankReport, ...]]] | None = None
+
+    def add(self, wanted: Wanted) -> None:
+        """One more order."""
+        if len(self._waiting) >= MAX_WAITING:
+            wanted.end("refused", f"{MAX_WAITING} collectives are waiting already")
+            return
+        wanted.report(OrderReport(status="accepted"))
+        self._waiting.append(wanted)
+        self._news.set()
+
+    def cancel(self, order_id: str, why: str) -> None:
+        """Call one order off; its ranks are killed, and the session stays."""
+        for wanted in [one for one in self._waiting if one.id == order_id]:
+            self._waiting.remove(wanted)
+            wanted.end("cancelled", why)
+        if self._now is not None and self._now[0].id == order_id and not self._now[0].why:
+            self._now[0].why = why
+            self._now[1].cancel()
+
+    def refuse(self, why: str, status: str = "refused") -> None:
+        """All orders that wait end, and no other will come."""
+        self.open = False
+        while self._waiting:
+            self._waiting.popleft().end(status, why)
+
+    def leave(self, why: str) -> None:
+        """It is about to be cancelled, for this reason."""
+        self.open, self.why = False, why
+
+    async def work(self) -> None:
+        """From the first order to the last. Raises nothing but CancelledError."""
+        session = self._make_session()
+        try:
+            if self._waiting:
+                await session.open()
+                while (wanted := await self._next()) is not None:
+                    await self._join(session, wanted)
+        except RefusedError as error:
+            self.refuse(str(error))
+        except Exception as error:
+            log.exception("the ranks of validation %s", self.validation)
+            self.refuse(f"internal error of healthd: {type(error).__name__}: {error}")
+        finally:
+            self.refuse(self.why, "cancelled")
+            await session.close()
+
+    async def _next(self) -> Wanted | None:
+        if not self._waiting:
+            self._news.clear()
+            if not await wait_for(self._news, self._idle_seconds):
+                self.open = False
+                return None
+        return self._waiting.popleft() if self._waiting else await self._next()
+
+    async def _join(self, session: RankSession, wanted: Wanted) -> None:
+        def heard(ranks: tuple[RankReport, ...]) -> None:
+            wanted.ranks = ranks
+            wanted.report(OrderReport(status="running", ranks=ranks))
+
+        order = wanted.collective
+        interface = self._interface or await asyncio.to_thread(interface_to, order.main)
+        work = session.join(
+            order, heard, interface=interface, deadline_seconds=max(0.0, wanted.due_at - self._clock.boot())
+        )
+        wanted.report(OrderReport(status="running"))
+        task = self._tasks.start(f"ranks of {order.group}", work)
+        self._now = wanted, task
+        try:
+            wanted.ranks = await task
+        except asyncio.CancelledError:
+            # Either this order was called off, or the whole session, in which case the ranks are gone as well.
+            if not task.done():
+                await asyncio.wait([task])
+            wanted.end("cancelled", wanted.why or self.why)
+            if is_cancelling():
+                raise
+        except RefusedError as error:
+            wanted.end("refused", str(error))
+        except Exception as error:
+            log.exception("the ranks of group %s", order.group)
+            wanted.end("cancelled", f"internal error of healthd: {type(error).__name__}: {error}")
+            raise
+        else:
+            gone = sum(report.reason is not None for report in wanted.ranks)
+            wanted.end("done", f"{gone} of {len(wanted.ranks)} ranks gave nothing" if gone else "")
+        finally:
+            self._now = None
+        await session.warm()
+
+
+class Collectives:
+    """All calls come on the event loop. `order` reports refused, accepted, running and how it ended, with ranks."""
+
+    def __init__(
+        self,
+        book: NodeBook,
+        scheduler: Scheduler,
+        open_session: OpenSession,
+        *,
+        interface: str | None,
+        clock: Clock,
+        tasks: Tasks,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._book = book
+        self._scheduler = scheduler
+        self._open_session = open_session
+        self._interface = interface
+        self._idle_seconds = idle_seconds
+        self._clock = clock
+        self._tasks = tasks
+        self._visit: tuple[Visit, Stay] | None = None
+
+    def order(self, order_id: str, collective: CollectiveOrder, due_at: float, report: Report) -> None:
+        """Be the ranks of an order as soon as the devices are ours, in the session of its validation."""
+        wanted = Wanted(id=order_id, collective=collective, due_at=due_at, report=report)
+        if self._visit is not None:
+            visit, stay = self._visit
+            if visit.open and not stay.leaving and visit.validation == collective.validation:
+                visit.add(wanted)
+                return
+            self._scheduler.turn_out(stay, f"validation {collective.validation} came")
+        visit = Visit(
+            collective.validation,
+            self._session,
+            interface=self._interface,
+            idle_seconds=self._idle_seconds,
+            clock=self._clock,
+            tasks=self._tasks,
+        )
+        visit.add(wanted)
+        stay = Stay(
+            name=f"collective (validation {collective.validation})",
+            work=visit.work,
+            refuse=visit.refuse,
+            tell=visit.leave,
+            workload=collective.workload,
+        )
+        self._visit = visit, stay
+        self._scheduler.host(stay)
+
+    def cancel(self, order_id: str, why: str) -> None:
+        """Call an order off."""
+        if self._visit is not None:
+            self._visit[0].cancel(order_id, why)
+
+    def _session(self) -> RankSession:
+        return self._open_session([parse_fault(text) for text in self._book.faults])

@@ -1,0 +1,34 @@
+"""What has the devices for a while without being a run of checks, such as the ranks of a validation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False)
+class Stay:
+    """
+    `work` starts when the devices are its own, ends by itself or when it is cancelled, and raises nothing else.
+
+    `refuse` is told why it never starts, and `tell` why it must end early. `workload` is the job that it is for, which
+    the host's scheduler may have given the devices. `gone` is set once the devices are seen to be free again.
+    """
+
+    name: str
+    work: Callable[[], Coroutine[Any, Any, None]]
+    refuse: Callable[[str], None]
+    tell: Callable[[str], None]
+    workload: str | None = None
+    task: asyncio.Task[None] | None = None
+    leaving: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def leave(self, why: str) -> None:
+        """Stop it, once: a second time would disturb the cleaning up after it."""
+        if self.task is not None and not self.leaving:
+            self.leaving = True
+            self.tell(why)
+            self.task.cancel()

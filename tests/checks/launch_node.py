@@ -1,0 +1,48 @@
+"""
+A node of a round, run by itself in a network namespace: starts what it accepts, as a node's daemon would.
+
+    python launch_node.py FOLDER ADDRESS
+
+Listens on FOLDER/ADDRESS.sock for one line of JSON, `{"plan": ..., "argv": ...}`, and answers as `healthd.rsh` wants.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from checks.collective.nccom_guard import environment_of
+from checks.collective.nccom_launch import daemon_environment, to_plan
+from checks.collective.nccom_vector import Refused, accepts
+
+
+def main(folder: str, address: str) -> None:
+    os.makedirs(f"{folder}/{address}")
+    own = environment_of(os.environ, {"TMPDIR": f"{folder}/{address}", "HOME": folder})
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(f"{folder}/{address}.sock")
+    server.listen()
+    print("listening", flush=True)
+    started = []
+    while True:
+        line, _ = server.accept()
+        with line, line.makefile("rb") as lines:
+            said = json.loads(lines.readline())
+            plan = to_plan(said["plan"])
+            found = accepts(plan, said["argv"], me=address)
+            if isinstance(found, Refused):
+                answer = {"exit": 1, "error": found.reason}
+            else:
+                environment = daemon_environment(plan, os.uname().release, own)
+                started.append(subprocess.Popen(found.argv, env=environment, stdin=subprocess.DEVNULL))
+                answer = {"exit": 0, "error": None}
+            line.sendall(json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
