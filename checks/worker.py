@@ -113,12 +113,13 @@ class Worker:
             from checks.compiling import Compiling
 
             accelerator = self._accelerator()
-            self._compiling = Compiling(command.get("compile"), command)
-            cold = self._compiling.cold()  # before torch: who may not compile knows at once that there is nothing
-            options = {**command["options"], **self._compiling.options()}
+            compiling = Compiling(command.get("compile"), command)
+            cold = compiling.cold()  # before torch: who may not compile knows at once that there is nothing
+            options = {**command["options"], **compiling.options()}
             self._resources.enter_context(accelerator.hold(target, options))
             self._device = accelerator.bind(target, self._inventory, options)
             versions["torch"] = str(self._device.torch.__version__)
+            self._compiling = compiling  # not before: commands that were sent ahead come even when setup has failed
         self._say("ready", versions=versions, cold=len(cold))
 
     def survey(self, command: Mapping[str, Any]) -> None:

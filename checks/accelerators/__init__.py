@@ -42,6 +42,8 @@ class Accelerator(Protocol):
         Each of `devices` has target, kind, serial, cores and memory_bytes. What cannot be told is None, never 0. No
         torch, no side effects. Raises ValueError (one line) for an option that makes no sense.
 
+        `workers` names the targets that get a worker each and become ranks, where these are not the devices: cores.
+
         `ranks` says how devices become the ranks of a collective: `kept` (the same workers stay ranks over several
         groups; so without this member), `fresh` (new processes for each group) or `together` (one process has all
         devices, and `bind` gets their targets joined by commas).

@@ -67,7 +67,7 @@ def learn_abilities(host: Host, program: str) -> Abilities:
         raise HostError("MissingTool", f"{program}: {error.strerror or error}; {REMEDY}") from None
     if key not in _learned:
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-            done = _guarded(host, [program, "--help"], ["HOME=" + folder], folder, HELP_SECONDS)
+            done = run_guarded(host, [program, "--help"], ["HOME=" + folder], folder, HELP_SECONDS)
         found = read_help(done.stdout) or read_help(done.stderr)
         if found is None:
             words = last_lines(done.stdout + "\n" + done.stderr) or "nothing"
@@ -99,7 +99,7 @@ def run_step(
         given = [f"{name}={value}" for name, value in sorted(needed.items())]
         code: int | None
         try:
-            done = _guarded(host, [program, *words], given, folder, timeout_seconds)
+            done = run_guarded(host, [program, *words], given, folder, timeout_seconds)
             code, output = done.returncode, f"{done.stdout}\n{done.stderr}"
         except HostError as error:
             if error.reason != "Timeout":
@@ -141,7 +141,9 @@ def last_lines(text: str) -> str:
     return " | ".join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
 
 
-def _guarded(host: Host, argv: Sequence[str], given: Sequence[str], folder: str, timeout_seconds: float) -> Completed:
+def run_guarded(
+    host: Host, argv: Sequence[str], given: Sequence[str], folder: str, timeout_seconds: float
+) -> Completed:
     """Through the guard, which sets the environment and ends everything when we end."""
     # The tool starts neuron-bench by PATH, where services have no /opt/aws/neuron/bin.
     path = os.pathsep.join((os.path.dirname(argv[0]), os.environ.get("PATH", os.defpath), "/opt/aws/neuron/bin"))

@@ -93,6 +93,9 @@ def matmul(ctx: Context[Params]) -> Iterator[Finding]:
 def _where_there(ctx: Context[Params], device: Device, dtype: str, size: int, seed: int) -> Finding:
     """The product of a dtype that the device may not have: found out by asking for it."""
     why = f"torch {device.torch.__version__} does not know it"
+    if dtype in getattr(device, "narrow_sums", ()):
+        text = f"no {dtype} products on this device: its sums are not kept in fp32, so no bound holds"
+        return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target)
     fallbacks = getattr(device, "fallbacks", tuple)
     for form in _DTYPES[dtype]:
         if not hasattr(device.torch, form.torch_name):

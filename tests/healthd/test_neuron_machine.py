@@ -127,3 +127,10 @@ def test_configured_type_reaches_every_check_that_needs_it(tmp_path: Path) -> No
         "neuron_cores",
         "neuron_topology",
     }
+
+
+def test_checks_after_one_that_hung_still_see_the_devices(trn1: NeuronMachine) -> None:
+    """The child of the node is started anew, and the survey is not made again."""
+    results = run_checks("hangs", "neuron_cores", accelerator="auto", host_root=trn1.root)
+    assert results["hangs"].status is Status.UNKNOWN
+    assert results["neuron_cores"].status is Status.PASS

@@ -81,6 +81,8 @@ def test_ranks_stay_over_the_rounds_and_the_second_takes_a_moment(tmp_path: Path
             sizes = next(iter(again)).data
             assert sizes is not None
             assert all(0.0 < size["ready_seconds"] < 1.0 for size in sizes["sizes"])
+            assert all(size["own_seconds"] > size["ready_seconds"] for size in sizes["sizes"])
+            assert all(size["cpu_wait_seconds"] >= 0.0 for size in sizes["sizes"])  # any Linux of today counts it
 
     run(main())
 
@@ -252,6 +254,60 @@ def test_worker_that_is_not_ready_in_time_is_a_timeout(tmp_path: Path) -> None:
             assert "not ready" in reports[0].message
 
     run(main())
+
+
+def test_main_node_that_dies_while_others_wait_makes_them_victims(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with nodes(tmp_path, 1, 1) as two:
+            first, second, _ = orders(1, 1, 1, join_seconds=20.0)
+            joining = asyncio.create_task(two.join([first, second]))
+            await eventually(lambda: two.seen(1) == "rendezvous/peers joined", seconds=30.0)
+            pids = {line.split()[0] for line in workers_left()}
+            main_pid = next(int(pid) for pid in pids if _listens(int(pid), first.port))
+            os.kill(main_pid, signal.SIGKILL)
+            reports = await joining
+            assert lost(reports) == {0: "Crashed", 1: "CheckError"}
+            assert accused(reports) == [("rank:0", "RankDied")]
+            assert accused(reports[1:]) == [("node", "Timeout")]  # alone, the one that lost it accuses nobody
+
+    run(main())
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process has a listening socket on a port."""
+    listening = {
+        line.split()[9]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A"
+    }
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+    return any(f"socket:[{inode}]" in links for inode in listening)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[pair.cc:537] Read error [10.77.0.2]:48814: Connection reset by peer.",
+        "[pair.cc:553] Connection closed by peer [10.77.0.2]:32177.",
+        "[unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete",
+        "[unbound_buffer.cc:129] Timed out waiting 6000ms for send operation to complete",
+        "Gloo connectFullMesh failed with [pair.h:311] Connect timeout [none]",
+        "wait timeout after 6000ms, keys: /0//cpu//0/2",
+        "The client socket has timed out after 6000ms while trying to connect to (10.77.0.1, 29612).",
+        "Timed out after 6 seconds waiting for clients. 2/3 clients joined.",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        "Connection refused",
+        "No route to host",
+        "Network is unreachable",
+    ],
+)
+def test_rank_that_lost_a_peer_is_a_victim_by_its_words(words: str) -> None:
+    """As torch 2.13 said it in namespaces: a peer killed, stopped, cut off one way and both, absent, and refusing."""
+    victim = RankReport(
+        rank=1, target="cpu:0", check="all_reduce", events=3, last="rendezvous left", reason="CheckError", message=words
+    )
+    assert accused([victim]) == [("node", "Timeout")]
 
 
 # --- its end ----------------------------------------------------------------------------------------------------------

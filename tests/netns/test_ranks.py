@@ -94,15 +94,16 @@ class Node:
             assert self.news.wait_for(lambda: any(r.last == last for one in self.said for r in one.ranks), seconds)
 
     def worker(self) -> int:
-        """The process of its rank."""
-        (pid,) = (
-            int(line)
-            for line in subprocess.run(
-                ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
-            ).stdout.split()
-            if b"worker.py" in Path(f"/proc/{line}/cmdline").read_bytes()
-        )
+        """The process of its rank; after a loss a new one is on its way."""
+        deadline = time.monotonic() + 20.0
+        while not (pids := [pid for pid in self._pids() if _is_worker(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (pid,) = pids
         return pid
+
+    def _pids(self) -> list[int]:
+        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
+        return [int(line) for line in listed.stdout.split()]
 
     def close(self) -> None:
         _pipe(self.process.stdin).close()
@@ -115,6 +116,12 @@ class Node:
         _pipe(self.process.stdout).close()
         with contextlib.suppress(subprocess.CalledProcessError):
             ip("netns", "del", self.name)
+
+
+def _is_worker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"worker.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _pipe(end: IO[str] | None) -> IO[str]:
