@@ -21,6 +21,7 @@ COMMON = {
     "healthd.evidence",
     "healthd.web",
     "healthd.listen",
+    "healthd.localize",
     "healthd",
 }
 ROOMS = {

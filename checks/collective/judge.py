@@ -88,7 +88,7 @@ def _ended_by_itself(one: Missing) -> bool:
     """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
     if one.reason == "CheckError":
         return not any(words in one.message.lower() for words in _PEER_GONE)
-    return one.reason in ("Crashed", "Garbage", "NoData", "DeviceLost")
+    return one.reason in ("Crashed", "Garbage", "NoData", "DeviceLost", "InjectedFault")
 
 
 def _order(one: Missing) -> tuple[bool, bool, int]:
@@ -103,7 +103,7 @@ def _first_to_end(name: str, first: Missing, gone: Sequence[Missing], devices: M
         text = f"{who} died {where} of {name}: {first.message}"
         return _finding(Status.FAIL, "RankDied", text, first.target, gone, [first])
     text = f"{who} failed {where} of {name}: {first.message}"
-    if first.reason == "DeviceLost":
+    if first.reason in ("DeviceLost", "InjectedFault"):
         return _finding(Status.FAIL, first.reason, text, first.target, gone, [first])
     return _finding(Status.UNKNOWN, first.reason, text, first.target, gone, [first])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from checks.accelerators.neuron_sysfs import in_container
 from checks.catalog import find_type
 from checks.contract import Context, Finding, Limit, NoParams, Status, check
 from checks.identity import read_identity
@@ -31,6 +32,7 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     Judges:  fail MissingDevice | unknown NoData (the driver says nothing), UnknownInstanceType (nothing to compare).
     Cost:    under 1 ms; harmless to jobs.
     Source:  checks/catalog.py names one for the number of devices of each type.
+    Unverified on hardware: that the other Neuron devices keep their numbers where one is lost.
     """
     count = ctx.inventory.get("device_count")
     if count is None:
@@ -58,6 +60,21 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
         reason="MissingDevice",
         subject=f"devices found ({names}{words}):",
     )
+    if origin == "catalogue":
+        for index in _gaps(ctx, expected):
+            text = "the driver does not show it, and shows the others by their numbers"
+            yield Finding(status=Status.FAIL, reason="MissingDevice", message=text, target=f"neuron:{index}")
+
+
+def _gaps(ctx: Context[Params], expected: int) -> list[int]:
+    """The numbers that are missing among those of a whole Neuron machine; none where this cannot be told."""
+    shown = {device.get("index") for device in ctx.inventory.get("devices") or ()}
+    wanted = set(range(expected))
+    if ctx.inventory.get("accelerator") != "neuron" or not shown or not shown < wanted or in_container(ctx.host):
+        return []
+    gaps = wanted - shown
+    # What sysfs has and neuron-ls has not may be kept from us, and is not lost.
+    return [] if gaps & set(ctx.inventory.get("sysfs_indices") or ()) else sorted(gaps)
 
 
 def _expected(ctx: Context[Params]) -> tuple[int | None, str]:

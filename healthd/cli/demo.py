@@ -22,6 +22,7 @@ from healthd.errors import HealthdError
 
 NODES = ("n1", "n2", "n3")
 FAULT = "matmul@cpu:1=corrupt"
+BETWEEN = "all_reduce@rank:4=corrupt"  # a rank that n3 has among the three nodes alone
 START_SECONDS = 60.0
 
 
@@ -63,7 +64,14 @@ def play(stage: Stage) -> None:
 
     stage.title("5. The fault is cleared, and what it had latched with it")
     stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n2"), expect=0)
-    stage.gate("train-4", *_nodes(), expect=0)
+
+    stage.title(f"6. A fault that no node can see alone: n3 sends wrong values to others ({BETWEEN})")
+    stage.healthd("fault", "set", BETWEEN, "--run-dir", str(stage.folder / "n3"), expect=0)
+    stage.say("All three pass their own checks. Together they fail; pairs of them tell who it is:")
+    rejected = stage.gate("train-4", *_nodes(), expect=75)
+    stage.healthd("fleet", "explain", rejected["id"], "--aggregator", stage.aggregator, expect=0)
+    stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n3"), expect=0)
+    stage.gate("train-5", *_nodes(), expect=0)
     stage.healthd("fleet", "status", "--aggregator", stage.aggregator, expect=0)
     stage.title(f"Done in {time.monotonic() - stage.began:.0f} s")
 

@@ -254,10 +254,10 @@ class Ledger:
         gate = self.gates.get(self.reserved.get(node, ""))
         run = gate.ordered.get(node) if gate is not None else None
         if gate is not None and run is not None and run.status is RunStatus.OPEN:
-            work = RunOrder(tier=gate.terms.tier, workload=gate.request.workload or gate.request.job)
+            work = RunOrder(tier=gate.terms.tier, workload=gate.asker)
             found.append(Order(id=run.order_id, kind="run", deadline_seconds=run.deadline_seconds, run=work))
         if gate is not None and gate.validation is not None:
-            found.extend(orders_of(gate.validation, node, self.policy))
+            found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker))
         for lease_id in self.leases_of.get(node, ()):
             if self.holds(lease_id):
                 lease = self.leases[lease_id].lease

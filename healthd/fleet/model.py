@@ -282,6 +282,11 @@ class Gate:
     decision: Decision | None = None
 
     @property
+    def asker(self) -> str:
+        """The job by the name under which the hosts' scheduler may know it."""
+        return self.request.workload or self.request.job
+
+    @property
     def held(self) -> tuple[str, ...]:
         """All nodes that nobody else may take meanwhile: the reserved ones, and partners borrowed for a search."""
         v = self.validation

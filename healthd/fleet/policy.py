@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -131,11 +132,77 @@ class Policy:
     keep_events: int = 200
     """The newest events kept of each node and job."""
 
+    history_days: float = 28.0
+    """How long the events of nodes are kept, and how long a rule's quarantine counts as a repeat. Four weeks."""
+
+    rules: bool = True
+    """Whether rules may quarantine nodes at all. No in an aggregator that lives for one job's start."""
+
+    rules_observe: tuple[str, ...] = ()
+    """Rules (soft, hard, accused) or reason codes that only say what they would have done. None: they mean it."""
+
+    rules_probe: bool = True
+    """Whether rules order runs on nodes they keep out, to see them well again. Else only the nodes' own runs do."""
+
+    soft_fails: int = 3
+    """Failures of one check among its newest results that quarantine a node. Three: two may be one bad moment."""
+
+    soft_results: int = 5
+    """How many of its newest results are looked at. Five: a check that fails every other time is caught."""
+
+    soft_seconds: float = 3600.0
+    """Within how many seconds, or as many intervals of the check as results are looked at, where that is longer."""
+
+    accused_fails: int = 2
+    """Accusations by validations that quarantine a node. Two: each was found with partners that pass without it."""
+
+    accused_seconds: float = 86400.0
+    """Within how many seconds. A day: jobs start a few times a day."""
+
+    clear_passes: int = 2
+    """Passes in a row after which a check, or an accused node's quick tier, counts as well again."""
+
+    cooldown_seconds: float = 600.0
+    """How long a rule's first quarantine lasts at least. Ten minutes: nobody's job starts and dies in between."""
+
+    cooldown_factor: float = 4.0
+    """How much longer each repeat lasts. Four: 10 min, 40 min, 2.7 h, 10.7 h, a day."""
+
+    cooldown_max_seconds: float = 86400.0
+    """The longest least time. A day: somebody should have looked by then."""
+
+    breaker_ratio: float = 0.1
+    """The share of a pool that rules may keep out. A tenth: more at once is rather a fault of ours, or of the site."""
+
+    breaker_least: int = 2
+    """Nodes of a pool that rules may keep out however small it is."""
+
     def __post_init__(self) -> None:
         first, last = self.collective_ports
         if not 1024 <= first <= last <= 65535:
             raise ValueError(f"collective_ports: must be two ports from 1024 to 65535, not {first} and {last}")
         if not 0 <= self.collective_noise_ratio < 0.5:
             raise ValueError(f"collective_noise_ratio: must be from 0 to below 0.5, not {self.collective_noise_ratio}")
+        self._check_rules()
         if self.collective and not self.collective_checks:
             raise ValueError("collective_checks: name at least one, or set collective to false")
+
+    def _check_rules(self) -> None:
+        for name in ("soft_fails", "soft_results", "accused_fails", "clear_passes", "breaker_least"):
+            if not 1 <= getattr(self, name) <= 100:
+                raise ValueError(f"{name}: must be from 1 to 100, not {getattr(self, name)}")
+        if self.soft_fails > self.soft_results:
+            raise ValueError(
+                f"soft_fails: {self.soft_fails} of the last {self.soft_results} results cannot fail; raise soft_results"
+            )
+        if not 0 <= self.breaker_ratio <= 1:
+            raise ValueError(f"breaker_ratio: must be from 0 to 1, not {self.breaker_ratio}")
+        if not 1 <= self.cooldown_factor <= 100:
+            raise ValueError(f"cooldown_factor: must be from 1 to 100, not {self.cooldown_factor}")
+        if not 0 <= self.cooldown_seconds <= self.cooldown_max_seconds:
+            raise ValueError("cooldown: must be from 0 s to cooldown_max")
+        if not 0 < self.history_days <= 3650:
+            raise ValueError(f"history_days: must be above 0 and at most 3650, not {self.history_days}")
+        for name in self.rules_observe:
+            if name not in ("soft", "hard", "accused") and not re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", name):
+                raise ValueError(f"rules_observe: {name!r} is neither soft, hard, accused nor a reason code")

@@ -248,10 +248,13 @@ def _by_evidence(
     if name in gate.granted:
         # Under its lease a node is not measured again: what was fresh when the lease was granted stands.
         max_age += now - gate.granted[name].granted_at
+    run = gate.ordered.get(name)
+    if run is not None:
+        # What this gate had measured stays good for it while it waits for others.
+        max_age = max(max_age, now - run.ordered_at)
     judged = view.judge(node, terms.tier, max_age, policy.require)
     if judged.health is Health.UNHEALTHY or (judged.health is Health.DEGRADED and not policy.admit_degraded):
         return Assessment(node=name, standing=Standing.OUT, reasons=judged.reasons, age_seconds=judged.age_seconds)
-    run = gate.ordered.get(name)
     if run is not None and run.status is RunStatus.OPEN and name in gate.reserved:
         return _under_run(now, gate, policy, node, judged)
     if judged.health is not Health.UNKNOWN:

@@ -73,7 +73,9 @@ def check_targets(faults: Sequence[str], devices: Sequence[str], workers: Sequen
     """BadInputError for a fault on a device that is not there; nothing is known before the first look."""
     try:
         for text in faults if devices else ():
-            check_target(parse_fault(text), devices, workers)
+            fault = parse_fault(text)
+            if not (fault.target or "").startswith("rank:"):  # it may be a rank of a group over several nodes
+                check_target(fault, devices, workers)
     except ValueError as error:
         raise BadInputError(str(error)) from None
 

@@ -46,7 +46,12 @@ class Probes(Protocol):
 
 @dataclass(eq=False)
 class Ordered:
-    """A run that somebody ordered, for a `workload` or for none. `left` are the checks that have not run for it yet."""
+    """
+    A run that somebody ordered, for a `workload` or for none. `left` are the checks that have not run for it yet.
+
+    `joined` a run that was under way already: what that had measured before is not for it. `void` are checks whose
+    result counts for nobody, because a fault was set or cleared meanwhile.
+    """
 
     id: str
     tier: Tier
@@ -55,6 +60,8 @@ class Ordered:
     workload: str | None = None
     seen: collections.Counter[Status] = field(default_factory=collections.Counter)
     busy: str = ""
+    joined: bool = False
+    void: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False)

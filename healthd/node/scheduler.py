@@ -83,6 +83,7 @@ class Scheduler:
         self._was_taken = False
         self._rounded_at = -math.inf
         self._fault_epoch = 0
+        self._changed: dict[str, int] = {}  # the epoch in which the faults of a check last changed
         self._last_look: Survey | None = None
         self._rule: Unprompted | None = None
         book.listen(self._see_release)
@@ -122,6 +123,7 @@ class Scheduler:
             and tier.rank <= flight.tier.rank
             and self._needs_devices(set(names) & set(flight.checks))
         ):
+            ordered.joined = True
             flight.ordered.append(ordered)
             report(OrderReport(status="running", message="joined the run that was under way"))
         else:
@@ -203,6 +205,7 @@ class Scheduler:
         """These faults are in force from now on. Drops what earlier ones latched; what is touched runs at once."""
         touched = {text.partition("=")[0].partition("@")[0] for text in {*faults} ^ {*self._book.faults}}
         self._fault_epoch += 1
+        self._changed.update(dict.fromkeys(touched, self._fault_epoch))
         self._book.set_faults(faults)
         self._book.drop_injected()
         self._table.force(in_tier(self._book.specs, Tier.PASSIVE), self._clock.boot())
@@ -388,8 +391,9 @@ class Scheduler:
     def _land(self, flight: Flight) -> None:
         """Tell those it was for; what joined late gets the rest in a run of its own, and all after a cancelled one."""
         for ordered in flight.ordered:
-            if not flight.cancelled:
-                ordered.left = tuple(name for name in ordered.left if name not in flight.checks)
+            if not flight.cancelled and not ordered.joined:
+                ordered.left = tuple(name for name in ordered.left if name in ordered.void)
+            ordered.joined, ordered.void = False, set()
             if ordered.left:
                 self._queue.appendleft(ordered)
             elif ordered.busy:
@@ -401,16 +405,22 @@ class Scheduler:
                 ordered.report(OrderReport(status="done", message=f"{ordered.tier.value}: {counts or 'nothing ran'}"))
 
     def _recorder(self, ordered: Sequence[Ordered]) -> OnResult:
-        """Takes in results of a run that starts now; what a fault touched that is cleared by then is not kept."""
+        """Takes in results of a run that starts now; of checks whose faults change meanwhile none is kept."""
         epoch = self._fault_epoch
 
         def record(result: CheckResult) -> None:
             self._take_look()
+            kept = epoch >= self._changed.get(result.check, 0)
             for one in ordered:
+                if not kept:
+                    one.void.add(result.check)
+                    continue
                 one.seen[result.status] += 1
+                if one.joined:
+                    one.left = tuple(name for name in one.left if name != result.check)
                 if is_busy(result):
                     one.busy = result.findings[0].message
-            if not result.injected or epoch == self._fault_epoch:
+            if kept:
                 self._book.record(result)
 
         return record

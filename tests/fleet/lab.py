@@ -118,7 +118,7 @@ class Lab:
             self.groups.append(group.members)
             orders = {}
             for seat in group.seats:
-                (order,) = orders_of(validation, seat.node, self.policy)
+                (order,) = orders_of(validation, seat.node, self.policy, workload="train")
                 assert order.collective is not None
                 orders[seat.node] = (order.id, order.collective)
             for name, (order_id, collective) in orders.items():

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from healthd.errors import BadInputError
-from healthd.fleet.localize import (
+from healthd.localize import (
     Bounds,
     Course,
     GroupOutcome,

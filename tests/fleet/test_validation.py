@@ -8,8 +8,8 @@ import pytest
 
 from checks.contract import Blame, Status
 from healthd import wire
-from healthd.fleet.localize import Outcome
 from healthd.fleet.model import Gate, Phase
+from healthd.localize import Outcome
 from healthd.model import Decision, Verdict
 from tests.fleet.lab import POLICY, Lab
 

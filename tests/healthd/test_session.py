@@ -162,6 +162,7 @@ def test_failed_rank_is_no_pass(tmp_path: Path) -> None:
         async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=fail"]) as two:
             reports = await two.join(orders(1, 1))
             assert lost(reports) == {1: "InjectedFault"}
+            assert accused(reports) == [("rank:1", "InjectedFault")]
 
     run(main())
 
@@ -355,7 +356,7 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 def test_session_keeps_others_off_the_devices_until_it_is_closed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with nodes(tmp_path, 1) as one, asyncio.timeout(30):
+        async with nodes(tmp_path, 1), asyncio.timeout(30):
             other = make_runner(run_dir=tmp_path / "node0", options={"cpu_devices": 1}).session()
             with pytest.raises(RefusedError, match=r"another healthd .* is running active checks"):
                 await other.open()

@@ -3,7 +3,8 @@ The ranks of one node in a network namespace of its own, driven by lines: an ord
 
     ip netns exec NAME python -m tests.netns.executor RUN_DIR
 
-Each line in is a `CollectiveOrder`; each line out an `OrderReport`: running ones as they come, then a final one.
+Each line in is a `CollectiveOrder`; each line out an `OrderReport`: running ones as they come, a final one, and
+accepted when all is ready for the next.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ async def main(run_dir: Path) -> None:
     session = runner.session()
     await session.open()
     try:
+        await session.warm()
+        say(OrderReport(status="accepted"))
         while line := await asyncio.to_thread(sys.stdin.readline):
             order = wire.decode(line.encode(), CollectiveOrder, what="order")
 
@@ -52,6 +55,7 @@ async def main(run_dir: Path) -> None:
             except HealthdError as error:
                 say(OrderReport(status="refused", message=str(error)))
             await session.warm()
+            say(OrderReport(status="accepted"))
     finally:
         await session.close()
 

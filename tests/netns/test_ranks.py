@@ -81,12 +81,15 @@ class Node:
         pipe.flush()
 
     def wait(self, seconds: float = 40.0) -> tuple[RankReport, ...]:
-        """The final report."""
-        with self.news:
-            assert self.news.wait_for(lambda: any(one.status != "running" for one in self.said), seconds), self.said
-        last = self.said[-1]
+        """The final report, once the node is ready for more."""
+        self.wait_ready(seconds)
+        last = self.said[-2]
         assert last.status == "done", last.message
         return last.ranks
+
+    def wait_ready(self, seconds: float = 40.0) -> None:
+        with self.news:
+            assert self.news.wait_for(lambda: self.said and self.said[-1].status == "accepted", seconds), self.said
 
     def wait_for(self, last: str, seconds: float = 20.0) -> None:
         """Until the rank is at a place."""
@@ -94,11 +97,8 @@ class Node:
             assert self.news.wait_for(lambda: any(r.last == last for one in self.said for r in one.ranks), seconds)
 
     def worker(self) -> int:
-        """The process of its rank; after a loss a new one is on its way."""
-        deadline = time.monotonic() + 20.0
-        while not (pids := [pid for pid in self._pids() if _is_worker(pid)]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        (pid,) = pids
+        """The process of its rank."""
+        (pid,) = [pid for pid in self._pids() if _is_worker(pid)]
         return pid
 
     def _pids(self) -> list[int]:
@@ -183,7 +183,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespaces here: {error.stderr.decode(errors='replace').strip()}")
     try:
-        assert accused(made.run()) == []  # the ranks are there
+        for node in made.nodes:
+            node.wait_ready()
         yield made
     finally:
         made.close()
@@ -280,6 +281,44 @@ def test_slow_link_shows_in_the_seconds_and_not_in_the_own_time_of_a_rank(networ
     assert accused(after) == []
     assert longest(after, "seconds") > 2 * longest(before, "seconds")
     assert longest(after, "ready_seconds") < 0.1 * longest(after, "seconds")
+
+
+def test_rank_whose_processors_are_cut_shows_in_what_it_waited_for_them(network: Network) -> None:
+    with processors_cut(network.nodes[1].worker(), share=0.1):
+        network.start(timeout=30.0)
+        reports = network.end()
+    assert accused(reports) == []
+    waited = [sum(size["cpu_wait_seconds"] for size in one.data["sizes"]) for one in reports if one.data is not None]
+    assert waited[1] == max(waited)
+    assert waited[1] > 0.3, waited
+    # All took equally long in the operation: that alone tells nobody from the others.
+    seconds = [one.data["sizes"][-1]["seconds"] for one in reports if one.data is not None]
+    assert max(seconds) < 2 * min(seconds)
+
+
+@contextlib.contextmanager
+def processors_cut(pid: int, *, share: float) -> Iterator[None]:
+    """A process may use this share of one processor."""
+    period = 100_000  # microseconds
+    quota = str(int(period * share))
+    root = Path("/sys/fs/cgroup")
+    old = (root / "cpu").is_dir()
+    group = (root / "cpu" if old else root) / f"healthd-test-{os.getpid()}"
+    home = group.parent / "cgroup.procs"
+    try:
+        group.mkdir()
+        (group / ("cpu.cfs_quota_us" if old else "cpu.max")).write_text(quota if old else f"{quota} {period}")
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group of processors can be made here: {error}")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it may have ended
+            home.write_text(str(pid))
+        group.rmdir()
 
 
 def longest(reports: Sequence[RankReport], name: str) -> float:

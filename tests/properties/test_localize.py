@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.fleet.localize import (
+from healthd.localize import (
     Bounds,
     Course,
     GroupOutcome,

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from healthd.fleet.localize import Bounds, GroupOutcome, NextRound, Noise, Outcome, Problem, localize
 from healthd.fleet.model import FleetNode
 from healthd.fleet.policy import Policy
 from healthd.fleet.validation.model import Group, Seat, Tested, Validation
 from healthd.fleet.validation.reading import FINAL, how_far, lost_ranks, read_group
+from healthd.localize import Bounds, GroupOutcome, NextRound, Noise, Outcome, Problem, localize
 from healthd.model import CollectiveOrder, NodeState, Order, OrderReport
 
 LAST_WORDS_SECONDS = 5.0
@@ -92,8 +92,8 @@ def conclude(now: float, validation: Validation, policy: Policy, why: str) -> Va
     )
 
 
-def orders_of(validation: Validation, node: str, policy: Policy) -> tuple[Order, ...]:
-    """What a node is to do for it: its order in the group that it is a member of."""
+def orders_of(validation: Validation, node: str, policy: Policy, *, workload: str) -> tuple[Order, ...]:
+    """What a node is to do for it, asked by `workload`: its order in the group that it is a member of."""
     for group in validation.groups:
         seat = next((seat for seat in group.seats if seat.node == node), None)
         if seat is None or group.closed:
@@ -112,6 +112,7 @@ def orders_of(validation: Validation, node: str, policy: Policy) -> tuple[Order,
             seed=validation.seed,
             join_seconds=policy.collective_join_seconds,
             timeout_seconds=policy.collective_timeout_seconds,
+            workload=workload,
         )
         return (Order(id=group.order_id(node), kind="collective", deadline_seconds=within, collective=order),)
     return ()

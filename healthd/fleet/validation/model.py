@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from healthd.fleet.localize import Outcome, Verdict
+from healthd.localize import Outcome, Verdict
 from healthd.model import Reason
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from checks.collective.judge import judge_ranks
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
-from healthd.fleet.localize import Outcome
 from healthd.fleet.validation.model import Group, Tested
+from healthd.localize import Outcome
 from healthd.model import OrderReport, RankReport, Reason
 
 FINAL = ("done", "refused", "cancelled")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from checks.contract import Action, Blame, Status
 from checks.reasons import action_of, blame_of
-from healthd.fleet.localize import Culprit, Manner, PathFault, Verdict
-from healthd.fleet.localize.verdict import names
 from healthd.fleet.validation.model import Tested, Validation
+from healthd.localize import Culprit, Manner, PathFault, Verdict
+from healthd.localize.verdict import names
 from healthd.model import Reason
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.fleet.localize import Outcome, Problem, Verdict
+from healthd.localize import Outcome, Problem, Verdict
 from tests.benchmarks.localize.simulator import Fleet, play, problem_of
 
 Make = Callable[[random.Random, Problem, int], Fleet]

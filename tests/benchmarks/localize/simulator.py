@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from healthd.fleet.localize import Bounds, Course, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict
+from healthd.localize import Bounds, Course, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict
 
 
 @dataclass(kw_only=True)

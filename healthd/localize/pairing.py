@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from healthd.fleet.localize.evidence import Evidence, Ids
+from healthd.localize.evidence import Evidence, Ids
 
 Pair = tuple[int, int]
 

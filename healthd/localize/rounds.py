@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from healthd.fleet.localize import search
-from healthd.fleet.localize.evidence import Evidence, Ids
-from healthd.fleet.localize.judge import Judged, inside_of, judge
-from healthd.fleet.localize.pairing import among_themselves, shuffled_pairs, witness_pairs
+from healthd.localize import search
+from healthd.localize.evidence import Evidence, Ids
+from healthd.localize.judge import Judged, inside_of, judge
+from healthd.localize.pairing import among_themselves, shuffled_pairs, witness_pairs
 
 Ask = tuple[list[Ids], str]
 Steps = Generator[Ask, None, None]

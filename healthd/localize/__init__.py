@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from healthd.fleet.localize.evidence import Evidence, Ids
-from healthd.fleet.localize.model import (
+from healthd.localize.evidence import Evidence, Ids
+from healthd.localize.model import (
     Bounds,
     Culprit,
     GroupOutcome,
@@ -26,9 +26,9 @@ from healthd.fleet.localize.model import (
     ScaleFault,
     Verdict,
 )
-from healthd.fleet.localize.rounds import Found, by_rounds
-from healthd.fleet.localize.sequence import Sequence, one_by_one
-from healthd.fleet.localize.verdict import from_rounds, from_sequence
+from healthd.localize.rounds import Found, by_rounds
+from healthd.localize.sequence import Sequence, one_by_one
+from healthd.localize.verdict import from_rounds, from_sequence
 
 __all__ = [
     "Bounds",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from healthd.fleet.localize.evidence import Evidence
+from healthd.localize.evidence import Evidence
 
 # How much likelier than "one end is flaky" a path must be. 2 ** 9 at the usual flaky_fail_ratio of one half: nine
 # outcomes that a flaky end would have given otherwise half of the time.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from healthd.fleet.localize.evidence import Evidence, Ids
+from healthd.localize.evidence import Evidence, Ids
 
 Steps = Generator[tuple[list[Ids], str], None, None]
 

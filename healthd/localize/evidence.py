@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd.errors import BadInputError
-from healthd.fleet.localize.model import GroupOutcome, Outcome, Problem
+from healthd.localize.model import GroupOutcome, Outcome, Problem
 
 Ids = tuple[int, ...]
 

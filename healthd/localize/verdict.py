@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from healthd.fleet.localize.evidence import Evidence, Ids
-from healthd.fleet.localize.judge import Judged, inside_of, judge, log_likelihood
-from healthd.fleet.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, Verdict
-from healthd.fleet.localize.rounds import SILENT, Found, rest_of, rest_state
-from healthd.fleet.localize.sequence import Sequence, proof
+from healthd.localize.evidence import Evidence, Ids
+from healthd.localize.judge import Judged, inside_of, judge, log_likelihood
+from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, Verdict
+from healthd.localize.rounds import SILENT, Found, rest_of, rest_state
+from healthd.localize.sequence import Sequence, proof
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 

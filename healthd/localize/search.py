@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from healthd.fleet.localize.evidence import Evidence, Ids
+from healthd.localize.evidence import Evidence, Ids
 
 Steps = Generator[tuple[list[Ids], str], None, "Scale | None"]
 
