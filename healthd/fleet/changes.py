@@ -13,7 +13,21 @@ from sqlalchemy import Connection, delete, func, select, text
 
 from healthd import wire
 from healthd.fleet.model import Gate, LeaseRow, LeaseState, Override, Phase
-from healthd.fleet.tables import EVENTS, EVIDENCE, GATES, LEASES, META, NODES, OUTCOMES, OVERRIDES, QUARANTINES
+from healthd.fleet.rules.model import Latch, Record
+from healthd.fleet.tables import (
+    EVENTS,
+    EVIDENCE,
+    GATES,
+    LATCHES,
+    LEASES,
+    MACHINES,
+    META,
+    NODES,
+    OUTCOMES,
+    OVERRIDES,
+    QUARANTINES,
+    RULES,
+)
 from healthd.model import NodeState, Quarantine
 
 
@@ -103,6 +117,30 @@ class PutEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PutRecord:
+    """What the rules remember of a node, without its latches; None when nothing is left to remember."""
+
+    node: str
+    record: Record | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutLatches:
+    """All latches of a device or machine; empty when there is none."""
+
+    identity: str
+    latches: tuple[Latch, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutMachine:
+    """Which machine a node is, as `healthd.fleet.rules.facts.machine_of` writes it."""
+
+    node: str
+    machine: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PutMeta:
     """A fact about the database as a whole."""
 
@@ -122,6 +160,9 @@ Change = (
     | ForgetNode
     | PutEvent
     | PutMeta
+    | PutRecord
+    | PutLatches
+    | PutMachine
 )
 
 
@@ -147,6 +188,9 @@ class Loaded:
     overrides: Mapping[str, Override]
     nodes: tuple[NodeRow, ...]
     meta: Mapping[str, str]
+    rules: Mapping[str, Record]
+    latches: Mapping[str, tuple[Latch, ...]]
+    machines: Mapping[str, str]
 
 
 def load(connection: Connection) -> Loaded:
@@ -180,6 +224,15 @@ def load(connection: Connection) -> Loaded:
             for r in connection.execute(select(NODES).order_by(NODES.c.node))
         ),
         meta={r.key: r.value for r in connection.execute(select(META))},
+        rules={
+            r.node: wire.decode(r.record.encode(), Record, what=f"rules on {r.node}")
+            for r in connection.execute(select(RULES))
+        },
+        latches={
+            r.identity: wire.decode(r.record.encode(), tuple[Latch, ...], what=f"latches of {r.identity}")
+            for r in connection.execute(select(LATCHES))
+        },
+        machines={r.node: r.record for r in connection.execute(select(MACHINES))},
     )
 
 
@@ -218,10 +271,13 @@ def read_outcome(connection: Connection, gate_id: str) -> PutOutcome | None:
     return None if row is None else PutOutcome(**row._mapping)
 
 
-def prune(connection: Connection, *, before: float, most_gates: int, most_events: int) -> tuple[str, ...]:
+def prune(
+    connection: Connection, *, before: float, most_gates: int, most_events: int, history_before: float = 0.0
+) -> tuple[str, ...]:
     """
     Drop decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
-    gates that are gone; all but the newest `most_events` events of each subject. Returns the ids of the gates dropped.
+    gates that are gone; all but the newest `most_events` events of each subject, those of nodes older than
+    `history_before` and those of jobs older than `before`. Returns the ids of the gates dropped.
     """
     leased = select(LEASES.c.gate).where(LEASES.c.state != LeaseState.CLOSED.value)
     newest = select(GATES.c.id).order_by(GATES.c.id.desc()).limit(most_gates)
@@ -232,6 +288,9 @@ def prune(connection: Connection, *, before: float, most_gates: int, most_events
     connection.execute(
         delete(LEASES).where(LEASES.c.state == LeaseState.CLOSED.value, LEASES.c.gate.not_in(select(GATES.c.id)))
     )
+    of_job = EVENTS.c.subject.like("job:%")
+    connection.execute(delete(EVENTS).where(EVENTS.c.at < history_before, ~of_job))
+    connection.execute(delete(EVENTS).where(EVENTS.c.at < min(before, history_before), of_job))
     rank = func.row_number().over(partition_by=EVENTS.c.subject, order_by=EVENTS.c.id.desc()).label("rank")
     ranked = select(EVENTS.c.id, rank).subquery()
     connection.execute(delete(EVENTS).where(EVENTS.c.id.in_(select(ranked.c.id).where(ranked.c.rank > most_events))))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from healthd.errors import NotFoundError
@@ -13,6 +14,7 @@ from healthd.fleet import answers, changes, requests
 from healthd.fleet.changes import PutOutcome
 from healthd.fleet.ledger import Batch
 from healthd.fleet.model import Closing, Gate, LeaseRow, Override
+from healthd.fleet.rules.model import Breaker, Record
 from healthd.fleet.turns import Turns, steady_clock
 from healthd.model import Decision, GateRequest, NodeState, Quarantine
 
@@ -109,9 +111,20 @@ class Engine(Turns):
         )
         await self._do(lambda batch: batch.changes.append(told))
 
-    async def quarantine(self, node: str, quarantine: Quarantine | None) -> None:
-        """Keep a node out of admissions from now on; None lets it in again. Gates that have it see it at once."""
-        await self._do(lambda batch: self._ledger.put_quarantine(batch, node, quarantine))
+    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
+        """
+        Keep a node out of admissions from now on. Gates that have it see it at once.
+
+        None lets it in again, and the rules take back all that they hold against it; `why` is for people.
+        """
+
+        def act(batch: Batch) -> None:
+            if quarantine is None:
+                self._rules.release(batch, node)
+            if quarantine is not None or node in self._ledger.quarantines:
+                self._ledger.put_quarantine(batch, node, quarantine, why=why)
+
+        await self._do(act)
 
     async def override(self, job: str, override: Override | None) -> None:
         """Admit a job by hand, whatever its nodes are; None ends that. Written into the audit trail."""
@@ -143,7 +156,28 @@ class Engine(Turns):
 
     async def forget(self, node: str, owner: str) -> None:
         """A node that is gone for good: its leases and its quarantine end, its key is free for the next of its name."""
-        await self._do(lambda batch: self._reports.forget(batch, node, owner))
+
+        def act(batch: Batch) -> None:
+            self._rules.forget(batch, node)
+            self._reports.forget(batch, node, owner)
+
+        await self._do(act)
+
+    async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
+        """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""
+        return await self._do(lambda batch: self._rules.reset_breaker(batch, owner, pool))
+
+    def breakers(self) -> Mapping[str, Breaker]:
+        """Breakers of the rules that have tripped, by pool ("": nodes without one)."""
+        return self._rules.breakers()
+
+    def remembered(self, node: str) -> Record | None:
+        """What the rules remember of a node; None: nothing."""
+        return self._rules.remembered(node)
+
+    def rule_words(self) -> Mapping[tuple[str, str], int]:
+        """How often each rule came to a word, and what came of it, since the start."""
+        return dict(self._rules.counted)
 
     def open_gates(self) -> tuple[Gate, ...]:
         """All that are not decided, oldest first."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from checks.contract import Tier
 from healthd.evidence import judge_tier
 from healthd.fleet.model import Judged
+from healthd.fleet.rules.machine import failing, machine_of
 from healthd.model import CheckResult, Lease, NodeState
 from healthd.wire import decode, encode
 
@@ -44,8 +45,10 @@ class KeptState:
         "_rest",
         "_taken_at",
         "at",
+        "failing",
         "health",
         "judged",
+        "machine",
         "stale_at",
     )
 
@@ -55,6 +58,8 @@ class KeptState:
         self._ages: Mapping[str, float] = {}
         self._taken_at = self.at = at
         self.health = state.health
+        self.machine = machine_of(state)
+        self.failing = failing(state)
         bounds = {
             spec.name: spec.expires_seconds
             for spec in state.checks

@@ -51,6 +51,7 @@ class Batch:
     freed: set[str] = field(default_factory=set)
     decided: list[Gate] = field(default_factory=list)
     ready: list[Gate] = field(default_factory=list)
+    accused: list[Accuse] = field(default_factory=list)
 
     def event(self, subject: str, kind: str, message: str) -> None:
         """A line of the audit trail."""
@@ -74,6 +75,7 @@ class Ledger:
         self.claims: dict[str, Claim] = {}
         self.quarantines: dict[str, Quarantine] = dict(loaded.quarantines)
         self.overrides: dict[str, Override] = dict(loaded.overrides)
+        self.probes: dict[str, Order] = {}
         self.last_id = max(self.gate_ids, default="")
         self._saved: dict[str, Any] | None = None
         for job, attempt in self.keys:
@@ -85,7 +87,18 @@ class Ledger:
         for node in {*self.reserved, *self.leases_of}:
             self._claim(node)
 
-    _KEPT = ("gates", "keys", "newest", "leases", "leases_of", "reserved", "claims", "quarantines", "overrides")
+    _KEPT = (
+        "gates",
+        "keys",
+        "newest",
+        "leases",
+        "leases_of",
+        "reserved",
+        "claims",
+        "quarantines",
+        "overrides",
+        "probes",
+    )
 
     def begin(self) -> None:
         """A new batch: what it changes can be undone."""
@@ -163,6 +176,7 @@ class Ledger:
         elif isinstance(effect, StartGroups):
             batch.touched.update(effect.nodes)
         elif isinstance(effect, Accuse):
+            batch.accused.append(effect)
             batch.event(effect.node, "accused", f"job {gate.request.job}: {effect.reason.message}")
         elif isinstance(effect, GrantLease) and effect.lease_id not in self.leases:
             self.put_lease(batch, self._new_lease(batch, gate, effect))
@@ -258,6 +272,8 @@ class Ledger:
             found.append(Order(id=run.order_id, kind="run", deadline_seconds=run.deadline_seconds, run=work))
         if gate is not None and gate.validation is not None:
             found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker))
+        if node in self.probes:
+            found.append(self.probes[node])
         for lease_id in self.leases_of.get(node, ()):
             if self.holds(lease_id):
                 lease = self.leases[lease_id].lease
@@ -265,18 +281,29 @@ class Ledger:
                 found.append(Order(id=lease_id, kind="lease", deadline_seconds=within, lease=lease))
         return tuple(found)
 
-    def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None) -> None:
-        """The aggregator's word on a node; None lifts it."""
+    def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
+        """The aggregator's word on a node; None lifts it, and `why` is for people."""
         self._save()
+        known = self.quarantines.get(node)
         if quarantine is None:
             self.quarantines.pop(node, None)
-            batch.event(node, "quarantine lifted", "")
+            batch.event(node, "quarantine lifted", why)
         else:
             self.quarantines[node] = quarantine
-            batch.event(node, "quarantined", f"by {quarantine.owner}: {quarantine.reason}")
+            if known is None or (known.owner, known.reason) != (quarantine.owner, quarantine.reason):
+                batch.event(node, "quarantined", f"by {quarantine.owner}: {quarantine.reason}")
         batch.freed.add(node)
         batch.touched.add(node)
         batch.changes.append(PutQuarantine(node=node, quarantine=quarantine))
+
+    def set_probe(self, node: str, order: Order | None) -> None:
+        """A run that the rules ordered on a node they keep out; None: there is none any more."""
+        if self.probes.get(node) != order:
+            self._save()
+            if order is None:
+                self.probes.pop(node, None)
+            else:
+                self.probes[node] = order
 
     def drop(self, gate_ids: Iterable[str]) -> None:
         """Gates that are no longer in the store: their job and attempt may be asked anew."""

@@ -40,7 +40,8 @@ class FleetNode:
     `state` is as it was received: `behind_seconds` is to be added to every age in it (None of a state: the node is
     known from the store only). `version` is another number whenever the evidence is another, and `oldest_seconds` the
     age of the oldest result, as it was received; None where nobody counted: then `version` must be
-    another for new ages too. `judged` are verdicts by tier that leave ages out. `heard_seconds` is how long ago the
+    another for new ages too. `judged` are verdicts by tier that leave ages out. `machine` and `failing` say what the
+    rules would read of the state (`healthd.fleet.rules.facts`), None where nobody has looked. `heard_seconds` is how long ago the
     node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so that its ages
     are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word. `orders` holds
     the last report on every order that is not yet acknowledged. `issuer` is the database that the node took orders
@@ -59,6 +60,8 @@ class FleetNode:
     issuer: str | None
     oldest_seconds: float | None = None
     judged: Mapping[Tier, Judged] = field(default_factory=dict)
+    machine: str | None = None
+    failing: bool | None = None
 
     def current(self) -> NodeState | None:
         """The state with ages as of now."""

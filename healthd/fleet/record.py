@@ -138,6 +138,8 @@ class NodeRecord:
             version=self.version,
             oldest_seconds=None if self.state is None else self.state.oldest_seconds,
             judged={} if self.state is None else self.state.judged,
+            machine=None if self.state is None else self.state.machine,
+            failing=None if self.state is None else self.state.failing,
             behind_seconds=0.0 if self.state is None else max(0.0, now - self.state.at),
             heard_seconds=None if self.heard_at is None else max(0.0, now - self.heard_at),
             confirmed=self.confirmed,

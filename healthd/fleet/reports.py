@@ -79,6 +79,10 @@ class Reports:
         self._labels.pop(node, None)
         self._met.discard(node)
 
+    def pool_of(self, node: str) -> str | None:
+        """The pool of a node as it said last; None for one without, or never heard of."""
+        return self._labels.get(node, {}).get("pool")
+
     def undo(self) -> None:
         """The transaction failed: back to what is on disk."""
         self._recovering_until, self._established = self._before

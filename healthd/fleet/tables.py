@@ -115,5 +115,30 @@ EVENTS = Table(
     Column("kind", String(32), nullable=False),
     Column("message", Text, nullable=False),
     Index("events_by_subject", "subject", "id"),
+    Index("events_by_age", "at"),
 )
-"""The audit trail: `subject` is a node's name, or `job:NAME`."""
+"""The audit trail: `subject` is a node's name, `job:NAME`, or `fleet`."""
+
+RULES = Table(
+    "rules",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+"""What the rules remember of a node, while there is anything to remember."""
+
+LATCHES = Table(
+    "latches",
+    METADATA,
+    Column("identity", String(300), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+"""Hard faults by what they belong to: a device's serial number, a machine's instance id, else a node's name."""
+
+MACHINES = Table(
+    "machines",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+"""Which machine a node was last: instance id, boot id, devices with serial numbers."""

@@ -19,11 +19,13 @@ from typing import Any, TypeVar
 
 from healthd.errors import HealthdError, StoreError
 from healthd.fleet import changes, requests
+from healthd.fleet.changes import PutRecord
 from healthd.fleet.gate import step
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, FleetView, Gate, Observer, Phase, Registry, WakeAt
 from healthd.fleet.policy import Policy
 from healthd.fleet.reports import Reports
+from healthd.fleet.rules.book import Rules
 from healthd.fleet.standing import JudgeMemory
 from healthd.fleet.store import Store
 from healthd.model import NodeState
@@ -99,6 +101,7 @@ class Turns:
         loaded = store.load()
         self._ledger = Ledger(loaded, store_id=store.store_id, policy=policy)
         self._reports = Reports(self._ledger, registry, policy, loaded, now=self._clock())
+        self._rules = Rules(self._ledger, registry, policy, loaded, pool_of=self._reports.pool_of)
         self._judge = JudgeMemory()
         self._actions: deque[tuple[Action, asyncio.Future[Any]]] = deque()
         self._dirty: set[str] = set(self._ledger.gates)
@@ -151,13 +154,16 @@ class Turns:
             return
         batch = Batch(now=now)
         self._ledger.begin()
+        self._rules.begin()
         results = self._act(batch)
         if self._expiring:
             self._ledger.end_expired(batch)
             self._expiring = False
         heard, self._heard = self._heard, set()
         self._reports.take_in(batch, heard)
+        self._rules.take_in(batch, heard)
         stepped = self._step_all(batch, heard)
+        accused = self._rules.accuse(batch)
         try:
             if batch.changes:
                 await self._store.write(batch.changes)
@@ -168,7 +174,12 @@ class Turns:
             log.warning("the database takes writes again")
             self._trouble = ""
         self._retry_at = -math.inf
+        self._rules.committed()
         self._tell(batch, heard)
+        if accused:
+            # Gates that look at these nodes see the rule's word in the next turn.
+            self._heard |= accused
+            self._wake.set()
         for future, result in results:
             if not future.done():
                 future.set_result(self._newest(result))
@@ -193,13 +204,20 @@ class Turns:
         try:
             dropped = await self._store.run(
                 lambda connection: changes.prune(
-                    connection, before=before, most_gates=policy.keep_gates, most_events=policy.keep_events
+                    connection,
+                    before=before,
+                    most_gates=policy.keep_gates,
+                    most_events=policy.keep_events,
+                    history_before=now - policy.history_days * 86400.0,
                 )
             )
+            forgotten = self._rules.old(now)
+            await self._store.write([PutRecord(node=node, record=None) for node in forgotten])
         except StoreError as error:
             log.warning("nothing was pruned: %s", error)
             return
         self._ledger.drop(dropped)
+        self._rules.drop(forgotten)
         self._expiring = True
         self._wake.set()
 
@@ -283,6 +301,7 @@ class Turns:
         if str(error) != self._trouble:
             log.error("%s", error)
             self._trouble = str(error)
+        self._rules.undo()
         self._ledger.undo()
         self._due = {gate_id: at for gate_id, at in self._due.items() if gate_id in self._ledger.gates}
         self._reports.undo()
@@ -316,4 +335,4 @@ class Turns:
         if self._dirty or self._actions or self._heard:
             return now
         times = [at for gate_id, at in self._due.items() if gate_id in self._ledger.gates]
-        return min([*times, self._reports.next_due(now), self._prune_at])
+        return min([*times, self._reports.next_due(now), self._rules.next_due(), self._prune_at])

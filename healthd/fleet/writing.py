@@ -18,15 +18,32 @@ from healthd.fleet.changes import (
     PutEvidence,
     PutGate,
     PutKey,
+    PutLatches,
     PutLease,
+    PutMachine,
     PutMeta,
     PutNode,
     PutOutcome,
     PutOverride,
     PutQuarantine,
+    PutRecord,
 )
 from healthd.fleet.model import Gate, LeaseRow, Override
-from healthd.fleet.tables import EVENTS, EVIDENCE, GATES, LEASES, META, NODES, OUTCOMES, OVERRIDES, QUARANTINES
+from healthd.fleet.rules.model import Latch, Record
+from healthd.fleet.tables import (
+    EVENTS,
+    EVIDENCE,
+    GATES,
+    LATCHES,
+    LEASES,
+    MACHINES,
+    META,
+    NODES,
+    OUTCOMES,
+    OVERRIDES,
+    QUARANTINES,
+    RULES,
+)
 from healthd.model import NodeState, Quarantine
 
 
@@ -65,6 +82,9 @@ _KINDS: tuple[type, ...] = (
     PutOverride,
     PutEvidence,
     PutOutcome,
+    PutRecord,
+    PutLatches,
+    PutMachine,
     PutEvent,
 )
 
@@ -73,7 +93,7 @@ def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
     if kind is PutMeta:
         upsert(connection, META, "key", [{"key": c.key, "value": c.value} for c in changes])
     elif kind is ForgetNode:
-        for table in (NODES, QUARANTINES):
+        for table in (NODES, QUARANTINES, RULES, MACHINES):
             connection.execute(delete(table).where(table.c.node.in_([c.node for c in changes])))
     elif kind is PutNode:
         upsert(connection, NODES, "node", [_node(c, c.labels, None) for c in changes], keep=("first_seen", "key_hash"))
@@ -91,6 +111,13 @@ def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
         upsert(connection, EVIDENCE, "gate", [{"gate": c.gate, "states": _packed(c.states)} for c in changes])
     elif kind is PutOutcome:
         upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes])
+    elif kind is PutRecord:
+        _put_records(connection, RULES, "node", {c.node: c.record for c in changes})
+    elif kind is PutLatches:
+        _put_records(connection, LATCHES, "identity", {c.identity: c.latches or None for c in changes})
+    elif kind is PutMachine:
+        rows = {c.node: {"node": c.node, "record": c.machine} for c in changes}
+        upsert(connection, MACHINES, "node", list(rows.values()))
     else:
         connection.execute(EVENTS.insert(), [vars(c) for c in changes])
 
@@ -136,7 +163,10 @@ def _lease(row: LeaseRow) -> Mapping[str, Any]:
 
 
 def _put_records(
-    connection: Connection, table: Table, key: str, records: Mapping[str, Quarantine | Override | None]
+    connection: Connection,
+    table: Table,
+    key: str,
+    records: Mapping[str, Quarantine | Override | Record | tuple[Latch, ...] | None],
 ) -> None:
     gone = [name for name, record in records.items() if record is None]
     if gone:

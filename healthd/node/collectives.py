@@ -80,10 +80,12 @@ class Visit:
         *,
         interface: str | None,
         idle_seconds: float,
+        others_wait: Callable[[], bool],
         clock: Clock,
         tasks: Tasks,
     ) -> None:
         self.validation = validation
+        self._others_wait = others_wait
         self.open = True
         self.why = "the node's daemon stops"
         self._interface = interface
@@ -123,6 +125,10 @@ class Visit:
         """It is about to be cancelled, for this reason."""
         self.open, self.why = False, why
 
+    def idle(self) -> bool:
+        """Whether no order waits or is under way."""
+        return self._now is None and not self._waiting
+
     async def work(self) -> None:
         """From the first order to the last. Raises nothing but CancelledError."""
         session = self._make_session()
@@ -143,7 +149,7 @@ class Visit:
     async def _next(self) -> Wanted | None:
         if not self._waiting:
             self._news.clear()
-            if not await wait_for(self._news, self._idle_seconds):
+            if self._others_wait() or not await wait_for(self._news, self._idle_seconds):
                 self.open = False
                 return None
         return self._waiting.popleft() if self._waiting else await self._next()
@@ -221,6 +227,7 @@ class Collectives:
             self._session,
             interface=self._interface,
             idle_seconds=self._idle_seconds,
+            others_wait=self._scheduler.has_orders,
             clock=self._clock,
             tasks=self._tasks,
         )
@@ -230,6 +237,7 @@ class Collectives:
             work=visit.work,
             refuse=visit.refuse,
             tell=visit.leave,
+            idle=visit.idle,
             workload=collective.workload,
         )
         self._visit = visit, stay

@@ -1,7 +1,8 @@
 """
 `GET /metrics`: the names of the contract, rendered from the one snapshot.
 
-Labels are bounded: what is not pass is listed up to the 48 worst, and the rest counted. No `_created` series.
+Labels are bounded: what is not pass is listed up to the 48 worst, and the rest counted; matrix products have series in
+two dtypes and collectives in four sizes, whatever else was measured. No `_created` series.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _HELP = {
     "healthd_device_memory_bandwidth_bytes_per_second": "Achieved memory bandwidth in the last run.",
 }
 _OPS = ("all_gather", "all_reduce", "reduce_scatter", "nccom_all_gather", "nccom_all_reduce", "nccom_reduce_scatter")
+_DTYPES = ("fp32", "bf16")  # those of matrix products that have series
+_MAX_SIZES = 4  # of a collective: the checks' own three, and one that an operator adds
 _OP_DTYPE = "fp32"  # the one that has series; a check may measure others, and fewer ranks, besides
 
 
@@ -156,18 +159,21 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
         "healthd_collective_duration_seconds", "Time of a collective.", labels=["op", "size_bytes"]
     )
     seen: set[tuple[str, ...]] = set()
+    sizes = {result.check: _sizes(result) for result in state.results if result.check in _OPS}
     for result, finding, measured in _measured(state):
         value = measured.value
         if value is None:
             continue
         if measured.name in families:
+            if measured.labels.get("dtype", _DTYPES[0]) not in _DTYPES:
+                continue
             labels = [finding.target, *(measured.labels.get(label, "") for label in _DEVICE[measured.name][1])]
             family = families[measured.name]
         elif result.check in _OPS and measured.name in (
             f"{result.check}_busbw_bytes_per_second",
             f"{result.check}_duration_seconds",
         ):
-            if not _is_main(measured, result):
+            if not _is_main(measured, result) or measured.labels.get("size_bytes", "") not in sizes[result.check]:
                 continue
             labels = [result.check, measured.labels.get("size_bytes", "")]
             family = bandwidth if "busbw" in measured.name else duration
@@ -177,6 +183,13 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
             seen.add((family.name, *labels))
             family.add_metric(labels, value)
     yield from (*families.values(), bandwidth, duration)
+
+
+def _sizes(result: CheckResult) -> frozenset[str]:
+    """The sizes of a collective that have series: the smallest, which tells latency, and the largest ones."""
+    found = {one.labels.get("size_bytes", "") for finding in result.findings for one in finding.measurements}
+    ranked = sorted(found, key=lambda text: (int(text) if text.isdecimal() else -1, text))
+    return frozenset(ranked if len(ranked) <= _MAX_SIZES else [ranked[0], *ranked[1 - _MAX_SIZES :]])
 
 
 def _is_main(measured: Measurement, result: CheckResult) -> bool:

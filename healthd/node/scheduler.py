@@ -129,6 +129,12 @@ class Scheduler:
         else:
             self._queue.append(ordered)
             self._active_wake.set()
+            if self._stay is not None and self._stay.idle():
+                self._stay.leave("a run was ordered")
+
+    def has_orders(self) -> bool:
+        """Whether an ordered run waits for its turn."""
+        return bool(self._queue)
 
     def cancel(self, order_id: str, why: str) -> None:
         """Call an order off; a run that is for nobody else is stopped."""

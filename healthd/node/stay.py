@@ -14,13 +14,15 @@ class Stay:
     `work` starts when the devices are its own, ends by itself or when it is cancelled, and raises nothing else.
 
     `refuse` is told why it never starts, and `tell` why it must end early. `workload` is the job that it is for, which
-    the host's scheduler may have given the devices. `gone` is set once the devices are seen to be free again.
+    the host's scheduler may have given the devices. `idle` says that it has nothing to do at the moment: then it makes
+    room for a run that was ordered. `gone` is set once the devices are seen to be free again.
     """
 
     name: str
     work: Callable[[], Coroutine[Any, Any, None]]
     refuse: Callable[[str], None]
     tell: Callable[[str], None]
+    idle: Callable[[], bool] = lambda: False
     workload: str | None = None
     task: asyncio.Task[None] | None = None
     leaving: bool = False

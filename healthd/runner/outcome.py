@@ -139,7 +139,9 @@ def compose(
             found.extend(findings_of(outcome, judged=judged))
     if judgement is not None:
         found.extend(judgement.findings)
-        silent = not judgement.findings and judgement.missing is None
+        # Ranks that all say that they have nothing to compare, as the only one of a node does, leave nothing to judge.
+        compared = any(outcome.evidence or outcome.missing is not None for outcome in outcomes)
+        silent = compared and not judgement.findings and judgement.missing is None
         if silent and all(SEVERITY[f.status] < SEVERITY[Status.UNKNOWN] for f in found):
             found.append(nothing("node", "its judge compared what was measured and said nothing"))
         if judgement.missing is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from checks.contract import Evidence, Finding, Scope, Status, Tier
 from healthd.runner.outcome import Outcome, compose
 from healthd.runner.settings import CheckInfo, Plan
@@ -36,3 +38,17 @@ def test_a_judge_that_speaks_lets_it_pass() -> None:
     said = [Finding(status=Status.PASS, reason=None, message="the same on both", target="node")]
     judgement = Outcome(target="node", findings=said)
     assert compose(INFO, PLAN, outcomes, judgement=judgement, injected=False).status is Status.PASS
+
+
+def test_a_collective_on_a_single_device_leaves_its_judge_nothing_to_say() -> None:
+    info = dataclasses.replace(INFO, name="all_reduce", scope=Scope.GROUP)
+    skipped = Finding(status=Status.SKIP, reason="NotApplicable", message="it needs at least 2 ranks", target="node")
+    alone = Outcome(target="rank:0", findings=[skipped])
+    result = compose(info, PLAN, [alone], judgement=Outcome(target="node"), injected=False)
+    assert result.findings == (skipped,)
+
+
+def test_a_rank_without_a_word_is_unknown_although_there_is_nothing_to_judge() -> None:
+    info = dataclasses.replace(INFO, name="all_reduce", scope=Scope.GROUP)
+    result = compose(info, PLAN, [Outcome(target="rank:0")], judgement=Outcome(target="node"), injected=False)
+    assert result.status is Status.UNKNOWN

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 from checks.contract import Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
-from healthd import wire
 from healthd.evidence import judge_tier
 from healthd.fleet.model import FleetNode
 from healthd.fleet.policy import Policy
+from healthd.fleet.rules.machine import machine_identity
 from healthd.fleet.rules.model import COLLECTIVES, Facts, Fault, Outcome, Room
 from healthd.model import CheckResult, Health, Inventory, NodeState, Reason
 
@@ -72,22 +72,6 @@ def facts_of(
         accusations=tuple(accusation(reason) for reason in accusations if counts(reason)),
         probe_status="" if report is None else report.status,
     )
-
-
-def machine_identity(state: NodeState) -> str:
-    """The machine by its instance id, where it has one; names get reused."""
-    return f"instance:{state.instance_id}" if state.instance_id else f"node:{state.node}"
-
-
-def machine_of(state: NodeState) -> str:
-    """What machine a node is, as a short text to compare and to keep: instance, boot, devices with serial numbers."""
-    devices = state.inventory.devices if state.inventory is not None else ()
-    return wire.encode((state.instance_id, state.boot_id, [(d.target, d.serial) for d in devices])).decode()
-
-
-def failing(state: NodeState) -> bool:
-    """Whether any result has failed: a node without that gives the rules nothing to begin with."""
-    return any(result.status is Status.FAIL for result in state.results)
 
 
 def counts(reason: Reason) -> bool:
