@@ -292,6 +292,39 @@ class RunOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NccomGroup:
+    """
+    That `nccom-test` runs over the nodes of a group, in place of ranks of torch.
+
+    `mode` is how its processes get onto the nodes: carried (by this line), ssh or slurm. `hosts` are the addresses of
+    `nodes`, both in the order of ranks; the first runs nccom-test.
+    """
+
+    mode: str
+    hosts: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What mpirun on the main node wants to have started on `node` for `check`: its words, the host first."""
+
+    check: str
+    node: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOrder:
+    """Start mpirun's daemon for `check` of a group, if `argv` is what the node's own order of that group plans."""
+
+    validation: str
+    group: str
+    check: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectiveOrder:
     """
     Be the ranks from `first_rank` on, `ranks` of them, of a group of `size`, and run `checks` in it one by one.
@@ -300,7 +333,7 @@ class CollectiveOrder:
     comes, when a job gets the node or when none comes for a while. Rank 0 is on the node that `main` is the address
     of, and waits on `port` there for the others for at most `join_seconds`; each check then has `timeout_seconds`.
     `whole_rank` is this node's first rank in the first whole group: injected faults name ranks by it. `seed` is common.
-    `workload` is the job that asks, as in a `RunOrder`.
+    `workload` is the job that asks, as in a `RunOrder`. `nccom` None: torch carries it.
     """
 
     validation: str
@@ -316,23 +349,27 @@ class CollectiveOrder:
     join_seconds: float
     timeout_seconds: float
     workload: str | None = None
+    nccom: NccomGroup | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """
-    Something that a node is to do. The list of kinds is closed: `run`, `lease` or `collective`.
+    Something that a node is to do. The list of kinds is closed: `run`, `lease`, `collective` or `launch`.
 
     `deadline_seconds` counts from when the node first reads it. An order stays listed as long as it stands: one that
-    is no longer listed is cancelled, and a lease no longer listed is released.
+    is no longer listed is cancelled, and a lease no longer listed is released. One that is `withdrawn` is cancelled as
+    well, and stays listed so that the node repeats how it ended until that is on disk.
     """
 
     id: str
     kind: str
     deadline_seconds: float
+    withdrawn: bool = False
     run: RunOrder | None = None
     lease: Lease | None = None
     collective: CollectiveOrder | None = None
+    launch: LaunchOrder | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,12 +401,15 @@ class OrderReport:
 
     `refused` and `done` are final. A lease is `accepted` once it is stored on the node, `done` when the node ended it
     because the workload is gone. `message` says why it was refused or ended. Results are in the node's state, but for
-    those of a collective: `ranks` says for each rank and check how far it is, and what it found.
+    those of a collective: `ranks` says for each rank and check how far it is, and what it found. Where nccom-test carries
+    it, the main node says what it found by check in `findings`, and what it wants started on others in `launches`.
     """
 
     status: str
     message: str = ""
     ranks: tuple[RankReport, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    findings: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def admit(
 
     `notes` are what people should know all the same.
     """
-    chosen = tuple(gate.granted) if gate.request.lease else gate.reserved
+    chosen = tuple(name for name in gate.reserved if name in gate.granted or not gate.request.lease)
     nodes = tuple(_admitted(name, seen.get(name)) for name in chosen)
     excluded = _excluded(gate, seen, set(chosen))
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None

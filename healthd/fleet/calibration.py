@@ -64,8 +64,8 @@ class GateFacts:
     """
     Of one decided gate. `would` is what enforce mode says of it: the decision itself where that is the mode.
 
-    `alarmed`: a check had failed on a node that the job was given. `clean`: enforce admits, and none had. `wait_seconds`
-    is from the question to the decision; `device_seconds` what runs and collectives of the gate have cost.
+    `alarmed`: a check had failed on a node that the job was given. `clean`: enforce admits, and none had.
+    `wait_seconds` is from the question to the decision; `device_seconds` what its runs and collectives have cost.
     """
 
     gate: str

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, func, select, text
 
 from healthd import wire
+from healthd.fleet.calibration import GateFacts
 from healthd.fleet.model import Gate, LeaseRow, LeaseState, Override, Phase
 from healthd.fleet.rules.model import Latch, Record
 from healthd.fleet.tables import (
@@ -44,6 +45,13 @@ class PutEvidence:
 
     gate: str
     states: tuple[NodeState, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutFacts:
+    """What figures are made of, of a gate that is decided."""
+
+    facts: GateFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +159,7 @@ class PutMeta:
 Change = (
     PutGate
     | PutEvidence
+    | PutFacts
     | PutLease
     | PutQuarantine
     | PutOverride

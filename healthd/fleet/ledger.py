@@ -14,7 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.fleet.changes import Change, Loaded, PutEvent, PutEvidence, PutGate, PutLease, PutOverride, PutQuarantine
+from healthd.fleet.calibration import facts_of
+from healthd.fleet.changes import (
+    Change,
+    Loaded,
+    PutEvent,
+    PutEvidence,
+    PutFacts,
+    PutGate,
+    PutLease,
+    PutOverride,
+    PutQuarantine,
+)
 from healthd.fleet.model import (
     Accuse,
     Claim,
@@ -148,7 +159,10 @@ class Ledger:
         if gate.phase is Phase.DECIDED and gate.decision is not None:
             del self.gates[gate.id]
             batch.decided.append(gate)
-            batch.changes.append(PutEvidence(gate=gate.id, states=tuple(states)))
+            states = tuple(states)
+            batch.changes.append(PutEvidence(gate=gate.id, states=states))
+            if (facts := facts_of(gate, states)) is not None:
+                batch.changes.append(PutFacts(facts=facts))
             why = gate.decision.reasons[0].message if gate.decision.reasons else f"{len(gate.decision.nodes)} nodes"
             batch.event(f"job:{gate.request.job}", gate.decision.decision.value, f"gate {gate.id}: {why}")
 

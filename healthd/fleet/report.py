@@ -8,16 +8,13 @@ observe mode, and by an override, whose jobs were chosen because their nodes loo
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from healthd.fleet.calibration import STARTED, WORDS, Way
+from healthd.fleet.shares import Share, quantile, share, wilson
 from healthd.model import Verdict
-
-Z_95 = 1.959964
-"""Of the normal distribution, two-sided 95 %."""
 
 MOST_NODES = 10
 """Nodes that the report lists: those to look at first."""
@@ -33,17 +30,6 @@ class ExitRule:
     most_false_ratio: float = 0.02
     """The upper end of the interval must be below it, for failing checks and for all that enforce would have stopped.
     One good job in fifty: with no alarm at all that takes 189 successful jobs, and fewer cannot show it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """`count` of `of`, with Wilson's 95 % interval. There is none of nothing: `of` is above 0."""
-
-    count: int
-    of: int
-    ratio: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,39 +143,6 @@ class Report:
     device_seconds: float | None
     device_seconds_per_gate: float | None
     exit: Exit
-
-
-def wilson(count: int, of: int, *, z: float = Z_95) -> tuple[float, float]:
-    """
-    The interval of a share of which `count` of `of` were seen; (0, 1) of nothing.
-
-    Source: E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927). Unlike
-    the usual one it is right for small numbers, and for none or all.
-    """
-    if of <= 0:
-        return 0.0, 1.0
-    ratio = count / of
-    middle = ratio + z * z / (2 * of)
-    half = z * math.sqrt(ratio * (1 - ratio) / of + z * z / (4 * of * of))
-    scale = 1 + z * z / of
-    low = 0.0 if count <= 0 else max(0.0, (middle - half) / scale)
-    high = 1.0 if count >= of else min(1.0, (middle + half) / scale)
-    return low, high
-
-
-def share(count: int, of: int) -> Share | None:
-    """A share with its interval; None of nothing."""
-    if of <= 0:
-        return None
-    low, high = wilson(count, of)
-    return Share(count=count, of=of, ratio=count / of, low=low, high=high)
-
-
-def quantile(ascending: Sequence[float], q: float) -> float:
-    """By nearest rank: a value that was seen. ValueError of nothing."""
-    if not ascending:
-        raise ValueError("there is no quantile of nothing")
-    return ascending[max(0, math.ceil(q * len(ascending)) - 1)]
 
 
 def report_of(counts: Counts, *, days: float, rule: ExitRule | None = None) -> Report:

@@ -106,6 +106,33 @@ OUTCOMES = Table(
     Column("told_at", Double, nullable=False),
 )
 
+GATE_FACTS = Table(
+    "gate_facts",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("decided_at", Double, nullable=False),
+    Column("way", String(16), nullable=False),
+    Column("would", String(16), nullable=False),
+    Column("alarmed", Boolean, nullable=False),
+    Column("clean", Boolean, nullable=False),
+    Column("wait_seconds", Double, nullable=False),
+    Column("device_seconds", Double, nullable=False),
+    Index("gate_facts_by_age", "decided_at"),
+)
+"""What figures are made of, so that nobody needs to read the records of gates for them; see `calibration`."""
+
+GATE_FAULTS = Table(
+    "gate_faults",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("node", String(253), nullable=False),
+    Column("check_name", String(128), nullable=False),
+    Column("code", String(64), nullable=False),
+    Column("left_out", Boolean, nullable=False),
+)
+"""What a gate knew against nodes; `number` counts them. `left_out`: the job went without the node."""
+
 EVENTS = Table(
     "events",
     METADATA,

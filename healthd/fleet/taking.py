@@ -54,7 +54,12 @@ def take(work: Work) -> bool:
     held = len(work.gate.reserved) + len(more)
     if held >= terms.needed and not (_own_earlier(work) and work.now < patience(work)):
         if more:
-            work.gate = dataclasses.replace(work.gate, reserved=(*work.gate.reserved, *more))
+            reserved = (*work.gate.reserved, *more)
+            if work.gate.request.nodes:
+                # Ranks follow the order in which the nodes were named, whoever was fit first.
+                taken = set(reserved)
+                reserved = tuple(name for name in work.gate.request.nodes if name in taken)
+            work.gate = dataclasses.replace(work.gate, reserved=reserved)
             work.effects.append(Reserve(nodes=more))
         return True
     give_back(work, work.gate.reserved, "too few nodes are left")

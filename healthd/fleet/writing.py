@@ -16,6 +16,7 @@ from healthd.fleet.changes import (
     ForgetNode,
     PutEvent,
     PutEvidence,
+    PutFacts,
     PutGate,
     PutKey,
     PutLatches,
@@ -28,6 +29,7 @@ from healthd.fleet.changes import (
     PutQuarantine,
     PutRecord,
 )
+from healthd.fleet.counting import put_facts
 from healthd.fleet.model import Gate, LeaseRow, Override
 from healthd.fleet.rules.model import Latch, Record
 from healthd.fleet.tables import (
@@ -81,6 +83,7 @@ _KINDS: tuple[type, ...] = (
     PutQuarantine,
     PutOverride,
     PutEvidence,
+    PutFacts,
     PutOutcome,
     PutRecord,
     PutLatches,
@@ -109,17 +112,24 @@ def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
         _put_records(connection, OVERRIDES, "job", {c.job: c.override for c in changes})
     elif kind is PutEvidence:
         upsert(connection, EVIDENCE, "gate", [{"gate": c.gate, "states": _packed(c.states)} for c in changes])
+    elif kind is PutFacts:
+        put_facts(connection, {c.facts.gate: c.facts for c in changes}.values())
     elif kind is PutOutcome:
         upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes])
-    elif kind is PutRecord:
-        _put_records(connection, RULES, "node", {c.node: c.record for c in changes})
-    elif kind is PutLatches:
-        _put_records(connection, LATCHES, "identity", {c.identity: c.latches or None for c in changes})
-    elif kind is PutMachine:
-        rows = {c.node: {"node": c.node, "record": c.machine} for c in changes}
-        upsert(connection, MACHINES, "node", list(rows.values()))
+    elif kind in (PutRecord, PutLatches, PutMachine):
+        _apply_rules(connection, changes)
     else:
         connection.execute(EVENTS.insert(), [vars(c) for c in changes])
+
+
+def _apply_rules(connection: Connection, changes: Sequence[PutRecord | PutLatches | PutMachine]) -> None:
+    """Changes of one kind."""
+    records = {c.node: c.record for c in changes if isinstance(c, PutRecord)}
+    latches = {c.identity: c.latches or None for c in changes if isinstance(c, PutLatches)}
+    machines = {c.node: {"node": c.node, "record": c.machine} for c in changes if isinstance(c, PutMachine)}
+    _put_records(connection, RULES, "node", records)
+    _put_records(connection, LATCHES, "identity", latches)
+    upsert(connection, MACHINES, "node", list(machines.values()))
 
 
 def _packed(states: Sequence[NodeState]) -> bytes:

@@ -173,7 +173,7 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
             f"{result.check}_busbw_bytes_per_second",
             f"{result.check}_duration_seconds",
         ):
-            if not _is_main(measured, result) or measured.labels.get("size_bytes", "") not in sizes[result.check]:
+            if not (_is_main(measured, result) and measured.labels.get("size_bytes", "") in sizes[result.check]):
                 continue
             labels = [result.check, measured.labels.get("size_bytes", "")]
             family = bandwidth if "busbw" in measured.name else duration
@@ -187,7 +187,8 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
 
 def _sizes(result: CheckResult) -> frozenset[str]:
     """The sizes of a collective that have series: the smallest, which tells latency, and the largest ones."""
-    found = {one.labels.get("size_bytes", "") for finding in result.findings for one in finding.measurements}
+    measured = [one for finding in result.findings for one in finding.measurements]
+    found = {one.labels.get("size_bytes", "") for one in measured if _is_main(one, result)}
     ranked = sorted(found, key=lambda text: (int(text) if text.isdecimal() else -1, text))
     return frozenset(ranked if len(ranked) <= _MAX_SIZES else [ranked[0], *ranked[1 - _MAX_SIZES :]])
 

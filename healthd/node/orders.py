@@ -102,10 +102,17 @@ class Orders:
         self._end_doubt()
         for order in orders:
             if order.id in self._open:
+                if order.withdrawn:
+                    self._cancel(self._open[order.id], "the aggregator called it off")
                 continue
             if (ended := self._ledger.fate(order.id)) is not None:
                 if order.id not in acknowledged:
                     self._untold.setdefault(order.id, ended)  # it may say more than what was kept of it
+            elif order.withdrawn:
+                never = OrderReport(status="cancelled", message="called off before it was begun")
+                self._untold[order.id] = never
+                self._ledger.settle(order.id, never)
+                self.changed()
             elif order.lease is None or all(held.lease.id != order.lease.id for held in self._ledger.held):
                 self._begin(order, issuer)
         self._wake.set()

@@ -12,10 +12,8 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
-from healthd import wire
-from healthd.fleet.changes import Loaded, PutLatches, PutMachine, PutMeta, PutRecord
+from healthd.fleet.changes import Loaded
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, Registry
 from healthd.fleet.policy import Policy
@@ -39,9 +37,10 @@ from healthd.fleet.rules.model import (
     Would,
 )
 from healthd.fleet.rules.probing import due_at
-from healthd.model import Order, Reason, RunOrder
+from healthd.model import Order, Quarantine, Reason, RunOrder
 
 log = logging.getLogger(__name__)
+
 
 class Rules:
     """See the module. On the event loop alone."""
@@ -125,8 +124,8 @@ class Rules:
         assert node.state is not None  # the caller has looked
         if node.failing is None or node.machine is None:
             return True
-        known = self._memory.machines.get(node.node) == node.machine
-        if known and not node.failing and not self._lost_word(node):
+        same = self._memory.machines.get(node.node) == node.machine
+        if same and not node.failing and not self._lost_word(node):
             self._memory.set(self._memory.versions, node.node, node.version)
             return False
         return True
@@ -145,13 +144,14 @@ class Rules:
         self._follow_machine(batch, node)
         record = self._memory.records.get(name) or Record(node=name)
         kept = self._ledger.quarantines.get(name)
-        person = kept is not None and kept.owner_kind != "rule" and (kept.until is None or kept.until > batch.now)
+        stands = kept is not None and _stands(kept, batch.now)
         facts = facts_of(
             batch.now,
             node,
             self._policy,
             room=self._room(node.state.labels.get("pool")),
-            person=person,
+            person=stands and kept is not None and kept.owner_kind != "rule",
+            kept=stands and kept is not None and kept.owner_kind == "rule",
             accusations=accusations,
             probe=record.probe.order_id if record.probe is not None else None,
         )
@@ -173,8 +173,7 @@ class Rules:
         machine, known = node.machine or machine_of(node.state), self._memory.machines.get(node.node)
         if machine == known:
             return
-        self._memory.set(self._memory.machines, node.node, machine)
-        batch.changes.append(PutMachine(node=node.node, machine=machine))
+        self._memory.put_machine(batch, node.node, machine)
         if known is None:
             return
         for kind, message in differences(known, machine):
@@ -187,23 +186,23 @@ class Rules:
 
     def _keep(self, batch: Batch, before: Record, after: Record, facts: Facts) -> None:
         """Write down what has changed."""
-        for identity in dict.fromkeys((*facts.identities, *(held.identity for held in after.latches))):
-            if identity in facts.identities:
-                self._memory.put_latches(batch, identity, tuple(one for one in after.latches if one.identity == identity))
+        for identity in facts.identities:
+            self._memory.put_latches(batch, identity, tuple(one for one in after.latches if one.identity == identity))
         slim = dataclasses.replace(after, latches=())
         # With a latch of its own the record stays active; it is composed anew each time.
         if slim != before or (slim.active and before.node not in self._memory.records):
             empty = not slim.active and slim.repeats == 0
-            self._memory.set(self._memory.records, after.node, None if empty else slim)
-            batch.changes.append(PutRecord(node=after.node, record=None if empty else slim))
+            self._memory.put_record(batch, after.node, None if empty else slim)
         if after.probe != before.probe:
             self._ledger.set_probe(after.node, _order(after))
             batch.touched.add(after.node)
-        self._memory.set(self._memory.due, after.node, due_at(slim) if slim.word is not None else None)
+        due = due_at(slim)
+        # What is due already and did not happen waits for the node's next word.
+        self._memory.set(self._memory.due, after.node, due if batch.now < due < math.inf else None)
 
     def _carry_out(self, batch: Batch, name: str, effect: Effect) -> None:
         kept = self._ledger.quarantines.get(name)
-        ours = kept is None or kept.owner_kind == "rule"
+        ours = kept is None or kept.owner_kind == "rule" or not _stands(kept, batch.now)
         if isinstance(effect, Keep) and ours:
             self._ledger.put_quarantine(batch, name, effect.quarantine)
         elif isinstance(effect, Lift) and ours and kept is not None:
@@ -238,18 +237,16 @@ class Rules:
         if effect.pool in self._memory.breakers:
             return
         log.error("the breaker of the rules has tripped: %s", effect.reason)
-        self._memory.set(self._memory.breakers, effect.pool, Breaker(at=batch.now, reason=effect.reason))
+        self._memory.put_breaker(batch, effect.pool, Breaker(at=batch.now, reason=effect.reason))
         batch.event("fleet", "breaker tripped", effect.reason)
-        self._memory.put_breakers(batch)
 
     def reset_breaker(self, batch: Batch, owner: str, pool: str | None) -> tuple[str, ...]:
         """A person has looked; the pools whose breaker is closed again: all, or the one that is named."""
         closed = tuple(name for name in self._memory.breakers if pool is None or name == pool)
         for name in closed:
             batch.event("fleet", "breaker reset", f"by {owner}: {name or 'nodes without a pool'}")
-            self._memory.set(self._memory.breakers, name, None)
+            self._memory.put_breaker(batch, name, None)
         if closed:
-            self._memory.put_breakers(batch)
             for name, record in self._memory.records.items():
                 if record.word is not None and record.word.mode is Mode.HELD:
                     self._memory.set(self._memory.due, name, batch.now)
@@ -280,8 +277,7 @@ class Rules:
         for identity in dict.fromkeys(identities_of(composed)):
             self._memory.put_latches(batch, identity, ())
         after = released(record)
-        self._memory.set(self._memory.records, name, after)
-        batch.changes.append(PutRecord(node=name, record=after))
+        self._memory.put_record(batch, name, after)
         self._ledger.set_probe(name, None)
         self._memory.set(self._memory.due, name, None)
 
@@ -300,12 +296,17 @@ class Rules:
     def old(self, now: float) -> list[str]:
         """Nodes of which nothing is remembered but repeats, so long ago that they count no more."""
         days = self._policy.history_days * 86400.0
-        return [n for n, r in self._memory.records.items() if not r.active and (r.last_at is None or now - r.last_at > days)]
+        records = self._memory.records.items()
+        return [n for n, r in records if not r.active and (r.last_at is None or now - r.last_at > days)]
 
     def drop(self, names: Iterable[str]) -> None:
         """These are pruned on disk."""
         for name in names:
             self._memory.records.pop(name, None)
+
+
+def _stands(kept: Quarantine, now: float) -> bool:
+    return kept.until is None or kept.until > now
 
 
 def _order(record: Record) -> Order | None:

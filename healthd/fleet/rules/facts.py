@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from checks.contract import Blame, Finding, Status, Tier
@@ -29,6 +30,7 @@ def facts_of(
     *,
     room: Room,
     person: bool,
+    kept: bool,
     accusations: tuple[Reason, ...] = (),
     probe: str | None = None,
 ) -> Facts:
@@ -61,13 +63,14 @@ def facts_of(
         node=node.node,
         identity=machine_identity(state),
         boot_id=state.boot_id,
-        serials={device.target: device.serial for device in state.inventory.devices} if state.inventory else {},
+        serials=_serials(state.inventory),
         outcomes=outcomes,
         quick_at=_passed_at(now - node.behind_seconds, state, Tier.QUICK, policy),
         deep_at=_passed_at(now - node.behind_seconds, state, Tier.DEEP, policy),
         injected=state.faults,
         allocated=bool(state.allocated or state.leases),
         person=person,
+        kept=kept,
         room=room,
         accusations=tuple(accusation(reason) for reason in accusations if counts(reason)),
         probe_status="" if report is None else report.status,
@@ -90,6 +93,13 @@ def accusation(reason: Reason) -> Fault:
         device=None,
         injected=reason.injected,
     )
+
+
+def _serials(inventory: Inventory | None) -> dict[str, str | None]:
+    """Serial numbers of the devices; one that two devices tell is none."""
+    devices = inventory.devices if inventory is not None else ()
+    times = Counter(device.serial for device in devices)
+    return {device.target: device.serial if times[device.serial] == 1 else None for device in devices}
 
 
 def in_force(check: str, faults: Iterable[str]) -> bool:

@@ -100,7 +100,8 @@ class Facts:
     numbers (None where the hardware tells none); empty where the devices are not known.
 
     `quick_at`, `deep_at`: when the oldest active result was measured of evidence of that tier that passed whole; None:
-    there is none. `injected`: the faults in force. `person`: a person keeps the node out. `accusations` are new ones.
+    there is none. `injected`: the faults in force. `person`, `kept`: a person, or a rule, keeps the
+    node out now. `accusations` are new ones.
     `probe_status` is that of the node's report on the run that the rules ordered.
     """
 
@@ -114,6 +115,7 @@ class Facts:
     injected: tuple[str, ...]
     allocated: bool
     person: bool
+    kept: bool
     room: Room
     accusations: tuple[Fault, ...] = ()
     probe_status: str = ""

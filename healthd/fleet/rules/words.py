@@ -20,7 +20,7 @@ def speak(
     if last_at is not None and now - last_at > policy.history_days * 86400.0 and word is None:
         repeats, last_at = 0, None
     if not causes:
-        return _without_cause(now, word, repeats, last_at, effects)
+        return _without_cause(now, word, repeats, last_at, facts, effects)
     first = causes[0]
     begins = word is None
     if word is None:
@@ -50,12 +50,12 @@ def speak(
             word, rule=first.rule, code=first.code, reason=reason, lead=first.key, mode=mode, clear=False
         )
     word = dataclasses.replace(word, injected=injected)
-    _tell(before, word, effects)
+    _tell(before, word, facts, effects)
     return word, repeats, last_at
 
 
 def _without_cause(
-    now: float, word: Word | None, repeats: int, last_at: float | None, effects: list[Effect]
+    now: float, word: Word | None, repeats: int, last_at: float | None, facts: Facts, effects: list[Effect]
 ) -> tuple[Word | None, int, float | None]:
     if word is None:
         return None, repeats, last_at
@@ -68,7 +68,9 @@ def _without_cause(
             effects.append(Lift(why=f"nothing is left of what caused it since {moment(word.since)}"))
         return None, repeats, last_at
     after = dataclasses.replace(word, clear=True)
-    _tell(word, after, effects)
+    if facts.person:
+        after = dataclasses.replace(after, mode=Mode.SHADOWED)
+    _tell(word, after, facts, effects)
     return after, repeats, last_at
 
 
@@ -78,7 +80,7 @@ def _mode(word: Word | None, facts: Facts, first: Cause, effects: list[Effect], 
         return Mode.SHADOWED
     if first.observed:
         return Mode.OBSERVED
-    if word is not None and word.mode is Mode.ENFORCED:
+    if word is not None and word.mode is Mode.ENFORCED and facts.kept:
         return Mode.ENFORCED
     room = facts.room
     if room.open:
@@ -98,9 +100,10 @@ def _tripped(room: Room, facts: Facts, now: float) -> str:
     )
 
 
-def _tell(before: Word | None, word: Word, effects: list[Effect]) -> None:
+def _tell(before: Word | None, word: Word, facts: Facts, effects: list[Effect]) -> None:
     """What changed from one word to the next."""
-    was, now_is = before is not None and before.mode is Mode.ENFORCED, word.mode is Mode.ENFORCED
+    was = facts.kept and before is not None and before.mode is Mode.ENFORCED
+    now_is = word.mode is Mode.ENFORCED
     if now_is and (not was or before is None or quarantine_of(before) != quarantine_of(word)):
         effects.append(Keep(quarantine=quarantine_of(word), begins=not was))
     if was and word.mode is Mode.OBSERVED:

@@ -93,10 +93,15 @@ def conclude(now: float, validation: Validation, policy: Policy, why: str) -> Va
 
 
 def orders_of(validation: Validation, node: str, policy: Policy, *, workload: str) -> tuple[Order, ...]:
-    """What a node is to do for it, asked by `workload`: its order in the group that it is a member of."""
+    """
+    What a node is to do for it, asked by `workload`: its order in the group that it is a member of.
+
+    That of a group that was called off stays listed as withdrawn: what is no longer listed, nodes soon stop to repeat,
+    and the last words of all members are wanted together.
+    """
     for group in validation.groups:
         seat = next((seat for seat in group.seats if seat.node == node), None)
-        if seat is None or group.closed:
+        if seat is None:
             continue
         within = group.ends_at - group.started_at - LAST_WORDS_SECONDS
         order = CollectiveOrder(
@@ -114,7 +119,10 @@ def orders_of(validation: Validation, node: str, policy: Policy, *, workload: st
             timeout_seconds=policy.collective_timeout_seconds,
             workload=workload,
         )
-        return (Order(id=group.order_id(node), kind="collective", deadline_seconds=within, collective=order),)
+        order_id = group.order_id(node)
+        return (
+            Order(id=order_id, kind="collective", deadline_seconds=within, withdrawn=group.closed, collective=order),
+        )
     return ()
 
 

@@ -8,6 +8,7 @@ the line to it is at fault is not known, so nobody is accused.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,6 +25,7 @@ FINAL = ("done", "refused", "cancelled")
 _UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "Stuck")
 # Another program has the port of the first rank: the next group gets another one.
 _PORT = "is in use"
+_RANK = re.compile(r"rank:(\d+)")
 _SLOW = ("SlowLink", "SlowDevice")
 
 
@@ -165,7 +167,7 @@ def _tested(
     reasons: list[Reason] = []
     for finding in bad:
         node = _owner(finding.target, owners)
-        told = _of_finding(finding, check, node, injected=injected)
+        told = _of_finding(finding, check, node, group, injected=injected)
         reasons.append(told)
         if node is None:
             continue
@@ -199,8 +201,17 @@ def _owner(target: str, owners: Mapping[int, str]) -> str | None:
     return owners.get(int(number)) if kind == "rank" and number.isdecimal() else None
 
 
-def _of_finding(finding: Finding, check: str, node: str | None, *, injected: bool) -> Reason:
-    message = finding.message if node is None else f"{node}: {finding.message}"
+def _called(rank: int, group: Group) -> str:
+    """A rank of the group by its node, and by its place there where the node has several."""
+    for seat in group.seats:
+        if seat.first_rank <= rank < seat.first_rank + seat.ranks:
+            return seat.node if seat.ranks == 1 else f"{seat.node} (its rank {rank - seat.first_rank})"
+    return f"rank:{rank}"
+
+
+def _of_finding(finding: Finding, check: str, node: str | None, group: Group, *, injected: bool) -> Reason:
+    message = _RANK.sub(lambda found: _called(int(found[1]), group), finding.message)
+    message = message if node is None or node in message else f"{node}: {message}"
     blame = finding.blame or blame_of(finding.reason)
     if node is None and blame is Blame.NODE:
         blame = Blame.PATH  # of nodes together: which one, if any, is for localisation to say
