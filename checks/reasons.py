@@ -75,6 +75,17 @@ _ALL = (
     Reason("RankHung", "A rank did not enter or leave an operation in time.", Blame.NODE, Action.INSPECT),
     Reason("RankDied", "The process of a rank ended in the middle of a collective.", Blame.NODE, Action.INSPECT),
     Reason("SlowLink", "A collective is slower than its limit.", Blame.NODE, Action.INSPECT),
+    Reason("RankFault", "Collectives of a node fail with this rank, and not without it.", Blame.NODE, Action.INSPECT),
+    Reason("SlowRank", "Collectives of a node are slow with this rank, and not without.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "DeviceLinkFault", "Two devices of a node fail together and both pass with others.", Blame.NODE, Action.INSPECT
+    ),
+    Reason(
+        "RanksAmbiguous",
+        "One of several ranks of a node is at fault, not known which.",
+        Blame.NODE,
+        Action.INSPECT,
+    ),
     # The host.
     Reason("LowMemory", "Too little memory is free, or too much swap is used.", Blame.NODE, Action.INSPECT),
     Reason("DiskFull", "A file system has too little space or too few inodes.", Blame.NODE, Action.INSPECT),
@@ -127,12 +138,16 @@ _ALL = (
         Blame.CHECK,
         Action.INSPECT,
     ),
-    Reason(
-        "HostFallback", "The host's processor did work that was to test the device.", Blame.CHECK, Action.INSPECT
-    ),
+    Reason("HostFallback", "The host's processor did work that was to test the device.", Blame.CHECK, Action.INSPECT),
     Reason("Busy", "Somebody uses the devices, so the check did not run.", Blame.CHECK, Action.RETRY),
     Reason("NotApplicable", "The check does not concern this node.", Blame.CHECK, Action.NONE),
     Reason("Cancelled", "The run was called off before the check ended.", Blame.CHECK, Action.RETRY),
+    Reason(
+        "LaunchRefused",
+        "What a multi-node nccom-test wanted started is not what was planned, so nothing was started.",
+        Blame.CHECK,
+        Action.INSPECT,
+    ),
     Reason("InjectedFault", "A fault that an operator injected.", Blame.NODE, Action.NONE),
     # The fleet.
     Reason("NoChecks", "No check is enabled, so nothing is known.", Blame.CHECK, Action.INSPECT),
@@ -146,6 +161,12 @@ _ALL = (
     Reason("LeaseNotAcknowledged", "The node did not confirm its lease in time.", Blame.CONTROL, Action.RETRY),
     Reason("DuplicateNode", "Two daemons claim one node name.", Blame.CONTROL, Action.INSPECT),
     Reason("Expired", "The gate's time was up.", Blame.CONTROL, Action.RETRY),
+    Reason(
+        "BaselineDrift",
+        "What a whole kind of machine measures has moved from its approved baseline.",
+        Blame.CONTROL,
+        Action.INSPECT,
+    ),
     # Collectives over several nodes.
     Reason(
         "CollectiveFault",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from checks.accelerators import Accelerator
     from checks.accelerators.neuron_cache import ColdCacheError
     from checks.compiling import Compiling
-    from checks.contract import Check, Context, Device, Missing
+    from checks.contract import Check, Context, Device, Limit, Missing
     from checks.faults import Fault
     from checks.host import Host
 
@@ -70,6 +70,7 @@ class Worker:
         self._device: Device | None = None
         self._compiling: Compiling | None = None
         self._host: Host | None = None
+        self._identity: dict[str, Any] = {}  # hardware, accelerator, versions: what learned limits are chosen by
         self._resources = ExitStack()  # the hold on the device ends with the process
 
     def serve(self, lines: Any) -> None:
@@ -119,6 +120,8 @@ class Worker:
             self._resources.enter_context(accelerator.hold(target, options))
             self._device = accelerator.bind(target, self._inventory, options)
             versions["torch"] = str(self._device.torch.__version__)
+            survey = command.get("identity") or {"hardware": None, "accelerator": None}
+            self._identity = {**survey, "versions": {**survey.get("versions", {}), **versions}}
             self._compiling = compiling  # not before: commands that were sent ahead come even when setup has failed
         self._say("ready", versions=versions, cold=len(cold))
 
@@ -134,6 +137,13 @@ class Worker:
         configured = options.get("instance_type")
         identity = read_identity(host, configured=configured, inventory=inventory)
         self._inventory = {**inventory, "holders": holders, **({"instance_type": configured} if configured else {})}
+        from checks.learned import hardware_in
+
+        self._identity = {
+            "hardware": hardware_in(identity["instance_type"], inventory),
+            "accelerator": inventory["accelerator"],
+            "versions": identity["versions"],
+        }
         self._say("surveyed", inventory=inventory, holders=holders, **identity)
 
     def warm(self, command: Mapping[str, Any]) -> None:
@@ -254,8 +264,15 @@ class Worker:
             group=Group(**{**group, "targets": tuple(group["targets"])}) if group else None,
             previous=to_previous(command["previous"]),
             inventory=inventory,
-            limits=to_limits(self._setup["limits"]),
+            limits={**self._learned(), **to_limits(self._setup["limits"])},
         )
+
+    def _learned(self) -> dict[str, Limit]:
+        """Learned limits for this machine and the versions at work here; none where that is not known."""
+        from checks.learned import choose
+
+        sets = self._setup.get("learned")
+        return choose(sets, **self._identity) if sets and self._identity else {}
 
     def _stream(self, items: Any) -> int:
         """Send what a check yields as it comes; findings above the bound are counted, the worst of them told."""

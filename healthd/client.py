@@ -26,6 +26,8 @@ SLACK_SECONDS = 10.0
 ANSWER_BYTES = 64 << 20
 # From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
 ANSWER_SECONDS = 60.0
+# Gates of one job that are looked through for an attempt: as many as one page holds.
+MOST_ATTEMPTS = 500
 # An aggregator says itself when a gate has expired; so much later it is taken for away.
 GRACE_SECONDS = 15.0
 
@@ -166,6 +168,26 @@ class Aggregator:
         for gate_id in mine:
             self.call("DELETE", f"/v1/gates/{gate_id}/lease", hold_seconds=0.0)
         return bool(mine)
+
+    def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
+        """Tell how a job ended; the id of its gate, None when there is none. Safe to repeat."""
+        gate_id = self._gate_of(job, attempt)
+        if gate_id is not None:
+            body = {"status": status, "message": message}
+            self.call("POST", f"/v1/gates/{gate_id}/outcome", body=body, hold_seconds=0.0)
+        return gate_id
+
+    def _gate_of(self, job: str, attempt: int) -> str | None:
+        """The gate of an attempt, among the newest of its job; None when it has none."""
+        import msgspec
+
+        query = {"job": job, "limit": MOST_ATTEMPTS}
+        found = self.call("GET", "/v1/gates", query=query, hold_seconds=0.0)
+        try:
+            gates = msgspec.json.decode(found)["gates"]
+            return next((str(gate["id"]) for gate in gates if gate["attempt"] == attempt), None)
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise UnreachableError(f"aggregator {self.url}: its list of gates cannot be read: {error}") from None
 
     def ask(
         self,

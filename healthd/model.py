@@ -372,13 +372,17 @@ class Order:
     launch: LaunchOrder | None = None
 
 
+RANK_READY = "ready"
+"""`RankReport.last` of a rank whose process is up and that has not given a sign of life in the check yet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
     """
     What one rank of a group has said of one check.
 
     `events` counts its signs of life in the check (every rank passes the same ones) and `last` is the newest, as in
-    `all_reduce/1024 entered`. `key` and `data` are its evidence, None before it ended well. `reason` (Crashed, Timeout,
+    `all_reduce/1024 entered`; before the first it is RANK_READY, or empty while the process starts. `key` and `data` are its evidence, None before it ended well. `reason` (Crashed, Timeout,
     CheckError, MissingDevice ... as of `checks.contract.Missing`) and `message` say why there will be none.
     """
 
@@ -401,8 +405,8 @@ class OrderReport:
 
     `refused` and `done` are final. A lease is `accepted` once it is stored on the node, `done` when the node ended it
     because the workload is gone. `message` says why it was refused or ended. Results are in the node's state, but for
-    those of a collective: `ranks` says for each rank and check how far it is, and what it found. Where nccom-test carries
-    it, the main node says what it found by check in `findings`, and what it wants started on others in `launches`.
+    those of a collective: `ranks` says for each rank and check how far it is, and what it found. Where nccom-test
+    carries it, the main node says by check what it found in `findings`, and what it wants started in `launches`.
     """
 
     status: str

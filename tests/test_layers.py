@@ -22,6 +22,9 @@ COMMON = {
     "healthd.web",
     "healthd.listen",
     "healthd.localize",
+    "healthd.launching",
+    "healthd.rsh",
+    "healthd.baselines",
     "healthd",
 }
 ROOMS = {

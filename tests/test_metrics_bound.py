@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import healthd.node.metrics
-from checks.contract import Finding, Measurement, Scope, Status, Tier
+from checks.contract import Finding, Measurement, Status, Tier
 from checks.limits import _UNITS
 from healthd.model import CheckResult
 from healthd.node.catalogue import enabled_checks
@@ -40,7 +40,7 @@ def series(book: NodeBook) -> list[str]:
     text, _ = exposition(registry_of(book), "text/plain")
     return [
         f"{sample.name}{sorted(sample.labels.items())}"
-        for family in text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
+        for family in text_string_to_metric_families(text.decode())
         for sample in family.samples
     ]
 
@@ -107,7 +107,7 @@ def test_what_has_not_run_yet_has_no_more_series(tmp_path: Path) -> None:
 
 def named_in(path: Path) -> set[str]:
     """The names of measurements in a file: its strings that end in a unit, also behind a check's own name."""
-    endings = tuple(suffix for suffix, _ in _UNITS) + ("_per_second", "_per_hour")
+    endings = (*(suffix for suffix, _ in _UNITS), "_per_second", "_per_hour")
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
@@ -136,7 +136,7 @@ class AnyLabel(dict[str, str]):
         super().__init__(given)
         self.value = value
 
-    def get(self, key: str, default: object = None) -> str:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> str:
         return self[key]
 
     def __missing__(self, key: str) -> str:
@@ -146,19 +146,15 @@ class AnyLabel(dict[str, str]):
 @pytest.mark.parametrize("given", [{}, {"dtype": "fp32"}, {"dtype": "fp32", "ranks": "32"}, {"size_bytes": "1024"}])
 def test_no_measurement_makes_series_by_labels_that_are_not_bounded(tmp_path: Path, given: dict[str, str]) -> None:
     before = series(everything(book_of(tmp_path)))
-    extra = []
-    names = measurement_names()
-    for info in builtin_catalogue().values():
-        numbers = [
-            Measurement(
-                name=name, value=1.0, lower=None, upper=None, origin="none", labels=AnyLabel(str(value), **given)
-            )
-            for name in names
-            for value in range(STRANGE)
-        ]
-        told = Finding(status=Status.PASS, reason=None, message="m", target=CORES[0], measurements=tuple(numbers))
-        tier = Tier.DEEP if info.scope is not Scope.NODE else info.tier
-        extra.append(result(info.name, told, *measurements_of(info.name), *faults_of(info.name), tier=tier))
+    numbers = tuple(
+        Measurement(name=name, value=1.0, lower=None, upper=None, origin="none", labels=AnyLabel(str(value), **given))
+        for name in measurement_names()
+        for value in range(STRANGE)
+    )
+    told = Finding(status=Status.PASS, reason=None, message="m", target=CORES[0], measurements=numbers)
+    extra = [
+        result(name, told, *measurements_of(name), *faults_of(name), tier=Tier.DEEP) for name in builtin_catalogue()
+    ]
     after = series(everything(book_of(tmp_path), extra))
     added = sorted(set(after) - set(before))
     assert len(after) <= MOST_SERIES, added[:8]

@@ -107,7 +107,8 @@ def environment_of(
     What the environment must be before Neuron is imported: name -> value, None to drop it. Pure.
 
     Options: `compile_flags`, `neuron_lnc`, `compile_folder` (the private cache; without it the compiler's own default),
-    `retry_failed` (compile again what failed), and `group` ({size, targets, root_comm}: this process becomes a rank).
+    `retry_failed` (compile again what failed), and `group` (this process becomes a rank: `size` ranks of all nodes,
+    `targets` of this node, `first_rank` of the first of them, by default 0, and `root_comm`, where rank 0 waits).
     Raises DeviceMissingError for a core that is not there.
     """
     core = _core_of(target, inventory)
@@ -149,20 +150,23 @@ def environment_of(
 def _rank_environment(target: str, group: Mapping[str, Any]) -> dict[str, str | None]:
     """
     What makes the process a rank: PJRT's client opens the whole group, so it must know before torch_xla is imported.
+
+    The variables without LOCAL count over all nodes of the group, those with it over this one; both bindings read them.
     """
     targets = [str(item) for item in group["targets"]]
-    rank, size, root = targets.index(target), int(group["size"]), str(group["root_comm"])
+    local = targets.index(target)
+    rank, size, root = int(group.get("first_rank", 0)) + local, int(group["size"]), str(group["root_comm"])
     address, _, port = root.rpartition(":")
     changes: dict[str, str | None] = {
         "NEURON_RT_ROOT_COMM_ID": root,
         "NEURON_PJRT_PROCESS_INDEX": str(rank),
         "NEURON_PJRT_PROCESSES_NUM_DEVICES": ",".join(["1"] * size),
-        "PJRT_LOCAL_PROCESS_RANK": str(rank),
-        "PJRT_LOCAL_PROCESS_COUNT": str(size),
+        "PJRT_LOCAL_PROCESS_RANK": str(local),
+        "PJRT_LOCAL_PROCESS_COUNT": str(len(targets)),
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(local),
         "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(len(targets)),
         "MASTER_ADDR": address.strip("[]"),
         "MASTER_PORT": port,
     }

@@ -200,9 +200,7 @@ class Book:
 
     def drifts(self) -> tuple[Reason, ...]:
         """The drifts of medians, as warnings about the fleet: no node is at fault."""
-        return tuple(
-            drift_reason(one) for one in self.all() if one.drift is not None and one.in_force is not None
-        )
+        return tuple(drift_reason(one) for one in self.all() if one.drift is not None and one.in_force is not None)
 
 
 def decided(series: Series, state: State, *, by: str, now: float) -> Series:
@@ -225,12 +223,22 @@ def decided(series: Series, state: State, *, by: str, now: float) -> Series:
         raise BadInputError(f"{series.id} {series.name}: nothing is approved that could be {state.value}")
     after = _decided(series, dataclasses.replace(current, state=state), by, now)
     gone = dataclasses.replace(after, candidate=None)
-    return series if current.state is state else (gone if state is State.FROZEN else dataclasses.replace(gone, drift=None))
+    return (
+        series if current.state is state else (gone if state is State.FROZEN else dataclasses.replace(gone, drift=None))
+    )
+
+
+def due(series: Series, state: State) -> bool:
+    """Whether a decision about all of them means this one: candidates wait for approval, approved ones for freezing."""
+    if state is State.APPROVED:
+        return series.candidate is not None and has_limit(series.candidate.learned)
+    return state is State.FROZEN and _is(series, State.APPROVED)
 
 
 def drift_reason(series: Series) -> Reason:
     """Of a series that has drifted."""
-    assert series.in_force is not None and series.drift is not None
+    assert series.in_force is not None
+    assert series.drift is not None
     was = series.in_force.learned.median
     text = (
         f"{series.name} on {series.kind}: the median of the last {RECENT_DAYS} days is "
@@ -253,7 +261,9 @@ def _moved(old: Baseline, median: float, lower: float | None) -> bool:
     """Whether newer samples say something else."""
     if abs(median / old.learned.median - 1) > CHANGED_RATIO or (lower is None) != (old.learned.lower is None):
         return True
-    return lower is not None and old.learned.lower is not None and abs(lower - old.learned.lower) > CHANGED_RATIO * median
+    return (
+        lower is not None and old.learned.lower is not None and abs(lower - old.learned.lower) > CHANGED_RATIO * median
+    )
 
 
 def _is(series: Series, state: State) -> bool:

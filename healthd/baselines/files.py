@@ -60,12 +60,11 @@ class File:
 
 def entries_of(series: Iterable[Series], *, candidates: bool = False) -> tuple[Entry, ...]:
     """What goes into a file: what is in force, and with `candidates` also what nobody has agreed to yet."""
-    found = []
+    found: list[Entry] = []
     for one in series:
         current = one.in_force if one.in_force is not None and one.in_force.state is not State.REVOKED else None
-        for baseline in (current, one.candidate if candidates else None):
-            if baseline is not None:
-                found.append(_entry(one, baseline))
+        both = (current, one.candidate if candidates else None)
+        found.extend(_entry(one, baseline) for baseline in both if baseline is not None)
     return tuple(found)
 
 
@@ -106,6 +105,11 @@ def decode(body: bytes, *, what: str, toml: bool = False) -> tuple[Series, ...]:
         file = wire.convert(plain, File, what=what)
     else:
         file = wire.decode(body, File, what=what)
+    return checked(file, what=what)
+
+
+def checked(file: File, *, what: str) -> tuple[Series, ...]:
+    """What a file says, where all of it makes sense; BadInputError like `decode`."""
     if file.format != FORMAT:
         raise BadInputError(f"{what}: format {file.format} is not known here, {FORMAT} is; use a healthd of its age")
     if len(file.baseline) > MOST_ENTRIES:

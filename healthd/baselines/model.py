@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 LEAST_SAMPLES = 11
 """Below it nothing is learned: median and deviation of fewer say too little, and absolute floors alone judge."""
@@ -116,13 +117,14 @@ class Series:
     drift: float | None = None
     heard_day: int = 0
 
-    id: str = field(init=False, default="")
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits: people type them."""
+        return series_id(self.kind, self.name)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "id", series_id(self.kind, self.name))
 
-
+@functools.lru_cache(maxsize=8192)
 def series_id(kind: Kind, name: str) -> str:
-    """Twelve hexadecimal digits that stand for a series: people type them."""
+    """What stands for a series."""
     parts = (kind.hardware, kind.accelerator, *(f"{n}={v}" for n, v in kind.versions), name)
     return hashlib.sha256("\n".join(parts).encode(errors="replace")).hexdigest()[:12]

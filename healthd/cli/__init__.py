@@ -30,6 +30,7 @@ COMMANDS = {
     "token": "local",
     "checks": "local",
     "warm": "warm",
+    "baseline": "baseline",
     "doctor": "doctor",
     "bundle": "bundle",
     "record": "record",

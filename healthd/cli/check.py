@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,16 +30,18 @@ EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
 @common_options
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--tier", default=None, help="What to run: passive, quick (default), deep or soak.")
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Judge by the approved limits in it.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
+@click.option("--localize", is_flag=True, help="Where a collective fails, find which rank it is (deep does anyway).")
 @click.option("--json", "as_json", is_flag=True, help="Print the node's state as JSON, and nothing else.")
-def check(names: tuple[str, ...], tier: str | None, as_json: bool, **options: Any) -> int:
+def check(names: tuple[str, ...], tier: str | None, localize: bool, as_json: bool, **options: Any) -> int:
     """
     Check this node now: all checks of a tier, or those named.
 
     Exit code: 0 pass, 1 warn, 2 fail, 3 unknown (also for usage and configuration), the worst of all.
     """
     settings = load_settings(options, section="node")
-    state = asyncio.run(examine(settings, names, _tier(tier), quiet=as_json))
+    state = asyncio.run(examine(settings, names, _tier(tier), quiet=as_json, localize=localize))
     if not names:
         for name in unused_limits(settings.limits, state):
             click.echo(f"healthd: {settings.where('limits', name)}: limits.{name} matched no measurement", err=True)
@@ -54,7 +57,9 @@ def check(names: tuple[str, ...], tier: str | None, as_json: bool, **options: An
     return EXIT_CODES[worst([reason.status for reason in state.reasons] or [Status.PASS])]
 
 
-async def examine(settings: Settings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool) -> NodeState:
+async def examine(
+    settings: Settings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool = False
+) -> NodeState:
     """
     Run and report: a NodeState whose health answers strictly what was asked.
 
@@ -81,7 +86,8 @@ async def examine(settings: Settings, names: tuple[str, ...], tier: Tier | None,
         run_tier = max((tier or heaviest, heaviest), key=lambda t: t.rank)
     faults = parse_faults(settings.node.faults, catalogue)
     book = NodeBook(settings.node, specs, clock=system_clock(), boot_id=None)
-    plan = Plan(tier=run_tier, checks=tuple(spec.name for spec in specs), executor="check")
+    chosen_names = tuple(spec.name for spec in specs)
+    plan = Plan(tier=run_tier, checks=chosen_names, executor="check", localize=localize)
     with _progress(len(specs), run_tier, quiet=quiet) as (on_result, on_progress):
 
         def record(result: CheckResult) -> None:

@@ -17,6 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PAGE = 500
 MOST_NODES = 20_000
+MOST_EVENTS = 1000
 
 
 def fleet_options(command: F) -> F:
@@ -183,6 +184,45 @@ def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
 
 
 @fleet.command()
+@click.option("--days", type=float, metavar="N", default=28.0, show_default=True, help="How far back.")
+@fleet_options
+def report(days: float, as_json: bool, **options: Any) -> int:
+    """How right the gate was: jobs that ended well or not, held against what it had said of their nodes."""
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        found = aggregator.get("/v1/report", days=f"{days:g}")
+    if as_json:
+        _print_json(found)
+        return 0
+    from healthd.cli import render
+    from healthd.cli.report import report_lines
+
+    render.show(render.out(), report_lines(found))
+    return 0
+
+
+@fleet.command()
+@fleet_options
+def stragglers(as_json: bool, **options: Any) -> int:
+    """
+    Devices that are slow among their peers: what two runs have said, and what has yet to be measured again.
+
+    Exit code: 0 none is confirmed, 1 some are.
+    """
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        found = aggregator.get("/v1/fleet/stragglers")
+    if as_json:
+        _print_json(found)
+    else:
+        for one in (*found["confirmed"], *found["suspects"]):
+            click.echo(one["message"])
+        if not found["confirmed"] and not found["suspects"]:
+            click.echo("no device is slow among its peers")
+    return 1 if found["confirmed"] else 0
+
+
+@fleet.command()
 @fleet_options
 def recover(as_json: bool, **options: Any) -> int:
     """Say that the aggregator may admit again after the loss of its database."""
@@ -191,6 +231,49 @@ def recover(as_json: bool, **options: Any) -> int:
         aggregator.call("POST", "/v1/fleet/recover")
     _done(as_json, "the aggregator admits again with what has been reported so far")
     return 0
+
+
+@fleet.command()
+@click.argument("node")
+@click.option("--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="How many lines.")
+@fleet_options
+def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
+    """What happened on NODE lately: checks, quarantines, leases, accusations, boots, devices."""
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        page = aggregator.get(f"/v1/nodes/{_name(node)}/history", limit=limit)
+    if as_json:
+        _print_json(page)
+        return 0
+    from healthd.cli import render
+
+    render.show(render.out(), render.history_report(page["events"]))
+    return 0
+
+
+@fleet.command()
+@click.argument("what", type=click.Choice(["show", "reset"]), default="show")
+@click.option("--pool", help="Only the breaker of this pool.")
+@fleet_options
+def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
+    """
+    Show where rules have stopped quarantining because too many nodes would be out; `reset` lets them go on.
+
+    Exit code: 0 none is open (any more), 1 one is.
+    """
+    settings = load_settings(options, section="gate")
+    with _aggregator(settings) as aggregator:
+        done = aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool}) if what == "reset" else b""
+        left = aggregator.get("/v1/fleet/breaker")["open"]
+    left = {name: one for name, one in left.items() if pool is None or name == pool}
+    if as_json:
+        _print_json({"open": left})
+    elif left:
+        for one in left.values():
+            click.echo(f"open: {one['reason']}")
+    else:
+        click.echo("no breaker is open" if not done else "the rules may quarantine again")
+    return 1 if left else 0
 
 
 @click.command()

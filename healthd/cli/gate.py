@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from healthd.cli.outcome import outcome
 from healthd.cli.settings import GateSettings, Settings, common_options, load_settings
 from healthd.errors import ConfigError, HealthdError, UnreachableError
 from healthd.model import Decision, GateRequest, Verdict
@@ -22,7 +23,8 @@ ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 WITHDRAW_SECONDS = 2.0
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[outcome ...]")
+@click.pass_context
 @common_options
 @click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
 @click.option("--job", metavar="J", help="The job's name; with the attempt it identifies the gate.")
@@ -45,12 +47,15 @@ WITHDRAW_SECONDS = 2.0
 @click.option("--on-unreachable", help="hold (default), local (this node's own verdict) or admit.")
 @click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
-def gate(as_json: bool, **options: Any) -> int:
+def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
-    Ask the aggregator whether a job may start, and wait for the answer.
+    Ask the aggregator whether a job may start, and wait for the answer; `outcome` tells how the job ended.
 
     Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage.
     """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = {name: value for name, value in options.items() if value not in (None, ())}
+        return ADMITTED
     settings = load_settings(options, section="gate")
     request = build_request(settings.gate)
     try:
@@ -66,6 +71,9 @@ def gate(as_json: bool, **options: Any) -> int:
         return finish(decision, settings.gate.hostfile_out, as_json=as_json)
     except UnreachableError as error:
         raise UnreachableError(f"{error}; {_withdraw(settings, request)}") from None
+
+
+gate.add_command(outcome)
 
 
 def build_request(asked: GateSettings) -> GateRequest:
@@ -165,9 +173,8 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision:
-    from healthd.client import Aggregator, RefusedError
-
     from healthd.cli.progress import Progress
+    from healthd.client import Aggregator, RefusedError
 
     progress = Progress(quiet=as_json)
 

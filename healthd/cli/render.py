@@ -179,7 +179,8 @@ def limit_text(measurement: Measurement) -> str:
 def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
     """One line a reason, worst first, with what to do about it."""
     for reason in reasons[:most]:
-        where = f"{reason.node}: " if reason.node else ""
+        # A sentence that begins with the node's name needs it only once.
+        where = f"{reason.node}: " if reason.node and not reason.message.startswith(f"{reason.node} ") else ""
         action = "" if reason.action.value == "none" else f" [dim]→ {reason.action.value.replace('_', ' ')}[/]"
         sign = {Status.FAIL: "[red]✗[/]", Status.WARN: "[yellow]![/]"}.get(reason.status, "[magenta]?[/]")
         yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(_bare(reason))}{action}"
@@ -272,6 +273,8 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
     console.print(f"[bold]{summary['nodes']} nodes[/]: {counts}; {summary['gates_holding']} gates holding")
     if summary["recovering"]:
         console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
+    for breaker in summary.get("breakers", {}).values():
+        console.print(f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}")
     for override in summary["overrides"]:
         console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
     if not nodes:
@@ -301,9 +304,28 @@ def print_node(record: Mapping[str, Any]) -> None:
         show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
     heard = record["heard_seconds"]
     console.print(f"[dim]last heard: {'never' if heard is None else age_text(heard) + ' ago'}[/]")
-    for event in record["events"][:10]:
-        when = datetime.datetime.fromtimestamp(event["at"], datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        console.print(f"[dim]{when}Z[/] {escape(event['kind'])} {escape(event['message'])}")
+    for line in event_lines(record["events"][:5]):
+        console.print(line)
+
+
+def event_lines(events: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """What happened on a node, a line each."""
+    for event in events:
+        said = f"[dim]{time_text(event['at'])}[/] {escape(event['kind'])} {escape(event['message'])}"
+        yield said
+
+
+def time_text(at: float) -> str:
+    """`2026-11-21 12:00:00Z`."""
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def history_report(events: Iterable[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """What `healthd fleet history` prints: newest first."""
+    table = table_of("when", "what", "more", wrapped=("more",))
+    for event in events:
+        table.add_row(time_text(event["at"]), escape(event["kind"]), escape(event["message"]))
+    yield table if table.row_count else "nothing has happened there that is remembered"
 
 
 def print_checks(infos: Iterable[CheckInfo]) -> None:

@@ -25,6 +25,7 @@ from healthd.cli.settings import common_options, load_settings
 @click.option(
     "--unprompted", help="When active checks run by themselves: idle, boot or off (default: by what is on the host)."
 )
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Judge by the approved limits in it.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
 def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str | None, **options: Any) -> int:
     """
@@ -66,7 +67,7 @@ def aggregator(mode: str | None, **options: Any) -> int:
     from healthd.fleet.app import run_aggregator
 
     _log()
-    asyncio.run(run_aggregator(settings.aggregator, settings.policy))
+    asyncio.run(run_aggregator(settings.aggregator, settings.policy, baseline=settings.baseline))
     return 0
 
 

@@ -15,10 +15,11 @@ import click
 
 from checks.contract import Limit, Tier
 from healthd.config import load, locate, nearest, parse_duration
-from healthd.errors import ConfigError
+from healthd.baselines.settings import BaselineSettings
+from healthd.errors import BadInputError, ConfigError
 from healthd.fleet.policy import Policy
 from healthd.fleet.settings import AggregatorSettings
-from healthd.model import Mode
+from healthd.model import LearnedLimits, Mode
 from healthd.node.settings import NodeSettings, Unprompted
 
 if TYPE_CHECKING:
@@ -34,7 +35,13 @@ MOST_CPU_DEVICES = 1024
 MOST_RETRIES = 10
 
 # Option -> key, where they differ.
-KEYS = {"fault": "node.faults", "label": "node.labels", "name": "node.name", "cpu_devices": "probe.cpu_devices"}
+KEYS = {
+    "fault": "node.faults",
+    "label": "node.labels",
+    "name": "node.name",
+    "cpu_devices": "probe.cpu_devices",
+    "baseline": "baseline.file",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +290,9 @@ class Settings:
     preflight: PreflightSettings = field(default_factory=PreflightSettings)
     """The gate with no standing service."""
 
+    baseline: BaselineSettings = field(default_factory=BaselineSettings)
+    """Limits learned from what healthy machines measured."""
+
     file: Path | None = field(default=None, metadata={"internal": True})
     """The file that was read; no setting itself."""
 
@@ -301,6 +311,17 @@ class Settings:
         return {
             name: Limit(lower=limit.lower, upper=limit.upper, origin="config") for name, limit in self.limits.items()
         }
+
+    def learned_limits(self) -> tuple[LearnedLimits, ...]:
+        """The approved limits of the operator's file of baselines. ConfigError where it cannot be used."""
+        if self.baseline.file is None:
+            return ()
+        from healthd.baselines import files, judging
+
+        try:
+            return judging.sets_of(files.read(self.baseline.file))
+        except BadInputError as error:
+            raise ConfigError(f"baseline.file: {error}") from None
 
     def where(self, *path: str) -> str:
         """Where a key is set, for errors that are found after loading."""
@@ -360,6 +381,7 @@ class Settings:
             params=params,
             timeouts_seconds=timeouts,
             limits=self.limits_by_name(),
+            learned=self.learned_limits(),
             third_party=probe.third_party,
             directories=probe.directories,
             programs=programs,

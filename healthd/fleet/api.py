@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from healthd.config import nearest
 from healthd.errors import BadInputError, HealthdError, StoreError
-from healthd.fleet import api_gates, api_nodes, api_validations
+from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
 from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
@@ -45,6 +45,9 @@ def make_app(parts: Parts) -> FastAPI:
     app.include_router(api_gates.router, dependencies=known)
     app.include_router(api_nodes.router, dependencies=known)
     app.include_router(api_validations.router, dependencies=known)
+    app.include_router(api_baselines.router, dependencies=known)
+    app.include_router(api_rules.router, dependencies=known)
+    app.include_router(api_report.router, dependencies=known)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -130,7 +133,9 @@ async def readyz(request: Request) -> Response:
     except TimeoutError:
         return PlainTextResponse(f"the database did not answer within {STORE_SECONDS:g} s\n", status_code=503)
     recovering = parts.engine.recovering()
-    return PlainTextResponse(f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n")
+    said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"
+    tripped = "".join(f"the breaker of the rules is open: {b.reason}\n" for b in parts.engine.breakers().values())
+    return PlainTextResponse(said + tripped)
 
 
 @router.api_route("/metrics", methods=["GET", "HEAD"], dependencies=[Depends(needs(Scope.READ))])

@@ -26,7 +26,10 @@ Wait = Annotated[float, Depends(wait_seconds)]
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeBody:
-    """How a job ended: `status` is a word of the launcher's (`succeeded`, `failed`), `message` for people."""
+    """
+    How a job ended: `status` is ok, failed (the job's own fault) or infra (a device, link or host stopped it); any
+    other word of the launcher's is kept and counts as none of them. `message` is for people.
+    """
 
     status: str
     message: str = ""
@@ -92,7 +95,10 @@ async def outcome(request: Request, gate: str) -> Response:
     body = await body_of(request, OutcomeBody)
     if not body.status or len(body.status) > 64 or len(body.message) > 4096:
         raise BadInputError("outcome: 'status' has 1 to 64 characters, 'message' at most 4096")
-    await parts_of(request).engine.outcome(gate, body.status, body.message)
+    parts = parts_of(request)
+    ended = await parts.engine.outcome(gate, body.status, body.message)
+    if ended is not None:
+        parts.metrics.job_ended(ended)
     return answer({"gate": gate, "status": body.status})
 
 

@@ -68,6 +68,7 @@ async def fleet(request: Request) -> Response:
             "gates_holding": len(parts.engine.open_gates()),
             "overrides": parts.engine.overrides(),
             "recovering": parts.engine.recovering(),
+            "breakers": parts.engine.breakers(),
         }
     )
 
@@ -116,7 +117,8 @@ async def node(request: Request, node: str) -> Response:
     events = await parts.store.run(lambda connection: changes.read_events(connection, node, limit=MOST_EVENTS))
     leases = [row for row in parts.engine.leases() if row.node == node]
     more = {"state": state, "orders": view.orders, "reports": view.node.orders, "grants": leases, "events": events}
-    return answer({**_summary(view), "reasons": view.reasons, **more})
+    kept = {"rules": parts.engine.remembered(node)}
+    return answer({**_summary(view), "reasons": view.reasons, **more, **kept})
 
 
 @router.put("/nodes/{node}/quarantine")
@@ -133,11 +135,11 @@ async def quarantine(request: Request, node: str, caller: Admin) -> Response:
 
 @router.delete("/nodes/{node}/quarantine")
 async def unquarantine(request: Request, node: str, caller: Admin) -> Response:
-    """Let a node in again. Safe to repeat."""
+    """Let a node in again, and take back what the rules hold against it. Safe to repeat."""
     parts = parts_of(request)
     view = _known(parts, node)
-    if view.node.quarantine is not None:
-        await parts.engine.quarantine(node, None)
+    if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
+        await parts.engine.quarantine(node, None, why=f"by {caller.name}")
     return answer({"node": node, "quarantine": None, "by": caller.name})
 
 

@@ -15,9 +15,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from healthd.baselines.settings import BaselineSettings
 from healthd.errors import HealthdError
 from healthd.fleet.api import make_app
 from healthd.fleet.auth import Guard
+from healthd.fleet.baselines import Learner
 from healthd.fleet.engine import Engine
 from healthd.fleet.handling import Parts
 from healthd.fleet.handshakes import Handshakes
@@ -49,7 +51,11 @@ BACKLOG = 4096
 
 
 async def run_aggregator(
-    settings: AggregatorSettings, policy: Policy, *, on_ready: Callable[[str], None] | None = None
+    settings: AggregatorSettings,
+    policy: Policy,
+    *,
+    baseline: BaselineSettings | None = None,
+    on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """
     Serve until SIGTERM or SIGINT.
@@ -65,7 +71,7 @@ async def run_aggregator(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with aggregator(settings, policy) as (address, failed):
+        async with aggregator(settings, policy, baseline) as (address, failed):
             log.info("aggregator listens on %s", address)
             if on_ready is not None:
                 on_ready(address)
@@ -84,7 +90,9 @@ async def run_aggregator(
 
 
 @contextlib.asynccontextmanager
-async def aggregator(settings: AggregatorSettings, policy: Policy) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
+async def aggregator(
+    settings: AggregatorSettings, policy: Policy, baseline: BaselineSettings | None = None
+) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
     """
     A whole aggregator, from entry to exit; gives its address, and a future that fails when its engine does.
 
@@ -98,8 +106,10 @@ async def aggregator(settings: AggregatorSettings, policy: Policy) -> AsyncItera
         # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
         store = Store.open(settings.database_url)
         try:
-            parts = _build(settings, policy, guard, store)
+            parts = _build(settings, policy, guard, store, baseline or BaselineSettings())
             engine = asyncio.create_task(parts.engine.run(), name="aggregator engine")
+            learner = asyncio.create_task(parts.learner.run(), name="baselines")
+            learner.add_done_callback(_say_why)
             endpoint = SyncEndpoint(make_app(parts), fleet=parts.fleet, guard=guard, settings=settings)
             server = Server(
                 endpoint,
@@ -116,12 +126,15 @@ async def aggregator(settings: AggregatorSettings, policy: Policy) -> AsyncItera
                         await _release(parts)
             finally:
                 engine.cancel()
-                await asyncio.wait((engine,))
+                learner.cancel()
+                await asyncio.wait((engine, learner))
         finally:
             store.close()
 
 
-def _build(settings: AggregatorSettings, policy: Policy, guard: Guard, store: Store) -> Parts:
+def _build(
+    settings: AggregatorSettings, policy: Policy, guard: Guard, store: Store, baseline: BaselineSettings
+) -> Parts:
     fleet = Fleet(
         issuer=store.store_id,
         enrol=lambda node, key: store.enrol(node, key, now=time.time()),
@@ -133,7 +146,16 @@ def _build(settings: AggregatorSettings, policy: Policy, guard: Guard, store: St
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"))
     observer = _Observer()
     engine = Engine(store=store, registry=fleet, policy=policy, observer=observer)
-    metrics = FleetMetrics(fleet, holding=lambda: len(engine.open_gates()), overrides=lambda: len(engine.overrides()))
+    metrics = FleetMetrics(
+        fleet,
+        holding=lambda: len(engine.open_gates()),
+        overrides=lambda: len(engine.overrides()),
+        breakers=lambda: len(engine.breakers()),
+        words=engine.rule_words,
+        waits=engine.waits,
+        recovering=lambda: engine.recovering() is not None,
+        store=lambda: (store.failures, store.failing),
+    )
     observer.metrics = metrics
     return Parts(
         settings=settings,
@@ -143,6 +165,7 @@ def _build(settings: AggregatorSettings, policy: Policy, guard: Guard, store: St
         guard=guard,
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
+        learner=Learner(fleet, store, baseline),
     )
 
 
@@ -166,6 +189,12 @@ async def _release(parts: Parts) -> None:
     parts.fleet.release_all()
     parts.engine.stop()
     await parts.handshakes.stop()
+
+
+def _say_why(learner: asyncio.Task[None]) -> None:
+    """Gates go on without baselines; what ended the learning must not stay in the dark."""
+    if not learner.cancelled() and learner.exception() is not None:
+        log.error("baselines are not learned any more until a restart", exc_info=learner.exception())
 
 
 async def _collect_now_and_then() -> None:

@@ -57,7 +57,7 @@ def _fault(gate: str, number: int, fault: Fault) -> dict[str, object]:
 
 
 def read_facts(connection: Connection, gate_id: str) -> GateFacts | None:
-    """The facts of a gate without its faults; None of an open one, and of one that was decided before they were kept."""
+    """The facts of a gate without its faults; None of one that is open, or was decided before facts were kept."""
     row = connection.execute(select(GATE_FACTS).where(GATE_FACTS.c.gate == gate_id)).one_or_none()
     if row is None:
         return None

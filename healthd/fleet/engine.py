@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from healthd.errors import NotFoundError
-from healthd.fleet import answers, changes, requests
+from healthd.fleet import answers, changes, counting, requests
+from healthd.fleet.calibration import Ended
 from healthd.fleet.changes import PutOutcome
 from healthd.fleet.ledger import Batch
 from healthd.fleet.model import Closing, Gate, LeaseRow, Override
+from healthd.fleet.report import word_of
 from healthd.fleet.rules.model import Breaker, Record
 from healthd.fleet.turns import Turns, steady_clock
 from healthd.model import Decision, GateRequest, NodeState, Quarantine
@@ -98,9 +100,16 @@ class Engine(Turns):
 
         return await self._do(act)
 
-    async def outcome(self, gate_id: str, status: str, message: str) -> None:
-        """Write down how the job of a gate ended. Its leases stay until released or until its nodes see it gone."""
+    async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
+        """
+        Write down how the job of a gate ended. Its leases stay until released or until its nodes see it gone.
+
+        Returns how it is counted; None when the same was told before, or no facts are kept of the gate.
+        """
         gate = await self.get(gate_id)
+        facts, before = await self._store.run(
+            lambda connection: (counting.read_facts(connection, gate_id), changes.read_outcome(connection, gate_id))
+        )
         told = PutOutcome(
             gate=gate_id,
             job=gate.request.job,
@@ -110,6 +119,9 @@ class Engine(Turns):
             told_at=self._clock(),
         )
         await self._do(lambda batch: batch.changes.append(told))
+        if facts is None or (before is not None and before.status == status):
+            return None
+        return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
 
     async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
         """
@@ -182,6 +194,11 @@ class Engine(Turns):
     def open_gates(self) -> tuple[Gate, ...]:
         """All that are not decided, oldest first."""
         return tuple(sorted(self._ledger.gates.values(), key=lambda gate: gate.id))
+
+    def waits(self) -> tuple[float, ...]:
+        """For how many seconds each open gate has waited."""
+        now = self._clock()
+        return tuple(max(0.0, now - gate.created_at) for gate in self._ledger.gates.values())
 
     def leases(self) -> tuple[LeaseRow, ...]:
         """All that are not closed."""

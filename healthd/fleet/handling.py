@@ -14,6 +14,7 @@ from starlette.responses import Response
 from healthd.config import nearest
 from healthd.errors import BadInputError
 from healthd.fleet.auth import Caller, Guard, Scope
+from healthd.fleet.baselines import Learner
 from healthd.fleet.engine import Engine
 from healthd.fleet.handshakes import Handshakes
 from healthd.fleet.metrics import FleetMetrics
@@ -37,6 +38,7 @@ class Parts:
     guard: Guard
     metrics: FleetMetrics
     handshakes: Handshakes
+    learner: Learner
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from checks.contract import Tier
 from checks.reasons import REASONS
+from healthd.fleet.calibration import STARTED, Ended, run_seconds
 from healthd.fleet.model import Gate
 from healthd.fleet.registry import Fleet
-from healthd.model import Health
+from healthd.fleet.rules.model import Mode as RuleMode
+from healthd.fleet.rules.model import Rule
+from healthd.model import Health, Verdict
 
 # Fresh evidence takes a tenth of a second, ordered runs some seconds, waiting for nodes up to hours.
 GATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -38,10 +40,22 @@ class FleetMetrics:
     """
     Counts what the engine tells (see `healthd.fleet.model.Observer`), and renders everything.
 
-    `holding` and `overrides` give the numbers of open gates and of overrides in force.
+    `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
+    breakers that have tripped, `words` how often each rule came to a word and what came of it.
     """
 
-    def __init__(self, fleet: Fleet, *, holding: Callable[[], int], overrides: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        holding: Callable[[], int],
+        overrides: Callable[[], int],
+        breakers: Callable[[], int] = lambda: 0,
+        words: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        waits: Callable[[], Sequence[float]] = tuple,
+        recovering: Callable[[], bool] = lambda: False,
+        store: Callable[[], tuple[int, bool]] = lambda: (0, False),
+    ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._fleet = fleet
         self._granted: OrderedDict[str, float] = OrderedDict()
@@ -75,7 +89,30 @@ class FleetMetrics:
             buckets=VALIDATION_BUCKETS,
             registry=self._registry,
         )
-        self._registry.register(_Survey(fleet, holding, overrides))
+        self._outcomes = Counter(
+            "healthd_job_outcomes",
+            "Jobs that told their end, by it and by how the gate had let them start.",
+            ("outcome", "gate"),
+            registry=self._registry,
+        )
+        self._false_alarms = Counter(
+            "healthd_gate_false_alarms",
+            "Jobs that were successful although a check had failed on a node of theirs.",
+            registry=self._registry,
+        )
+        self._misses = Counter(
+            "healthd_gate_misses",
+            "Jobs that a device, link or host stopped although the gate had admitted them with all evidence passing.",
+            registry=self._registry,
+        )
+        self._observed = Counter(
+            "healthd_gate_observed_decisions",
+            "Jobs that observe mode or a person admitted, by what enforce mode would have said and its first reason.",
+            ("would", "reason"),
+            registry=self._registry,
+        )
+        self._registry.register(_Survey(fleet, holding, overrides, breakers, words))
+        self._registry.register(_Plight(fleet, waits, recovering, store))
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, as the `Accept` header asks: Prometheus text or OpenMetrics."""
@@ -101,9 +138,24 @@ class FleetMetrics:
         mode = gate.terms.mode.value
         self._decisions.labels(decision=decision.decision.value, reason=_bounded(first), mode=mode).inc()
         self._durations.observe(max(0.0, decision.duration_seconds))
+        if decision.would is not None:
+            # The first reason says that the gate only watched, or who overrode it.
+            why = next((reason.code for reason in decision.reasons if reason.code not in _WATCHED), None)
+            code = _bounded(why) if decision.would is not Verdict.ADMIT else "none"
+            self._observed.labels(would=decision.would.value, reason=code).inc()
         for excluded in decision.excluded:
             self._excluded.labels(reason=_bounded(excluded.reasons[0].code if excluded.reasons else None)).inc()
         self._device_seconds.inc(sum(self._cost(gate, node) for node in gate.ordered))
+
+    def job_ended(self, ended: Ended) -> None:
+        """Count the end of a job; of a gate that did not admit it nothing is counted."""
+        if ended.way not in STARTED:
+            return
+        self._outcomes.labels(outcome=ended.outcome, gate=ended.way.value).inc()
+        if ended.outcome == "ok" and ended.alarmed:
+            self._false_alarms.inc()
+        if ended.outcome == "infra" and ended.clean:
+            self._misses.inc()
 
     def validation_ended(self, seconds: float) -> None:
         """Count a validation."""
@@ -113,16 +165,10 @@ class FleetMetrics:
         """Device seconds of the active checks that a node has run since the gate ordered it to."""
         node = self._fleet.node(name)
         state = node.current() if node is not None else None
-        if state is None or gate.decision is None:
-            return 0.0
-        since = gate.decision.decided_at - gate.ordered[name].ordered_at
-        active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
-        devices = (state.inventory.device_count if state.inventory is not None else None) or 1
-        return devices * sum(
-            max(0.0, result.duration_seconds)
-            for result in state.results
-            if result.check in active and result.age_seconds <= since
-        )
+        return 0.0 if state is None else run_seconds(gate, name, state)
+
+
+_WATCHED = frozenset({"Observed", "Override"})
 
 
 def _bounded(code: str | None) -> str:
@@ -135,8 +181,17 @@ def _bounded(code: str | None) -> str:
 class _Survey(Collector):
     """What is counted anew at each scrape, in one walk over the fleet."""
 
-    def __init__(self, fleet: Fleet, holding: Callable[[], int], overrides: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        holding: Callable[[], int],
+        overrides: Callable[[], int],
+        breakers: Callable[[], int],
+        words: Callable[[], Mapping[tuple[str, str], int]],
+    ) -> None:
         self._fleet = fleet
+        self._breakers = breakers
+        self._words = words
         self._holding = holding
         self._overrides = overrides
 
@@ -169,4 +224,67 @@ class _Survey(Collector):
         yield GaugeMetricFamily("healthd_gates_holding", "Gates that are not decided yet.", value=self._holding())
         yield GaugeMetricFamily(
             "healthd_overrides_active", "Jobs that a person admits by hand.", value=self._overrides()
+        )
+        yield GaugeMetricFamily(
+            "healthd_quarantine_breaker_open",
+            "Pools in which rules quarantine nobody any more until a person resets their breaker.",
+            value=self._breakers(),
+        )
+        spoken = CounterMetricFamily(
+            "healthd_rule_verdicts",
+            "Times that a rule came to keep a node out, by what came of it.",
+            labels=("rule", "mode"),
+        )
+        counted = self._words()
+        for rule in Rule:
+            for mode in RuleMode:
+                spoken.add_metric((rule.value, mode.value), counted.get((rule.value, mode.value), 0))
+        yield spoken
+
+
+class _Plight(Collector):
+    """What the aggregator itself has trouble with, and how long things have waited; all 0 in good days."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        waits: Callable[[], Sequence[float]],
+        recovering: Callable[[], bool],
+        store: Callable[[], tuple[int, bool]],
+    ) -> None:
+        self._fleet = fleet
+        self._waits = waits
+        self._recovering = recovering
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "healthd_gates_holding_oldest_seconds",
+            "How long the gate that has waited longest has been waiting.",
+            value=max(self._waits(), default=0.0),
+        )
+        now = time.time()
+        ages = dict.fromkeys(OWNER_KINDS, 0.0)
+        for _, _, quarantine in self._fleet.survey():
+            if quarantine is not None and quarantine.owner_kind in ages:
+                ages[quarantine.owner_kind] = max(ages[quarantine.owner_kind], now - quarantine.since)
+        oldest = GaugeMetricFamily(
+            "healthd_quarantine_oldest_seconds",
+            "How long the node that has been kept out longest has been, by who said so.",
+            labels=("owner_kind",),
+        )
+        for owner, seconds in ages.items():
+            oldest.add_metric((owner,), seconds)
+        yield oldest
+        yield GaugeMetricFamily(
+            "healthd_fleet_recovering",
+            "1 while nothing is admitted because the aggregator does not know its fleet again yet.",
+            value=float(self._recovering()),
+        )
+        failures, failing = self._store()
+        yield CounterMetricFamily(
+            "healthd_store_failures", "Writes to the database that failed since the start.", value=failures
+        )
+        yield GaugeMetricFamily(
+            "healthd_store_failing", "1 while the last write to the database failed.", value=float(failing)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from checks.contract import Tier
 from healthd.model import Mode
@@ -87,6 +88,13 @@ class Policy:
     collective_checks: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     """Which collectives, in this order. The three that training steps are made of."""
 
+    collective_carrier: Literal["auto", "torch", "nccom"] = "auto"
+    """What runs them: ranks of torch, or nccom-test over the nodes. auto: nccom-test where all nodes are Neuron."""
+
+    nccom_launch: Literal["carried", "ssh", "slurm"] = "carried"
+    """How nccom-test gets onto the nodes: by their own line to the aggregator, by ssh, or as a step of a Slurm job.
+    carried: it needs neither keys between nodes nor a scheduler."""
+
     collective_ports: tuple[int, int] = (29500, 29999)
     """First and last TCP port on which the first rank of a group waits for the others. Where torch's own default is."""
 
@@ -150,13 +158,13 @@ class Policy:
     soft_results: int = 5
     """How many of its newest results are looked at. Five: a check that fails every other time is caught."""
 
-    soft_seconds: float = 3600.0
+    soft_window_seconds: float = 3600.0
     """Within how many seconds, or as many intervals of the check as results are looked at, where that is longer."""
 
     accused_fails: int = 2
     """Accusations by validations that quarantine a node. Two: each was found with partners that pass without it."""
 
-    accused_seconds: float = 86400.0
+    accused_window_seconds: float = 86400.0
     """Within how many seconds. A day: jobs start a few times a day."""
 
     clear_passes: int = 2

@@ -20,7 +20,7 @@ from healthd.errors import BadInputError
 from healthd.evidence import aged, judge_health
 from healthd.fleet.kept import KeptState
 from healthd.fleet.model import FleetNode
-from healthd.model import Health, Order, OrderReport, Quarantine, Reason, SyncRequest
+from healthd.model import Health, LearnedLimits, Order, OrderReport, Quarantine, Reason, SyncRequest
 
 # Answers remembered of a node: it may have a held and an urgent request under way, and some answers get lost.
 REMEMBERED_ANSWERS = 8
@@ -75,10 +75,12 @@ class NodeRecord:
     duplicate: str | None = None
     reports: Mapping[str, OrderReport] = dataclasses.field(default_factory=dict)
     issuer: str | None = None
+    baseline: str | None = None
     former: dict[str, str | None] = dataclasses.field(default_factory=dict)
     # what we say
     orders: tuple[Order, ...] | None = None
     quarantine: Quarantine | None = None
+    learned: LearnedLimits | None = None
     acknowledged: frozenset[str] = frozenset()
     revision: int = 0
     answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
@@ -107,6 +109,7 @@ class NodeRecord:
             self.confirmed = known
         self.reports = request.orders
         self.issuer = request.issuer
+        self.baseline = request.baseline
         if self.acknowledged:
             self.acknowledged &= request.orders.keys()
         return Arrival.TAKEN
@@ -190,6 +193,12 @@ class NodeRecord:
         """Whether the node has read all that it is to be told."""
         sent = self.answers.get(last_answer or "")
         return sent is not None and sent[1] == self.revision
+
+    def unknown_limits(self) -> LearnedLimits | None:
+        """The learned limits that the node has not yet; None also where it takes none, or nothing is said."""
+        if self.learned is None or self.baseline is None or self.baseline == self.learned.digest:
+            return None
+        return self.learned if self.learned.limits or self.baseline else None
 
     def wake(self) -> None:
         """Answer the held request now."""

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from healthd.errors import HealthdError
 from healthd.fleet.record import Arrival, NodeRecord, check_name
 from healthd.fleet.roster import Roster
-from healthd.model import Order, Quarantine, SyncAnswer, SyncRequest
+from healthd.model import LearnedLimits, Order, Quarantine, SyncAnswer, SyncRequest
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +158,7 @@ class Fleet(Roster):
             send_all=send_all,
             retry_after_seconds=min(jitter, 10.0),
             quarantine=record.quarantine,
+            baseline=record.unknown_limits(),
         )
 
     def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:
@@ -198,6 +199,14 @@ class Fleet(Roster):
         if record.quarantine != quarantine:
             record.quarantine = quarantine
             record.changed()
+
+    def set_learned(self, node: str, learned: LearnedLimits | None) -> None:
+        """The approved baselines that concern the node from now on; None says nothing about them."""
+        record = self._records.get(node)
+        if record is not None and record.learned != learned:
+            record.learned = learned
+            if record.unknown_limits() is not None:
+                record.changed()
 
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         """These final reports are on disk."""

@@ -133,7 +133,7 @@ def _known(now: float, gate: Gate, view: FleetView, policy: Policy, node: FleetN
     """A node with a name that somebody reported: kept out, away, in use, or as good as its evidence."""
     found = _kept_out(now, node) or _away(now, gate, view, policy, node)
     if found is not None:
-        return found
+        return _with_fault(found, gate, view, policy, node)
     assert node.state is not None  # _away answers for nodes without a state
     found = _by_evidence(now, gate, view, policy, node, node.state)
     taken = _taken(gate, node.state)
@@ -142,6 +142,19 @@ def _known(now: float, gate: Gate, view: FleetView, policy: Policy, node: FleetN
         return found
     own = any(le.job == gate.request.job and le.attempt < gate.request.attempt for le in node.state.leases)
     return Assessment(node=node.node, standing=Standing.BUSY, reasons=(taken,), own=own)
+
+
+def _with_fault(found: Assessment, gate: Gate, view: FleetView, policy: Policy, node: FleetNode) -> Assessment:
+    """What a rule keeps out: people read first what is wrong with it now, if anything is, then that it is kept out."""
+    kept = node.quarantine
+    if found.standing is not Standing.OUT or node.state is None or (kept is not None and kept.owner_kind != "rule"):
+        return found
+    if found.reasons[0].code != "Quarantined":
+        return found
+    judged = view.judge(node, gate.terms.tier, gate.terms.max_age_seconds, policy.require)
+    if judged.health is not Health.UNHEALTHY:
+        return found
+    return dataclasses.replace(found, reasons=(*judged.reasons, *found.reasons), age_seconds=judged.age_seconds)
 
 
 def _claimed(gate: Gate, view: FleetView, found: Assessment) -> Assessment:

@@ -63,6 +63,8 @@ class Store:
         self._jobs: queue.Queue[Job | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._closed = False
+        self.failures = 0  # jobs that could not be written since the start
+        self.failing = False  # whether the last one could not
         self.store_id = ""
         self.generation = 0
 
@@ -196,16 +198,24 @@ class Store:
                 for job in batch:
                     self._commit([job])
                 return
+            if isinstance(error, StoreError):
+                self._count_failure()
             batch[0][1](None, error)
             return
         except Exception as error:
             # A fault of ours in one job must not end the thread and leave everybody waiting.
             log.exception("%s: a job failed", self._place)
+            self._count_failure()
             for _, deliver in batch:
                 deliver(None, StoreError(f"{self._place}: internal error: {first_line(error)}"))
             return
+        self.failing = False
         for (_, deliver), result in zip(batch, results, strict=True):
             deliver(result, None)
+
+    def _count_failure(self) -> None:
+        self.failures += 1
+        self.failing = True
 
     def _transact(self, works: Sequence[Callable[[sa.Connection], Any]]) -> list[Any]:
         try:

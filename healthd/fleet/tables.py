@@ -169,3 +169,12 @@ MACHINES = Table(
     Column("record", Text, nullable=False),
 )
 """Which machine a node was last: instance id, boot id, devices with serial numbers."""
+
+BASELINES = Table(
+    "baselines",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column("record", Text, nullable=False),
+    Column("samples", LargeBinary, nullable=False),
+)
+"""`record` is a whole `Series`, `samples` what is kept to learn from, as JSON packed by zlib."""

@@ -70,7 +70,12 @@ def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
     for change in changes:
         kinds.setdefault(type(change), []).append(change)
     for kind in sorted(kinds, key=_KINDS.index):
-        _apply(connection, kind, kinds[kind])
+        if kind in _OF_RULES:
+            _apply_rules(connection, kinds[kind])
+        elif kind is PutFacts:
+            put_facts(connection, {c.facts.gate: c.facts for c in kinds[kind]}.values())
+        else:
+            _apply(connection, kind, kinds[kind])
 
 
 _KINDS: tuple[type, ...] = (
@@ -90,6 +95,7 @@ _KINDS: tuple[type, ...] = (
     PutMachine,
     PutEvent,
 )
+_OF_RULES = (PutRecord, PutLatches, PutMachine)
 
 
 def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
@@ -112,12 +118,8 @@ def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
         _put_records(connection, OVERRIDES, "job", {c.job: c.override for c in changes})
     elif kind is PutEvidence:
         upsert(connection, EVIDENCE, "gate", [{"gate": c.gate, "states": _packed(c.states)} for c in changes])
-    elif kind is PutFacts:
-        put_facts(connection, {c.facts.gate: c.facts for c in changes}.values())
     elif kind is PutOutcome:
         upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes])
-    elif kind in (PutRecord, PutLatches, PutMachine):
-        _apply_rules(connection, changes)
     else:
         connection.execute(EVENTS.insert(), [vars(c) for c in changes])
 

@@ -11,14 +11,15 @@ import asyncio
 import collections
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from checks.faults import Fault, parse_fault
-from healthd.model import CollectiveOrder, OrderReport, RankReport
+from healthd.model import CollectiveOrder, LaunchOrder, OrderReport, RankReport
 from healthd.node.clock import Clock
 from healthd.node.flight import Report
 from healthd.node.interfaces import interface_to
+from healthd.node.nccom_round import NccomRound, RoundSettings, Told
 from healthd.node.scheduler import Scheduler
 from healthd.node.state import NodeBook
 from healthd.node.stay import Stay
@@ -44,6 +45,9 @@ class RankSession(Protocol):
     ) -> tuple[RankReport, ...]:
         """Be the ranks of an order. Raises RefusedError; when cancelled, `on_report` has heard the last of them."""
 
+    async def look(self) -> None:
+        """See that nobody uses the devices, which are ours. Raises RefusedError."""
+
     async def warm(self) -> None:
         """Have ranks ready for the next one."""
 
@@ -56,18 +60,29 @@ OpenSession = Callable[[Sequence[Fault]], RankSession]
 
 @dataclass(eq=False)
 class Wanted:
-    """An order that was taken on. `due_at` is its deadline by CLOCK_BOOTTIME; `ranks` what was last reported."""
+    """
+    An order that was taken on. `due_at` is its deadline by CLOCK_BOOTTIME; `ranks` and `told` what was last reported.
+
+    `round` is that of nccom-test, once it is under way; `launches` came before that.
+    """
 
     id: str
     collective: CollectiveOrder
     due_at: float
     report: Report
     ranks: tuple[RankReport, ...] = ()
+    told: Told = field(default_factory=Told)
+    round: NccomRound | None = None
+    launches: list[tuple[str, LaunchOrder, Report]] = field(default_factory=list)
     why: str = ""
 
     def end(self, status: str, message: str = "") -> None:
         """Report the end of it, with all that is known."""
-        self.report(OrderReport(status=status, message=message, ranks=self.ranks))
+        for _, _, report in self.launches:
+            report(OrderReport(status="cancelled", message=message or "the group has ended here"))
+        self.launches.clear()
+        text = message or self.told.message
+        self.report(OrderReport(status=status, message=text, ranks=self.ranks, findings=self.told.findings))
 
 
 class Visit:
@@ -83,8 +98,10 @@ class Visit:
         others_wait: Callable[[], bool],
         clock: Clock,
         tasks: Tasks,
+        rounds: RoundSettings | None = None,
     ) -> None:
         self.validation = validation
+        self._rounds = rounds
         self._others_wait = others_wait
         self.open = True
         self.why = "the node's daemon stops"
@@ -114,6 +131,28 @@ class Visit:
         if self._now is not None and self._now[0].id == order_id and not self._now[0].why:
             self._now[0].why = why
             self._now[1].cancel()
+
+    def launch(self, order_id: str, order: LaunchOrder, report: Report) -> None:
+        """Start what another node of a group wants started here, when it is the turn of that group."""
+        known = [*self._waiting, *([self._now[0]] if self._now is not None else [])]
+        wanted = next((one for one in known if one.collective.group == order.group), None)
+        if wanted is None or not self.open:
+            report(OrderReport(status="refused", message=f"this node is in no group {order.group[:64]!r} now"))
+        elif wanted.round is not None:
+            wanted.round.launch(order_id, order, report)
+        elif len(wanted.launches) < MAX_WAITING:
+            wanted.launches.append((order_id, order, report))
+        else:
+            report(OrderReport(status="refused", message=f"{MAX_WAITING} launches are waiting already"))
+
+    async def cancel_launch(self, order_id: str, why: str) -> None:
+        """End what a launch started, or forget it."""
+        for wanted in [*self._waiting, *([self._now[0]] if self._now is not None else [])]:
+            for one in [one for one in wanted.launches if one[0] == order_id]:
+                wanted.launches.remove(one)
+                one[2](OrderReport(status="cancelled", message=why))
+            if wanted.round is not None:
+                await wanted.round.cancel(order_id, why)
 
     def refuse(self, why: str, status: str = "refused") -> None:
         """All orders that wait end, and no other will come."""
@@ -160,10 +199,12 @@ class Visit:
             wanted.report(OrderReport(status="running", ranks=ranks))
 
         order = wanted.collective
-        interface = self._interface or await asyncio.to_thread(interface_to, order.main)
-        work = session.join(
-            order, heard, interface=interface, deadline_seconds=max(0.0, wanted.due_at - self._clock.boot())
-        )
+        seconds = max(0.0, wanted.due_at - self._clock.boot())
+        if order.nccom is not None:
+            work = self._run_round(session, wanted, seconds)
+        else:
+            interface = self._interface or await asyncio.to_thread(interface_to, order.main)
+            work = session.join(order, heard, interface=interface, deadline_seconds=seconds)
         wanted.report(OrderReport(status="running"))
         task = self._tasks.start(f"ranks of {order.group}", work)
         self._now = wanted, task
@@ -190,6 +231,26 @@ class Visit:
         await session.warm()
 
 
+    async def _run_round(self, session: RankSession, wanted: Wanted, seconds: float) -> tuple[RankReport, ...]:
+        """A round of nccom-test: the devices are ours, and nobody was seen to use them a moment before."""
+
+        def told(news: Told) -> None:
+            wanted.told = news
+            wanted.report(
+                OrderReport(status="running", message=news.message, launches=news.launches, findings=news.findings)
+            )
+
+        if self._rounds is None:
+            raise RefusedError("nothing runs nccom-test over several nodes here")
+        await session.look()
+        wanted.round = NccomRound(wanted.collective, self._rounds, told, seconds=seconds)
+        for launch in wanted.launches:
+            wanted.round.launch(*launch)
+        wanted.launches.clear()
+        wanted.told = await wanted.round.run()
+        return ()
+
+
 class Collectives:
     """All calls come on the event loop. `order` reports refused, accepted, running and how it ended, with ranks."""
 
@@ -203,8 +264,11 @@ class Collectives:
         clock: Clock,
         tasks: Tasks,
         idle_seconds: float = IDLE_SECONDS,
+        rounds: RoundSettings | None = None,
     ) -> None:
+        """`rounds` None: this node runs no nccom-test with others."""
         self._book = book
+        self._rounds = rounds
         self._scheduler = scheduler
         self._open_session = open_session
         self._interface = interface
@@ -230,6 +294,7 @@ class Collectives:
             others_wait=self._scheduler.has_orders,
             clock=self._clock,
             tasks=self._tasks,
+            rounds=self._rounds,
         )
         visit.add(wanted)
         stay = Stay(
@@ -247,6 +312,20 @@ class Collectives:
         """Call an order off."""
         if self._visit is not None:
             self._visit[0].cancel(order_id, why)
+
+    def launch(self, order_id: str, order: LaunchOrder, report: Report) -> None:
+        """Start what mpirun of a group's main node wants here, while the devices are ours for that validation."""
+        visit = self._visit[0] if self._visit is not None and not self._visit[1].leaving else None
+        if visit is None or visit.validation != order.validation:
+            text = f"the devices are not held for validation {order.validation[:64]!r} now"
+            report(OrderReport(status="refused", message=text))
+            return
+        visit.launch(order_id, order, report)
+
+    def cancel_launch(self, order_id: str, why: str) -> None:
+        """End what a launch started."""
+        if self._visit is not None:
+            self._tasks.start(f"end of launch {order_id}", self._visit[0].cancel_launch(order_id, why))
 
     def _session(self) -> RankSession:
         return self._open_session([parse_fault(text) for text in self._book.faults])

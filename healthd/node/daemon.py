@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from checks.host import Host
 from healthd import web
 from healthd.errors import BadInputError, ConfigError
 from healthd.node import files
@@ -26,7 +27,9 @@ from healthd.node.clock import Clock, system_clock
 from healthd.node.collectives import Collectives
 from healthd.node.control import ControlApi, check_faults
 from healthd.node.interfaces import check_interface, peer_address
+from healthd.node.learned import KeptLimits
 from healthd.node.leases import Ledger
+from healthd.node.nccom_round import RoundSettings
 from healthd.node.orders import Orders
 from healthd.node.scheduler import Scheduler
 from healthd.node.settings import NodeSettings
@@ -82,11 +85,19 @@ async def _serve(
     LeasedFile(book, settings.run_dir)
     schedulers = Schedulers(settings.allocations, settings.host_root, clock=clock)
     scheduler = Scheduler(book, runner, settings, clock=clock, tasks=tasks, schedulers=schedulers)
+    rounds = RoundSettings(
+        node=settings.name,
+        host=Host(settings.host_root),
+        limits=runner.settings.limits,
+        carried=settings.nccom_carried,
+    )
     ledger = Ledger(settings.state_dir / "orders.json", clock=clock, boot_id=book.boot_id)
-    collectives = Collectives(book, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks)
+    collectives = Collectives(
+        book, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks, rounds=rounds
+    )
     orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks, collectives=collectives)
     saver = Saver(book, settings)
-    lines = _line(settings, book, orders, clock)
+    lines = _line(settings, book, orders, clock, KeptLimits(settings.state_dir / "baseline.json", runner))
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
     control = ControlApi(book, scheduler, stopping)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,11 +130,13 @@ async def _serve(
     log.info("node %s has stopped", settings.name)
 
 
-def _line(settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock) -> list[Line]:
+def _line(
+    settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock, learned: KeptLimits
+) -> list[Line]:
     """The line to the aggregator; none where no aggregator is named."""
     if not settings.sync.aggregators:
         return []
-    line = Line(book, orders, settings.sync, key=files.node_key(settings.state_dir), clock=clock)
+    line = Line(book, orders, settings.sync, key=files.node_key(settings.state_dir), clock=clock, learned=learned)
     book.listen(line.changed)
     orders.changed = line.changed
     return [line]

@@ -13,12 +13,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from checks.contract import SEVERITY, Finding, Measurement, Status
+from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
 from healthd import __version__
 from healthd.model import CheckResult, Health, NodeState
 from healthd.node.state import NodeBook, Totals
 
 MAX_FINDINGS = 48
+MAX_READINGS = 24
 
 # Measurement -> metric, its labels, and from where each label is taken: the target, or a label of the measurement.
 _DEVICE = {
@@ -47,6 +48,7 @@ class NodeCollector(Collector):
         yield from _checks(state, totals)
         yield from _findings(state)
         yield from _speeds(state)
+        yield _readings(state)
         yield GaugeMetricFamily(
             "healthd_compile_duration_seconds",
             "What compiling took in the last runs of the checks, all together; 0 where nothing was compiled.",
@@ -92,6 +94,11 @@ def _node(state: NodeState) -> Iterator[Metric]:
     yield health
     yield GaugeMetricFamily(
         "healthd_node_allocated", "1 while a job has the devices, or may have.", value=float(bool(state.allocated))
+    )
+    yield GaugeMetricFamily(
+        "healthd_node_quarantined",
+        "1 while the aggregator keeps the node out of admissions, as the node last heard.",
+        value=float(state.quarantine is not None),
     )
     yield GaugeMetricFamily("healthd_injected_faults", "Injected faults in force.", value=len(state.faults))
 
@@ -159,7 +166,7 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
         "healthd_collective_duration_seconds", "Time of a collective.", labels=["op", "size_bytes"]
     )
     seen: set[tuple[str, ...]] = set()
-    sizes = {result.check: _sizes(result) for result in state.results if result.check in _OPS}
+    shown = {result.check: _shown(result) for result in state.results if result.check in _OPS}
     for result, finding, measured in _measured(state):
         value = measured.value
         if value is None:
@@ -173,7 +180,8 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
             f"{result.check}_busbw_bytes_per_second",
             f"{result.check}_duration_seconds",
         ):
-            if not (_is_main(measured, result) and measured.labels.get("size_bytes", "") in sizes[result.check]):
+            ranks, sizes = shown[result.check]
+            if not _is_main(measured, ranks) or measured.labels.get("size_bytes", "") not in sizes:
                 continue
             labels = [result.check, measured.labels.get("size_bytes", "")]
             family = bandwidth if "busbw" in measured.name else duration
@@ -185,26 +193,48 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
     yield from (*families.values(), bandwidth, duration)
 
 
-def _sizes(result: CheckResult) -> frozenset[str]:
-    """The sizes of a collective that have series: the smallest, which tells latency, and the largest ones."""
+def _readings(state: NodeState) -> Metric:
+    """Numbers of passive checks that differ by target or label share a series: the one that is worst is shown."""
+    passive = {spec.name for spec in state.checks if spec.tier is Tier.PASSIVE}
+    worst: dict[tuple[str, str], float] = {}
+    for result, _, measured in _measured(state):
+        if result.check not in passive or measured.value is None:
+            continue
+        key = (result.check, measured.name)
+        lower_is_worse = measured.lower is not None and measured.upper is None
+        known = worst.get(key, measured.value)
+        worst[key] = min(known, measured.value) if lower_is_worse else max(known, measured.value)
+    family = GaugeMetricFamily(
+        "healthd_reading",
+        "What a passive check read last: the worst over its targets, in the unit that its name ends in.",
+        labels=["check", "measurement"],
+    )
+    for check, name in sorted(worst)[:MAX_READINGS]:
+        family.add_metric([check, name], worst[check, name])
+    return family
+
+
+def _shown(result: CheckResult) -> tuple[str, frozenset[str]]:
+    """
+    The number of ranks and the sizes of a collective that have series.
+
+    That is all ranks; and the smallest size, which tells the latency, with the largest ones.
+    """
     measured = [one for finding in result.findings for one in finding.measurements]
-    found = {one.labels.get("size_bytes", "") for one in measured if _is_main(one, result)}
-    ranked = sorted(found, key=lambda text: (int(text) if text.isdecimal() else -1, text))
-    return frozenset(ranked if len(ranked) <= _MAX_SIZES else [ranked[0], *ranked[1 - _MAX_SIZES :]])
+    ranks = max((one.labels.get("ranks", "") for one in measured), key=_number, default="")
+    found = {one.labels.get("size_bytes", "") for one in measured if _is_main(one, ranks)}
+    ranked = sorted(found, key=lambda text: (_number(text), text))
+    return ranks, frozenset(ranked if len(ranked) <= _MAX_SIZES else [ranked[0], *ranked[1 - _MAX_SIZES :]])
 
 
-def _is_main(measured: Measurement, result: CheckResult) -> bool:
+def _is_main(measured: Measurement, ranks: str) -> bool:
     """Whether it is of the one dtype and of all ranks; what has no such labels has been measured in one way alone."""
-    ranks = measured.labels.get("ranks")
-    if ranks is not None and ranks != _all_ranks(result):
-        return False
-    return measured.labels.get("dtype", _OP_DTYPE) == _OP_DTYPE
+    return measured.labels.get("ranks", ranks) == ranks and measured.labels.get("dtype", _OP_DTYPE) == _OP_DTYPE
 
 
-def _all_ranks(result: CheckResult) -> str:
-    """The largest number of ranks that a result has measured."""
-    found = [one.labels.get("ranks", "") for finding in result.findings for one in finding.measurements]
-    return max(found, key=lambda text: int(text) if text.isdecimal() else 0, default="")
+def _number(text: str) -> int:
+    """For comparing labels; what is no number comes first."""
+    return int(text) if text.isdecimal() else -1
 
 
 def _measured(state: NodeState) -> Iterator[tuple[CheckResult, Finding, Measurement]]:

@@ -141,6 +141,8 @@ class Orders:
             self._scheduler.cancel(one.order.id, why)
         elif one.order.kind == "collective" and self._collectives is not None:
             self._collectives.cancel(one.order.id, why)
+        elif one.order.kind == "launch" and self._collectives is not None:
+            self._collectives.cancel_launch(one.order.id, why)
 
     def _begin(self, order: Order, issuer: str) -> None:
         due_at = self._clock.boot() + max(0.0, order.deadline_seconds)
@@ -155,6 +157,8 @@ class Orders:
             )
         elif order.kind == "collective" and order.collective is not None and self._collectives is not None:
             self._collectives.order(order.id, order.collective, due_at, lambda report: self._report(order.id, report))
+        elif order.kind == "launch" and order.launch is not None and self._collectives is not None:
+            self._collectives.launch(order.id, order.launch, lambda report: self._report(order.id, report))
         elif order.kind == "lease" and order.lease is not None:
             # Nothing is said of it before it is stored.
             self._open[order.id].report = OrderReport(status="running", message="about to be stored")
@@ -171,7 +175,7 @@ class Orders:
             del self._open[order_id]
             self._untold[order_id] = report
             # What ranks have measured is of no use to an aggregator that asks again after a restart of this daemon.
-            self._ledger.settle(order_id, dataclasses.replace(report, ranks=()))
+            self._ledger.settle(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
             log.info("order %s: %s%s", order_id, report.status, f" ({report.message})" if report.message else "")
         self.changed()
 

@@ -122,6 +122,11 @@ class NodeSettings:
     """Network interface (`eth1`) by which the ranks of this node talk to those of others. None: the one by which this
     machine would speak to them, which on a host with one network is the only one there is."""
 
+    nccom_carried: bool = True
+    """Whether the aggregator's line may carry mpirun's start of its daemon to this node, for nccom-test over several
+    nodes without ssh. What is started then does as the round's main node says. Yes: Trainium nodes have no ssh between
+    them unless somebody gave it to them."""
+
     aliases: tuple[str, ...] = ()
     """Other names of the node that a gate may use, such as the scheduler's."""
 

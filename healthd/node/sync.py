@@ -24,6 +24,7 @@ from healthd.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
 from healthd.node.digest import digest_of
 from healthd.node.interfaces import peer_address
+from healthd.node.learned import KeptLimits
 from healthd.node.orders import Orders
 from healthd.node.settings import SyncSettings
 from healthd.node.state import NodeBook
@@ -46,8 +47,17 @@ class Line:
     """Start `run_held` and `run_urgent` as eternal tasks; `changed` is called after every change that may matter."""
 
     def __init__(
-        self, book: NodeBook, orders: Orders, settings: SyncSettings, *, key: str, clock: Clock, seed: int | None = None
+        self,
+        book: NodeBook,
+        orders: Orders,
+        settings: SyncSettings,
+        *,
+        key: str,
+        clock: Clock,
+        seed: int | None = None,
+        learned: KeptLimits | None = None,
     ) -> None:
+        self._learned = learned
         self._book = book
         self._orders = orders
         self._settings = settings
@@ -194,6 +204,7 @@ class Line:
             ages={result.check: result.age_seconds for result in state.results},
             orders=reports,
             issuer=self._issuer,
+            baseline=self._learned.digest if self._learned is not None else None,
         )
 
     def take(self, request: SyncRequest, answer: SyncAnswer, sent_at: float) -> bool:
@@ -216,6 +227,8 @@ class Line:
         if answer.orders is not None or answer.quarantine is not None:
             # An aggregator that makes no statement yet may have lost its database: what it said before stands.
             self._book.set_quarantine(answer.quarantine)
+        if self._learned is not None and answer.baseline is not None:
+            self._learned.take(answer.baseline)
         self._orders.apply(
             answer.orders, issuer=answer.issuer, acknowledged=answer.acknowledged, carried=request.orders
         )

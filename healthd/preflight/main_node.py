@@ -95,7 +95,13 @@ def _settings(task: Task, folder: Path) -> str:
         digest = hashlib.sha256(task.token.encode()).hexdigest()
         _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
         aggregator["token_file"] = str(tokens)
-    policy = {"recovery": "0s", "node_grace": f"{task.wait_seconds}s", "silent": f"{SILENT_SECONDS}s"}
+    # What lives for one job's start has nothing to remember, and nobody could release what it latched.
+    policy: dict[str, str | bool | int] = {
+        "rules": False,
+        "recovery": "0s",
+        "node_grace": f"{task.wait_seconds}s",
+        "silent": f"{SILENT_SECONDS}s",
+    }
     tables: dict[str, Mapping[str, str | bool | int]] = {"aggregator": aggregator, "policy": policy}
     # A JSON string, number or truth is one of TOML too.
     return "".join(

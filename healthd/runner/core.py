@@ -40,6 +40,8 @@ class Runner:
         """How long workers have had devices, over all runs: what we cost."""
         self.latest: Survey | None = None
         """The survey of the last run or call; every run makes one before anything else, and after active checks."""
+        self.learned = settings.learned
+        """Approved baselines that the next run judges by; the daemon changes them."""
         self._corpses = Corpses()
         self._versions: dict[str, str] = {}
         self._catalogue: dict[str, CheckInfo] | None = None
@@ -114,7 +116,8 @@ class Runner:
     def session(self, faults: Sequence[Fault] = ()) -> Session:
         """Ranks for the rounds of one validation over several nodes. `Session.open` comes first."""
         return Session(
-            make_workers=self._workers,
+            # What was learned inside of a node is no measure of the network between nodes.
+            make_workers=lambda on_progress: self._workers(on_progress, learned=False),
             catalogue=self.catalogue,
             on_survey=lambda outcome: self._surveyed(outcome, ()),
             on_device_seconds=self._spent,
@@ -126,8 +129,9 @@ class Runner:
 
     # --- children that only answer ------------------------------------------------------------------------------------
 
-    def _workers(self, on_progress: OnProgress | None) -> Workers:
-        return Workers(self.settings, self._corpses, self._versions, on_progress)
+    def _workers(self, on_progress: OnProgress | None, *, learned: bool = True) -> Workers:
+        settings = dataclasses.replace(self.settings, learned=self.learned if learned else ())
+        return Workers(settings, self._corpses, self._versions, on_progress)
 
     async def _ask(self, workers: Workers, command: dict[str, Any], name: str, timeout_seconds: float) -> Outcome:
         """One command to a child of its own. Raises nothing but CancelledError."""

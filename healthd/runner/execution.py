@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from checks.contract import Evidence, Finding, Previous, Scope, Status, Tier
 from checks.faults import Fault
+from checks.learned import hardware_in
 from checks.protocol import from_evidence, from_missing, from_previous, shorten
 from healthd.model import CheckResult
 from healthd.runner.group import Collective
@@ -24,6 +26,7 @@ from healthd.runner.lane import Job, Lane
 from healthd.runner.lock import DeviceLock, LockBusyError, read_leased
 from healthd.runner.outcome import Outcome, compose, in_order_of_end, unmeasured
 from healthd.runner.settings import CheckInfo, OnResult, Plan
+from healthd.runner.subgroups import Subgroups, Unclear, is_open
 from healthd.runner.warm import Warming, lost_like, seconds_of
 from healthd.runner.workers import Workers, worker_targets
 
@@ -50,6 +53,8 @@ class Execution:
         self._request = request
         self._plan = request.plan
         self._results: dict[str, CheckResult] = {}
+        self._held: dict[str, CheckResult] = {}  # known, and told once smaller groups have said who it was
+        self._began = time.monotonic()
         self._folder: Path | None = None
         self._boot_id: str | None = None
         self._node = Lane(workers, None)
@@ -78,7 +83,9 @@ class Execution:
     def give_up(self, reason: str, message: str) -> None:
         """Every check that has no result yet is unknown, for this reason."""
         for name in self._plan.checks:
-            if name not in self._results:
+            if name in self._held:
+                self._emit(self._held.pop(name))
+            elif name not in self._results:
                 self._emit(self._unmeasured(name, reason, message))
 
     async def clean_up(self) -> None:
@@ -104,6 +111,11 @@ class Execution:
             if outcome.answers:
                 found = outcome.answers[0]
                 self.workers.inventory = {**found["inventory"], "holders": found["holders"]}
+                self.workers.identity = {
+                    "hardware": hardware_in(found["instance_type"], found["inventory"]),
+                    "accelerator": found["inventory"]["accelerator"],
+                    "versions": found["versions"],
+                }
                 self._boot_id = found["boot_id"]
             self._request.on_survey(outcome)
             if not answer.done():
@@ -142,6 +154,9 @@ class Execution:
         def finish(judgement: Outcome) -> None:
             self._emit(compose(info, self._plan, outcomes, judgement=judgement, injected=self._injected(info)))
 
+        self._ask_judge(info, outcomes, finish)
+
+    def _ask_judge(self, info: CheckInfo, outcomes: Sequence[Outcome], finish: Callable[[Outcome], None]) -> None:
         command = {
             "kind": "judge",
             "evidence": [from_evidence(item) for outcome in outcomes for item in outcome.evidence],
@@ -297,13 +312,58 @@ class Execution:
     async def _run_groups(self, infos: Sequence[CheckInfo]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="healthd-"))
         collective = Collective(self.workers, self._lanes, self._folder, self._warming)
+        search = self._plan.localize or self._plan.tier.rank >= Tier.DEEP.rank
+        unclear: list[Unclear] = []
         for info in infos:
             faults = [fault for fault in self._request.faults if fault.check == info.name]
             outcomes, whole = await collective.run(info, self._timeout_seconds(info), self._command, faults)
-            if info.judged and whole:
+            if not (info.judged and whole):
+                self._emit(compose(info, self._plan, outcomes, judgement=None, injected=self._injected(info)))
+            elif not search:
                 self._submit_judge(info, outcomes)
             else:
-                self._emit(compose(info, self._plan, outcomes, judgement=None, injected=self._injected(info)))
+                judgement = await self._judged(info, outcomes)
+                result = compose(info, self._plan, outcomes, judgement=judgement, injected=self._injected(info))
+                if is_open(judgement):
+                    self._held[info.name] = result
+                    unclear.append(
+                        Unclear(
+                            info=info,
+                            outcomes=outcomes,
+                            judgement=judgement,
+                            faults=tuple(faults),
+                            timeout_seconds=self._timeout_seconds(info),
+                        )
+                    )
+                else:
+                    self._emit(result)
+        if unclear:
+            await self._search(unclear)
+
+    async def _search(self, unclear: Sequence[Unclear]) -> None:
+        """Let smaller groups of ranks say who is at fault in collectives that failed, and add it to their results."""
+        within = self.workers.settings.search_seconds
+        if self._plan.timeout_seconds is not None:  # what is known must be told before the run's time is up
+            within = min(within, 0.8 * (self._began + self._plan.timeout_seconds - time.monotonic()))
+        assert self._folder is not None
+        groups = Subgroups(self.workers, self._lanes, self._folder, command=self._command, judge=self._judged)
+        found = await groups.search(unclear, self._results.values(), deadline=time.monotonic() + within)
+        for one in unclear:
+            one.judgement.findings.extend(found)
+            del self._held[one.info.name]
+            injected = self._injected(one.info)
+            self._emit(compose(one.info, self._plan, one.outcomes, judgement=one.judgement, injected=injected))
+
+    async def _judged(self, info: CheckInfo, outcomes: Sequence[Outcome]) -> Outcome:
+        """What the node's child says of the ranks' outcomes."""
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def finish(judgement: Outcome) -> None:
+            if not answer.done():
+                answer.set_result(judgement)
+
+        self._ask_judge(info, outcomes, finish)
+        return await answer
 
     # --- what they share ----------------------------------------------------------------------------------------------
 

@@ -30,9 +30,22 @@ Command = Callable[[CheckInfo, Sequence[str], dict[str, Any]], dict[str, Any]]
 
 
 class Collective:
-    """The ranks of one run: rank R is the R-th device of the inventory."""
+    """
+    The ranks of one run: rank R is the R-th device of the inventory.
 
-    def __init__(self, workers: Workers, lanes: Sequence[Lane], folder: Path, warming: Warming | None = None) -> None:
+    `numbers` are the ranks by which faults may mean them, where these lanes are not all of the node's.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        lanes: Sequence[Lane],
+        folder: Path,
+        warming: Warming | None = None,
+        *,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        self._numbers = tuple(range(len(lanes)) if numbers is None else numbers)
         self._workers = workers
         self._lanes = lanes
         self._folder = folder
@@ -79,8 +92,8 @@ class Collective:
     async def _gather(self, info: CheckInfo, faults: Sequence[Fault]) -> list[Outcome]:
         """Have all workers ready; the outcomes of those that cannot be, when the group cannot be whole."""
         waiting = [
-            self._absent(lane) if _is_missing(info, faults, rank, lane) else lane.ensure()
-            for rank, lane in enumerate(self._lanes)
+            self._absent(lane) if _is_missing(info, faults, number, lane) else lane.ensure()
+            for number, lane in zip(self._numbers, self._lanes, strict=True)
         ]
         lost: list[Outcome] = []
         for rank, missing in enumerate(await asyncio.gather(*waiting)):
@@ -150,7 +163,7 @@ class Collective:
             jobs.append(
                 Job(
                     check=info.name,
-                    command=command(info, (lane.target, f"rank:{rank}"), group),
+                    command=command(info, (lane.target, f"rank:{self._numbers[rank]}"), group),
                     timeout_seconds=timeout_seconds,
                     finish=_nobody,
                 )

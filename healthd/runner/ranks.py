@@ -18,7 +18,7 @@ from urllib.parse import quote
 from checks.contract import SEVERITY, Missing, Status
 from checks.faults import Fault
 from checks.protocol import shorten
-from healthd.model import CollectiveOrder, RankReport
+from healthd.model import RANK_READY, CollectiveOrder, RankReport
 from healthd.runner.group import BEYOND_DEADLINE_SECONDS, end_late
 from healthd.runner.lane import Job, Lane
 from healthd.runner.outcome import Outcome
@@ -200,7 +200,7 @@ class Ranks:
                 lost = list(await asyncio.gather(*(self._ready(seat, info) for seat in self._seats)))
         except TimeoutError:
             text = "was not ready when the time of the order was up"
-            return [Outcome(target=seat.lane.target).lost("Timeout", text) for seat in self._seats]
+            return [Outcome(target=seat.lane.target).lost("StartFailed", text) for seat in self._seats]
         if not any(lost):
             return []
         gone = ", ".join(seat.lane.target for seat, missing in zip(self._seats, lost, strict=True) if missing)
@@ -218,6 +218,9 @@ class Ranks:
         return await seat.lane.ensure()
 
     async def _attempt(self, info: CheckInfo) -> list[Outcome]:
+        for seat in self._seats:
+            seat.last = RANK_READY
+        self._tell(at_once=True)
         tasks = [
             asyncio.create_task(self._rank(seat, info), name=f"rank {seat.first} of {info.name}")
             for seat in self._seats
@@ -304,11 +307,17 @@ class Ranks:
     async def _cancelled(self) -> None:
         """Kill all ranks, and tell how far they were."""
         if self._check is not None:
-            text = "called off"
-            self._ended.extend(replace(report, reason="Cancelled", message=text) for report in self._under_way())
+            self._ended.extend(map(_called_off, self._under_way()))
             await self._bury(self._check)
             self._check = None
         self._tell(at_once=True)
+
+
+def _called_off(report: RankReport) -> RankReport:
+    """A rank that was never up has not failed to join: why it was slow is not known."""
+    if not report.last:
+        return replace(report, reason="StartFailed", message="was not ready when the group was called off")
+    return replace(report, reason="Cancelled", message="called off")
 
 
 def _why_lost(outcome: Outcome) -> tuple[str | None, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -27,10 +28,12 @@ from healthd.runner.lock import DeviceLock, LockBusyError, read_leased
 from healthd.runner.outcome import Outcome
 from healthd.runner.ranks import OnReport, Ranks, Round
 from healthd.runner.settings import CheckInfo, OnProgress, RunProgress, Survey
+from healthd.runner.warm import group_over_nodes
 from healthd.runner.workers import Workers
 
 log = logging.getLogger(__name__)
 
+FRESH_LOOK_SECONDS = 1.0
 MAX_RANKS = 1 << 20  # of a group: beyond it the sums of the checks would no longer be exact
 
 
@@ -62,6 +65,7 @@ class Session:
         self._kind = "kept"
         self._lanes: list[Lane] = []
         self._ranks: Ranks | None = None
+        self._seen_free_at = -math.inf
 
     # --- taking the devices -------------------------------------------------------------------------------------------
 
@@ -73,6 +77,16 @@ class Session:
         if await self._lock():
             # While we waited, somebody else's workers had the devices: what was seen then is old.
             surveyed = await self._survey()
+        await self._free(surveyed)
+        together = self._kind == "together"
+        self._lanes = [Lane(self._workers, name) for name in ([",".join(self._targets)] if together else self._targets)]
+
+    async def look(self) -> None:
+        """See that the devices, which we have, are still in nobody's hands. Raises RefusedError."""
+        if time.monotonic() - self._seen_free_at > FRESH_LOOK_SECONDS:
+            await self._free(await self._survey())
+
+    async def _free(self, surveyed: Outcome) -> None:
         attempt = 0
         while busy := self._leased() or busy_by(surveyed):
             attempt += 1
@@ -80,8 +94,7 @@ class Session:
                 raise RefusedError(f"the devices are taken: {busy}")
             await self._workers.back_off(attempt)  # it may be somebody who is just leaving
             surveyed = await self._survey()
-        together = self._kind == "together"
-        self._lanes = [Lane(self._workers, name) for name in ([",".join(self._targets)] if together else self._targets)]
+        self._seen_free_at = time.monotonic()
 
     async def _survey(self) -> Outcome:
         """What there is, and who holds it."""
@@ -149,6 +162,8 @@ class Session:
             faults=self._faults,
             deadline=time.monotonic() + deadline_seconds,
         )
+        if self._kind == "fresh":
+            self._workers.group = group_over_nodes(order, self._targets)
         self._ranks = ranks = Ranks(round_, self._lanes, self._targets, self._settings, on_report)
         try:
             return await ranks.run()

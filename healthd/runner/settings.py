@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from checks.contract import Limit, Scope, Tier
-from healthd.model import CheckResult, Inventory
+from healthd.model import CheckResult, Inventory, LearnedLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,9 @@ class Plan:
     """Of the whole run: what has not ended then is unknown (`Timeout`). None leaves it to the checks' own limits."""
     warm: bool = False
     """Only to compile: device checks run on the first device alone, and what is not compiled yet is compiled."""
+    localize: bool = False
+    """Where a collective fails and no rank shows itself, let smaller groups of ranks tell who it is; from the deep tier
+    on that is done anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,8 @@ class RunnerSettings:
     """Of checks, by name, where the check's own is not right here."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """By measurement: `name` or `name@target`."""
+    learned: tuple[LearnedLimits, ...] = ()
+    """Approved baselines, of any machines: the worker takes those that are meant for where it is. `limits` beat them."""
     third_party: tuple[str, ...] = ()
     """Names of checks by entry point in the interpreter of the checks."""
     directories: tuple[Path, ...] = ()
@@ -130,6 +135,8 @@ class RunnerSettings:
     """How long a killed worker may take to vanish (a large memory takes its time) before it counts as stuck."""
     peer_grace_seconds: float = 1.0
     """How long the other ranks may go on once a rank has ended badly: time to say what they saw."""
+    search_seconds: float = 120.0
+    """For groups of ranks that tell who is at fault in a collective: ten rounds, and a start of ranks that hung."""
     lock_wait_seconds: float = 10.0
     """How long to wait for another healthd that runs active checks on the same devices."""
     retries: int = 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from checks.compiling import ACCELERATORS
 from checks.contract import Scope, Tier
+from healthd.model import CollectiveOrder
 from healthd.runner.lane import Job, Lane
 from healthd.runner.outcome import Outcome
 from healthd.runner.settings import CheckInfo, Plan
@@ -119,3 +120,19 @@ def group_of(targets: Sequence[str]) -> dict[str, Any]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return {"size": len(targets), "targets": list(targets), "root_comm": f"127.0.0.1:{port}"}
+
+
+def group_over_nodes(order: CollectiveOrder, targets: Sequence[str]) -> dict[str, Any]:
+    """
+    The same for `targets` as a part of a group over several nodes, whose order says where its rank 0 is.
+
+    The order's own port is that of torch's store, so the runtime's is beside it.
+    """
+    host = f"[{order.main}]" if ":" in order.main else order.main
+    port = order.port + 1 if order.port < 65535 else order.port - 1
+    return {
+        "size": order.size,
+        "first_rank": order.first_rank,
+        "targets": list(targets),
+        "root_comm": f"{host}:{port}",
+    }

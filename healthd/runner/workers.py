@@ -15,6 +15,7 @@ from typing import Any
 import checks
 from checks.contract import Missing
 from checks.protocol import from_limits
+from healthd.baselines.judging import unsilenced
 from healthd.runner.child import Child
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 
@@ -65,6 +66,7 @@ class Workers:
     ) -> None:
         self.settings = settings
         self.inventory: dict[str, Any] = {}
+        self.identity: dict[str, Any] | None = None  # hardware and versions, as of the survey: see checks.learned
         self.compile: dict[str, Any] | None = None  # what new workers are told of compilation (see healthd.runner.warm)
         self.group: dict[str, Any] | None = None  # the group that new workers become ranks of, where they must know
         self.device_seconds = 0.0
@@ -102,6 +104,19 @@ class Workers:
             "compile": self.compile if target is not None else None,
             "options": options,
             "limits": from_limits(settings.limits),
+            "learned": [
+                {
+                    "hardware": one.hardware,
+                    "accelerator": one.accelerator,
+                    "versions": dict(one.versions),
+                    "limits": {
+                        name: {"lower": bounds.lower, "upper": bounds.upper}
+                        for name, bounds in unsilenced(one, settings.limits).items()
+                    },
+                }
+                for one in settings.learned
+            ],
+            "identity": self.identity if target is not None else None,
             "extra_files": self._extra_files,
             "third_party": list(settings.third_party),
             "programs": [

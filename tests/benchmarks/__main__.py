@@ -21,11 +21,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import bench_checks, bench_collectives, bench_daemon, bench_fleet
+from tests.benchmarks import bench_checks, bench_collectives, bench_daemon, bench_fleet, bench_standin
 from tests.benchmarks.figures import Bench, Figure, Reading, measure, verdict
 
 BENCHES: tuple[Bench, ...] = (
     *bench_checks.BENCHES,
+    *bench_standin.BENCHES,
     *bench_daemon.BENCHES,
     *bench_fleet.BENCHES,
     *bench_collectives.BENCHES,

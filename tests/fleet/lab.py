@@ -10,7 +10,7 @@ from healthd.fleet.gate import step
 from healthd.fleet.model import Accuse, Claim, ClaimKind, Effect, FleetNode, Gate, Reserve, Unreserve, WakeAt
 from healthd.fleet.policy import Policy
 from healthd.fleet.validation.course import orders_of
-from healthd.model import CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
+from healthd.model import RANK_READY, CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
 from tests.fleet.world import NOW, gate, lease, node, state, view
 
 POLICY = Policy(settle_seconds=0.0, collective_checks=("all_reduce",))
@@ -161,7 +161,7 @@ class Lab:
             )
         if "absent" in kinds or "silent" in kinds or "refuse" in kinds or "cut" in kinds:
             events = 0 if mine == "absent" else 1
-            last = "rendezvous joined" if events else ""
+            last = "rendezvous joined" if events else RANK_READY
             return dataclasses.replace(base, events=events, last=last, reason="Timeout", message="did not end")
         if "hang" in kinds:
             events, last = (2, "rendezvous left") if mine == "hang" else (3, "all_reduce/1024 entered")

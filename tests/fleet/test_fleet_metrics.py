@@ -28,6 +28,17 @@ CONTRACT = {
     "healthd_validation_duration_seconds": "histogram",
     "healthd_quarantined_nodes": "gauge",
     "healthd_overrides_active": "gauge",
+    "healthd_quarantine_breaker_open": "gauge",
+    "healthd_rule_verdicts": "counter",
+    "healthd_gate_observed_decisions": "counter",
+    "healthd_gates_holding_oldest_seconds": "gauge",
+    "healthd_quarantine_oldest_seconds": "gauge",
+    "healthd_fleet_recovering": "gauge",
+    "healthd_store_failures": "counter",
+    "healthd_store_failing": "gauge",
+    "healthd_job_outcomes": "counter",
+    "healthd_gate_false_alarms": "counter",
+    "healthd_gate_misses": "counter",
 }
 
 

@@ -380,3 +380,16 @@ def test_the_checks_there_are_can_be_listed(tmp_path: Path) -> None:
     shown = healthd(tmp_path, "checks").out
     assert "all_reduce" in shown
     assert os.linesep * 2 not in shown
+
+
+def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> None:
+    told = world.run("fleet", "history", "bad")
+    assert told.code == 0, told.err
+    assert "failed" in told.out
+    assert "matmul" in told.out
+    first = world.run("fleet", "history", "bad", "--limit", "1", "--json").json
+    assert len(first["events"]) == 1
+    assert world.run("fleet", "history", "nobody").code == 1
+    assert world.run("fleet", "breaker").out == "no breaker is open\n"
+    assert world.run("fleet", "breaker", "reset").out == "the rules may quarantine again\n"
+    assert world.run("fleet", "breaker", "--json").json == {"open": {}}

@@ -65,6 +65,9 @@ class ScriptedSession:
             raise self.script.error
         return (report(order, events=7, key="k", data={"rank": 0}),)
 
+    async def look(self) -> None:
+        self.events.append("look")
+
     async def warm(self) -> None:
         """Nothing."""
 

@@ -17,10 +17,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.fleet.cluster import HEALTHD, PROOF
@@ -30,8 +31,10 @@ TOOLS = ("ip", "tc")
 PREFIX = "hdf"
 MARK = "FLEET_OF_A_TEST"
 
-# 198.18.0.0/15 is set aside for tests of networks (RFC 2544): no machine has a route there that matters.
-NET4, NET6 = "198.18.77", "fd77:18"
+# 198.18.0.0/15 is set aside for tests of networks (RFC 2544): no machine has a route there that matters. Runs
+# beside each other have networks of their own, or one would ask the other's aggregator.
+_OWN = os.getpid() % (1 << 16)
+NET4, NET6 = f"198.{18 + _OWN // 256 % 2}.{_OWN % 256}", f"fd77:{_OWN:x}"
 CENTRE, ROOT_HOST = 253, 254  # last numbers of the addresses of the aggregator and of this process
 WRONG_MAC = "02:00:00:00:00:99"
 
@@ -49,7 +52,7 @@ POLICY: dict[str, str | list[str]] = {
     "lease_ack": "10s",
     "collective_checks": ["all_reduce"],
     "collective_start": "15s",
-    "collective_join": "5s",
+    "collective_join": "4s",
     "collective_timeout": "5s",
     "collective_contact": "4s",
     "collective_grace": "1s",
@@ -61,7 +64,7 @@ NODE = """
 directories = ["{checks}"]
 [checks.all_reduce]
 sizes_bytes = [1024, {size_bytes}]
-iterations = 2
+iterations = 5
 [limits.all_reduce_busbw_bytes_per_second]
 lower = {least_busbw}
 [node]
@@ -79,9 +82,9 @@ wait = "5s"
 backoff_max = "0.3s"
 """
 
-SIZE_BYTES = 1 << 20
-LEAST_BUSBW = 8e6  # bytes/s; links here carry a hundred times as much where two processors are not fought over
-SLOW_RATE = "20mbit"  # 2.5e6 bytes/s
+SIZE_BYTES = 1 << 19
+LEAST_BUSBW = 16e6  # bytes/s; links here carry a hundred times as much where two processors are not fought over
+SLOW_RATE = "40mbit"  # 5e6 bytes/s
 
 
 def run(*words: str) -> str:
@@ -104,6 +107,8 @@ class Host:
         self.space, self.link = f"{net}-{name}", f"{net}{number}"
         self.address, self.address6 = f"{NET4}.{number}", f"{NET6}::{number}"
         self.mac = f"02:77:00:00:00:{number:02x}"
+        self.daemon: Callable[[], int] = lambda: 0
+        """The process whose children its ranks are; 0 before it is started."""
 
     def make(self) -> None:
         ip("netns", "add", self.space)
@@ -124,8 +129,8 @@ class Host:
         return pids_in(self.space)
 
     def ranks(self) -> list[int]:
-        """Processes that have torch loaded, which ranks alone do here."""
-        return [pid for pid in self.pids() if _is_rank(pid)]
+        """Children of its daemon that have torch loaded, which ranks alone do here."""
+        return [pid for pid in _children(self.daemon()) if _is_rank(pid)]
 
     # --- faults of the network ----------------------------------------------------------------------------------------
 
@@ -152,7 +157,8 @@ class Host:
         """What it sends to these goes nowhere; what they send arrives."""
         for other in others:
             for address in (other.address, other.address6):
-                ip("-n", self.space, "neigh", "replace", address, "lladdr", WRONG_MAC, "dev", "eth0", "nud", "permanent")
+                wrong = ("lladdr", WRONG_MAC, "dev", "eth0", "nud", "permanent")
+                ip("-n", self.space, "neigh", "replace", address, *wrong)
         try:
             yield
         finally:
@@ -163,16 +169,15 @@ class Host:
     # --- faults of the processes --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def ranks_get(self, number: signal.Signals, *, after_seconds: float = 0.0) -> Iterator[None]:
-        """Every rank that it starts gets this signal, as soon as it is old enough."""
+    def ranks_get(self, number: signal.Signals, *, joined: bool = False) -> Iterator[None]:
+        """Every rank that it starts gets this signal at once, or when it has `joined` the others of its group."""
         ended = threading.Event()
         struck: set[int] = set()
-        seen: dict[int, float] = {}
 
         def strike() -> None:
             while not ended.wait(0.02):
                 for pid in self.ranks():
-                    if pid not in struck and time.monotonic() >= seen.setdefault(pid, time.monotonic()) + after_seconds:
+                    if pid not in struck and (not joined or _has_joined(pid)):
                         struck.add(pid)
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, number)
@@ -184,10 +189,73 @@ class Host:
         finally:
             ended.set()
             thread.join(5)
+            for pid in struck:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def few_processors(self, share: float = 0.01) -> Iterator[None]:
+        """A rank that has joined others may use this share of one processor."""
+        period, root = 100_000, Path("/sys/fs/cgroup")  # microseconds
+        old = (root / "cpu").is_dir()
+        group = (root / "cpu" if old else root) / self.space
+        quota = str(int(period * share))
+        try:
+            group.mkdir()
+            (group / ("cpu.cfs_quota_us" if old else "cpu.max")).write_text(quota if old else f"{quota} {period}")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            pytest.skip(f"no control group of processors can be made here: {error}")
+        ended = threading.Event()
+
+        def move(home: Path) -> None:
+            for pid in self.ranks():
+                with contextlib.suppress(OSError):
+                    (home / "cgroup.procs").write_text(str(pid))
+
+        def keep() -> None:
+            while not ended.wait(0.02):
+                if any(map(_has_joined, self.ranks())):  # to start on so little would take it a minute
+                    move(group)
+
+        thread = threading.Thread(target=keep, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(5)
+            move(group.parent)
+            until(lambda: _removed(group), 10, lambda: f"{group} cannot be removed")
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def _has_joined(pid: int) -> bool:
+    """Whether it listens or has a connection as the ranks of a group do, which no idle one has."""
+    with contextlib.suppress(OSError):
+        inodes = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+        for name in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+                if f"socket:[{line.split()[9]}]" in inodes:
+                    return True
+    return False
 
 
 def pids_in(space: str) -> list[int]:
     return [int(line) for line in ip("netns", "pids", space).split()]
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        threads = list(Path(f"/proc/{pid}/task").iterdir()) if pid else []
+        return [int(word) for thread in threads for word in (thread / "children").read_text().split()]
+    return []
 
 
 def _is_rank(pid: int) -> bool:
@@ -201,7 +269,7 @@ class Net:
 
     def __init__(self) -> None:
         reap()
-        self.name = f"{PREFIX}{os.getpid() % 10**6}"
+        self.name = f"{PREFIX}{os.getpid()}"
         self.bridge = f"{self.name}b"
         self.hosts: list[Host] = []
         ip("link", "add", self.bridge, "type", "bridge")
@@ -234,10 +302,12 @@ def remove(net: str) -> None:
 
 def reap() -> None:
     """Remove nets whose test run is gone, however it ended."""
-    names = [line.split()[0].partition("-")[0] for line in ip("netns", "list").splitlines()]
-    names += [line.split()[1].strip(":").removesuffix("b") for line in ip("-o", "link", "show", "type", "bridge").splitlines()]
-    for name in {name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX).isdigit()}:
-        if name.removeprefix(PREFIX) != str(os.getpid()) and not Path(f"/proc/{name.removeprefix(PREFIX)}").exists():
+    names = {line.split()[0].partition("-")[0] for line in ip("netns", "list").splitlines()}
+    bridges = ip("-o", "link", "show", "type", "bridge").splitlines()
+    names |= {line.split()[1].strip(":").removesuffix("b") for line in bridges}
+    for name in names:
+        pid = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and pid.isdigit() and pid != str(os.getpid()) and not Path(f"/proc/{pid}").exists():
             remove(name)
 
 
@@ -297,6 +367,7 @@ class Fleet:
         service = Service(name, command, folder=self.folder, env=environ, pattern=pattern)
         service.url = f"http://{host.address}:{8080 if kind == 'node' else 8090}"
         self.services[name] = service
+        host.daemon = lambda: service.pid if service.process is not None else 0
         return service
 
     def healthy(self, name: str, seconds: float = 40.0) -> None:
@@ -343,20 +414,19 @@ class Fleet:
         if said.code == 0:
             # The devices are the job's from now on: no rank may be on them.
             left = {name: self.nodes[name].ranks() for name in decided.admitted}
-            self.release(decided.id)
+            self.release(decided)
             assert not any(left.values()), f"admitted while ranks were there: {left}"
         return decided
 
-    def release(self, gate: str) -> None:
-        import httpx
-
-        answer = httpx.delete(f"{self.aggregator.url}/v1/gates/{gate}/lease", trust_env=False, timeout=10)
+    def release(self, decided: Decided) -> None:
+        """Give back what a job was given; returns when its nodes are free."""
+        answer = httpx.delete(f"{self.aggregator.url}/v1/gates/{decided.id}/lease", trust_env=False, timeout=10)
         assert answer.status_code == 200, answer.text
-        until(lambda: all(not node["leases"] for node in self.states()), 10, lambda: "leases did not end")
 
-    def states(self) -> list[dict[str, Any]]:
-        found = [self.services[name].get("/v1/node").json() for name in self.nodes]
-        return [state.get("state", state) for state in found]
+        def free() -> bool:
+            return not any(self.services[name].get("/v1/node").json()["leases"] for name in decided.admitted)
+
+        until(free, 10, lambda: "leases did not end")
 
     def fault(self, name: str, *faults: str) -> None:
         """Set the faults of a node, or clear them when there are none."""

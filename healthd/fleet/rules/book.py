@@ -18,8 +18,8 @@ from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, Registry
 from healthd.fleet.policy import Policy
 from healthd.fleet.rules.facts import facts_of
-from healthd.fleet.rules.judge import identities_of, inherited, judge, released
-from healthd.fleet.rules.machine import differences, machine_of
+from healthd.fleet.rules.judge import inherited, judge, released
+from healthd.fleet.rules.machine import differences, identities_in, machine_of
 from healthd.fleet.rules.memory import Memory
 from healthd.fleet.rules.model import (
     Breaker,
@@ -93,7 +93,7 @@ class Rules:
             node = self._registry.node(name)
             if node is None or node.state is None or node.duplicate or not node.confirmed:
                 self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
-            elif self._concerns(node):
+            elif self._concerns(batch, node):
                 self._look(batch, node, ())
 
     def accuse(self, batch: Batch) -> set[str]:
@@ -114,7 +114,7 @@ class Rules:
         """When time alone may change something."""
         return min(self._memory.due.values(), default=math.inf)
 
-    def _concerns(self, node: FleetNode) -> bool:
+    def _concerns(self, batch: Batch, node: FleetNode) -> bool:
         """Whether there is anything new about the node, or anything remembered of it."""
         record = self._memory.records.get(node.node)
         if record is not None and record.active:
@@ -125,10 +125,16 @@ class Rules:
         if node.failing is None or node.machine is None:
             return True
         same = self._memory.machines.get(node.node) == node.machine
-        if same and not node.failing and not self._lost_word(node):
-            self._memory.set(self._memory.versions, node.node, node.version)
-            return False
-        return True
+        if node.failing or self._lost_word(node) or not (same or self._unlatched(node.node, node.machine)):
+            return True
+        self._follow_machine(batch, node)
+        self._memory.set(self._memory.versions, node.node, node.version)
+        return False
+
+    def _unlatched(self, name: str, machine: str) -> bool:
+        """Whether nothing is latched on a machine or its devices; most often nothing is anywhere."""
+        latches = self._memory.latches
+        return not latches or not any(identity in latches for identity in identities_in(machine, name))
 
     def _lost_word(self, node: FleetNode) -> bool:
         """Whether the node tells of a rule's quarantine by a database that is not ours."""
@@ -144,14 +150,13 @@ class Rules:
         self._follow_machine(batch, node)
         record = self._memory.records.get(name) or Record(node=name)
         kept = self._ledger.quarantines.get(name)
-        stands = kept is not None and _stands(kept, batch.now)
         facts = facts_of(
             batch.now,
             node,
             self._policy,
             room=self._room(node.state.labels.get("pool")),
-            person=stands and kept is not None and kept.owner_kind != "rule",
-            kept=stands and kept is not None and kept.owner_kind == "rule",
+            person=kept is not None and kept.owner_kind != "rule" and _stands(kept, batch.now),
+            kept=kept is not None and kept.owner_kind == "rule",
             accusations=accusations,
             probe=record.probe.order_id if record.probe is not None else None,
         )
@@ -263,8 +268,7 @@ class Rules:
         record = self._memory.records.get(name)
         if record is None:
             return None
-        latches = tuple(latch for group in self._memory.latches.values() for latch in group if latch.node == name)
-        return dataclasses.replace(record, latches=latches)
+        return dataclasses.replace(record, latches=tuple(self._held_by(record)))
 
     # --- a person's word ----------------------------------------------------------------------------------------------
 
@@ -273,18 +277,16 @@ class Rules:
         record = self._memory.records.get(name)
         if record is None:
             return
-        composed = dataclasses.replace(record, latches=tuple(self._held_by(name, record)))
-        for identity in dict.fromkeys(identities_of(composed)):
-            self._memory.put_latches(batch, identity, ())
+        for seat in record.seats:
+            self._memory.put_latches(batch, seat.identity, ())
         after = released(record)
         self._memory.put_record(batch, name, after)
         self._ledger.set_probe(name, None)
         self._memory.set(self._memory.due, name, None)
 
-    def _held_by(self, name: str, record: Record) -> Iterator[Latch]:
-        here = {seat.identity for seat in record.seats}
-        for identity, latches in self._memory.latches.items():
-            yield from (one for one in latches if one.node == name or identity in here)
+    def _held_by(self, record: Record) -> Iterator[Latch]:
+        for seat in record.seats:
+            yield from self._memory.latches.get(seat.identity, ())
 
     def forget(self, batch: Batch, name: str) -> None:
         """The node is gone: only what is latched on its machine and devices stays, for wherever they come again."""

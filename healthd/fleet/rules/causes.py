@@ -30,7 +30,7 @@ def causes_of(record: Record, facts: Facts, policy: Policy) -> tuple[Cause, ...]
     for count in record.counts:
         if count.tripped and count.passes < policy.clear_passes:
             found.append(_counted(count, policy))
-    return tuple(sorted(found, key=lambda cause: (cause.observed, _ORDER[cause.rule], cause.injected)))
+    return tuple(sorted(found, key=lambda one: (one.observed, _ORDER[one.rule], one.injected, one.key)))
 
 
 def rebooted(latch: Latch, facts: Facts) -> bool:

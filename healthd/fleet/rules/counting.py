@@ -69,7 +69,9 @@ def _count(record: Record, facts: Facts, policy: Policy, outcome: Outcome, effec
     soft = [fault for fault in outcome.faults if fault.action not in HARD_ACTIONS]
     for fault in hard:
         record = latch(record, facts, fault, outcome.tier, outcome.measured_at, effects)
-    window = min(max(policy.soft_seconds, policy.soft_results * outcome.interval_seconds), LONGEST_WINDOW_SECONDS)
+    window = min(
+        max(policy.soft_window_seconds, policy.soft_results * outcome.interval_seconds), LONGEST_WINDOW_SECONDS
+    )
     if soft:
         first = Count(
             rule=Rule.SOFT,
@@ -184,7 +186,7 @@ def count_accusations(now: float, record: Record, facts: Facts, policy: Policy, 
             active=True,
             since=now,
             last_at=now,
-            window_seconds=policy.accused_seconds,
+            window_seconds=policy.accused_window_seconds,
             fails=0,
             passes=0,
             marks=(),

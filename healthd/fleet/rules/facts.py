@@ -12,12 +12,15 @@ from checks.reasons import action_of, blame_of
 from healthd.evidence import judge_tier
 from healthd.fleet.model import FleetNode
 from healthd.fleet.policy import Policy
-from healthd.fleet.rules.machine import machine_identity
+from healthd.fleet.rules.machine import machine_identity, name_of, plain
 from healthd.fleet.rules.model import COLLECTIVES, Facts, Fault, Outcome, Room
 from healthd.model import CheckResult, Health, Inventory, NodeState, Reason
 
 MOST_FAULTS = 8
 """Findings of one result that are looked at: one is enough to fail it, more only say more."""
+
+MOST_MESSAGE = 500
+"""Characters of a finding's message: what is longer is cut, because sentences are built of it and kept."""
 
 MOST_OUTCOMES = 200
 """Checks of one node that are looked at: some five times as many as there are."""
@@ -55,6 +58,7 @@ def facts_of(
         )
         for result in state.results[:MOST_OUTCOMES]
         if result.check in specs
+        and name_of(result.check) is not None
         and math.isfinite(result.age_seconds)
         and (not result.injected or in_force(result.check, state.faults))
     )
@@ -62,7 +66,7 @@ def facts_of(
     return Facts(
         node=node.node,
         identity=machine_identity(state),
-        boot_id=state.boot_id,
+        boot_id=name_of(state.boot_id),
         serials=_serials(state.inventory),
         outcomes=outcomes,
         quick_at=_passed_at(now - node.behind_seconds, state, Tier.QUICK, policy),
@@ -87,8 +91,8 @@ def accusation(reason: Reason) -> Fault:
     return Fault(
         code=reason.code,
         check=COLLECTIVES,
-        target=reason.target or "node",
-        message=reason.message,
+        target=plain(reason.target or "node", 128),
+        message=plain(reason.message, MOST_MESSAGE),
         action=reason.action,
         device=None,
         injected=reason.injected,
@@ -99,7 +103,7 @@ def _serials(inventory: Inventory | None) -> dict[str, str | None]:
     """Serial numbers of the devices; one that two devices tell is none."""
     devices = inventory.devices if inventory is not None else ()
     times = Counter(device.serial for device in devices)
-    return {device.target: device.serial if times[device.serial] == 1 else None for device in devices}
+    return {device.target: name_of(device.serial) if times[device.serial] == 1 else None for device in devices}
 
 
 def in_force(check: str, faults: Iterable[str]) -> bool:
@@ -150,10 +154,10 @@ def _blames_node(finding: Finding) -> bool:
 def _faults(result: CheckResult, inventory: Inventory | None) -> Iterator[Fault]:
     for finding in [f for f in result.findings if _blames_node(f)][:MOST_FAULTS]:
         yield Fault(
-            code=finding.reason or "NoData",
+            code=plain(finding.reason or "NoData", 64),
             check=result.check,
-            target=finding.target,
-            message=finding.message,
+            target=plain(finding.target, 128),
+            message=plain(finding.message, MOST_MESSAGE),
             action=finding.action or action_of(finding.reason),
             device=device_of(finding.target, inventory),
             injected=result.injected,

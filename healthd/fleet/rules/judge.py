@@ -8,7 +8,6 @@ clears a node, and only what the node itself is to blame for is ever among the f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from checks.contract import Action, Tier
 from healthd.fleet.policy import Policy
@@ -169,7 +168,7 @@ def _seats(record: Record, facts: Facts) -> tuple[Seat, ...]:
     for seat in record.seats:
         if seat.identity not in here and any(latch.identity == seat.identity for latch in record.latches):
             seats[seat.identity] = seat
-    return tuple(seats.values())
+    return tuple(sorted(seats.values(), key=lambda seat: seat.identity))
 
 
 def _still_needed(record: Record, facts: Facts) -> dict[str, Seen]:
@@ -202,7 +201,7 @@ def inherited(now: float, record: Record, facts: Facts, rule: Rule, reason: str,
         active=True,
         since=now,
         last_at=now,
-        window_seconds=policy.accused_seconds,
+        window_seconds=policy.accused_window_seconds,
         fails=1,
         passes=0,
         marks=(Mark(at=now, failed=True),),
@@ -214,8 +213,3 @@ def inherited(now: float, record: Record, facts: Facts, rule: Rule, reason: str,
 def released(record: Record) -> Record:
     """A person lets the node in: all is forgiven but the number of repeats; what was counted is not counted again."""
     return dataclasses.replace(record, counts=(), latches=(), seats=(), owed=(), word=None, probe=None)
-
-
-def identities_of(record: Record) -> Iterator[str]:
-    """What the record's latches are on."""
-    yield from dict.fromkeys([*(latch.identity for latch in record.latches), *(s.identity for s in record.seats)])

@@ -9,10 +9,24 @@ from checks.contract import Status
 from healthd import wire
 from healthd.model import NodeState
 
+MOST_IDENTITY = 128
+"""Characters of a serial number or instance id: real ones have some forty, and the database has room for so many."""
+
+
+def name_of(text: str | None) -> str | None:
+    """A serial number, instance or boot id as it may be kept; None for what cannot be one."""
+    return text if text and len(text) <= MOST_IDENTITY and text.isprintable() else None
+
+
+def plain(text: str, most: int) -> str:
+    """One line of what a node says, cut: it gets into sentences, logs and the database."""
+    return "".join(one if one.isprintable() else " " for one in text[:most])
+
 
 def machine_identity(state: NodeState) -> str:
     """The machine by its instance id, where it has one; names get reused."""
-    return f"instance:{state.instance_id}" if state.instance_id else f"node:{state.node}"
+    instance = name_of(state.instance_id)
+    return f"instance:{instance}" if instance else f"node:{state.node}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +42,19 @@ def machine_of(state: NodeState) -> str:
     """The machine that a node is as a short text, to compare and to keep: a `Machine` as JSON."""
     devices = state.inventory.devices if state.inventory is not None else ()
     found = Machine(
-        instance_id=state.instance_id,
-        boot_id=state.boot_id,
-        devices=tuple((device.target, device.serial) for device in devices),
+        instance_id=name_of(state.instance_id),
+        boot_id=name_of(state.boot_id),
+        devices=tuple((plain(device.target, MOST_IDENTITY), name_of(device.serial)) for device in devices),
     )
     return wire.encode(found).decode()
+
+
+def identities_in(machine: str, node: str) -> tuple[str, ...]:
+    """All that a latch on this machine may be on (see `Facts.identities`)."""
+    found = wire.decode(machine.encode(), Machine, what="machine")
+    serials = (f"serial:{serial}" for _, serial in found.devices if serial)
+    instance = (f"instance:{found.instance_id}",) if found.instance_id else ()
+    return (f"node:{node}", *instance, *serials)
 
 
 def differences(before: str, after: str) -> Iterator[tuple[str, str]]:

@@ -60,11 +60,11 @@ def _without_cause(
     if word is None:
         return None, repeats, last_at
     if word.injected:
-        if word.mode is Mode.ENFORCED:
+        if facts.kept:
             effects.append(Lift(why="the injected fault is cleared"))
         return None, word.repeats_before, word.last_before
     if now >= word.until:
-        if word.mode is Mode.ENFORCED:
+        if facts.kept:
             effects.append(Lift(why=f"nothing is left of what caused it since {moment(word.since)}"))
         return None, repeats, last_at
     after = dataclasses.replace(word, clear=True)

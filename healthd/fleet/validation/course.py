@@ -15,13 +15,17 @@ from dataclasses import dataclass
 
 from healthd.fleet.model import FleetNode
 from healthd.fleet.policy import Policy
+from healthd.fleet.validation import nccom
 from healthd.fleet.validation.model import Group, Seat, Tested, Validation
-from healthd.fleet.validation.reading import FINAL, how_far, lost_ranks, read_group
+from healthd.fleet.validation.reading import FINAL, all_inside, all_up, how_far, lost_ranks, read_group
 from healthd.localize import Bounds, GroupOutcome, NextRound, Noise, Outcome, Problem, localize
 from healthd.model import CollectiveOrder, NodeState, Order, OrderReport
 
 LAST_WORDS_SECONDS = 5.0
 """How long a group that was called off may take to say what it saw: a kill and one sync."""
+
+WAKE_SECONDS = 0.1
+"""So much after a node counts as silent: to look a moment before would be to look in vain, again and again."""
 
 Nodes = Mapping[str, FleetNode]
 
@@ -49,6 +53,7 @@ def begin(
         seed=int.from_bytes(hashlib.sha256(validation_id.encode()).digest()[:4], "big") >> 1,
         started_at=now,
         deadline=min(deadline, now + policy.validation_seconds),
+        launch=nccom.launch_mode(members, nodes, policy),
     )
 
 
@@ -76,7 +81,7 @@ def advance(
     return Step(
         validation=validation,
         waiting=_waiting(validation, nodes),
-        wake_at=min(_wake_at(group, nodes, policy) for group in validation.groups),
+        wake_at=min(_wake_at(now, group, nodes, policy) for group in validation.groups),
     )
 
 
@@ -107,7 +112,7 @@ def orders_of(validation: Validation, node: str, policy: Policy, *, workload: st
         order = CollectiveOrder(
             validation=validation.id,
             group=group.id,
-            checks=policy.collective_checks,
+            checks=nccom.checks_of(validation, policy),
             first_rank=seat.first_rank,
             ranks=seat.ranks,
             size=sum(other.ranks for other in group.seats),
@@ -115,13 +120,16 @@ def orders_of(validation: Validation, node: str, policy: Policy, *, workload: st
             main=group.main,
             port=group.port,
             seed=validation.seed,
-            join_seconds=policy.collective_join_seconds,
+            # A node does not know how far the ranks of the others are: who was late is seen here, see `_looked_at`.
+            join_seconds=policy.collective_join_seconds + (0 if group.hosts else policy.collective_start_seconds),
             timeout_seconds=policy.collective_timeout_seconds,
             workload=workload,
+            nccom=nccom.nccom_of(group, validation),
         )
         order_id = group.order_id(node)
         return (
             Order(id=order_id, kind="collective", deadline_seconds=within, withdrawn=group.closed, collective=order),
+            *nccom.launch_orders(group, validation, node, deadline_seconds=within),
         )
     return ()
 
@@ -150,28 +158,61 @@ def _watch(now: float, validation: Validation, nodes: Nodes, policy: Policy) -> 
                 read_group(
                     group,
                     reports,
-                    policy.collective_checks,
+                    nccom.checks_of(validation, policy),
                     round_number=validation.round,
                     seconds=now - group.started_at,
                 )
             )
             continue
-        groups.append(_looked_at(now, group, reports, policy))
+        if group.hosts and not group.closed:
+            group = _followed(now, validation, group, reports, policy)
+        groups.append(_looked_at(now, group, reports, nodes, policy))
     if tuple(groups) == validation.groups:
         return validation
     return dataclasses.replace(validation, groups=tuple(groups), done=tuple(done))
 
 
-def _looked_at(now: float, group: Group, reports: Mapping[str, OrderReport], policy: Policy) -> Group:
-    """Once a rank is lost the others wait in vain: after a grace the group is called off."""
+def _followed(
+    now: float, validation: Validation, group: Group, reports: Mapping[str, OrderReport], policy: Policy
+) -> Group:
+    """One that nccom-test runs over: its main node knows when it is over, and asks to have things started before."""
+    order = orders_of(validation, group.members[0], policy, workload="")[0].collective
+    assert order is not None
+    group, over = nccom.follow(group, order, reports)
+    if not over:
+        return group
+    return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
+
+
+def _looked_at(now: float, group: Group, reports: Mapping[str, OrderReport], nodes: Nodes, policy: Policy) -> Group:
+    """Once a rank is lost, or some have not found each other in time, the others wait in vain: it is called off."""
     if group.closed:
         return group
+    if group.met_at is None and all_up(group, reports):
+        group = dataclasses.replace(group, met_at=now)
+    if _join_by(group, reports, policy) <= now:
+        return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
     mute = len(reports) < len(group.seats) and now >= group.started_at + policy.collective_contact_seconds
-    if group.failing_since is None and (mute or lost_ranks(reports)):
+    gone = any(_unheard_seconds(nodes.get(name)) > policy.silent_seconds for name in group.members)
+    if group.failing_since is None and (mute or gone or lost_ranks(reports)):
         group = dataclasses.replace(group, failing_since=now)
     if group.failing_since is not None and now >= group.failing_since + policy.collective_grace_seconds:
         return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
     return group
+
+
+def _unheard_seconds(node: FleetNode | None) -> float:
+    """Since a node was heard; 0 where it was not heard since this aggregator started: it may be about to come back."""
+    return 0.0 if node is None or node.heard_seconds is None else node.heard_seconds
+
+
+def _join_by(group: Group, reports: Mapping[str, OrderReport], policy: Policy) -> float:
+    """When all ranks must be up and, from then on, in the group; for ever once they are."""
+    if len(reports) < len(group.seats) or group.hosts or all_inside(group, reports):
+        return math.inf  # of a node that is not heard nothing is known; see `mute`
+    if group.met_at is None:
+        return group.started_at + policy.collective_start_seconds
+    return group.met_at + policy.collective_join_seconds
 
 
 def _reports(group: Group, nodes: Nodes) -> dict[str, OrderReport]:
@@ -179,19 +220,21 @@ def _reports(group: Group, nodes: Nodes) -> dict[str, OrderReport]:
     for name in group.members:
         node = nodes.get(name)
         report = None if node is None else node.orders.get(group.order_id(name))
+        report = nccom.with_launches(group, node, report, group.launches)
         if report is not None:
             found[name] = report
     return found
 
 
-def _wake_at(group: Group, nodes: Nodes, policy: Policy) -> float:
+def _wake_at(now: float, group: Group, nodes: Nodes, policy: Policy) -> float:
     if group.closed:
         return group.ends_at
     if group.failing_since is not None:
         return group.failing_since + policy.collective_grace_seconds
+    silent_at = now + policy.silent_seconds - max(_unheard_seconds(nodes.get(name)) for name in group.members)
     if len(_reports(group, nodes)) < len(group.seats):
-        return min(group.ends_at, group.started_at + policy.collective_contact_seconds)
-    return group.ends_at
+        return min(group.ends_at, silent_at + WAKE_SECONDS, group.started_at + policy.collective_contact_seconds)
+    return min(group.ends_at, silent_at + WAKE_SECONDS, _join_by(group, _reports(group, nodes), policy))
 
 
 def _waiting(validation: Validation, nodes: Nodes) -> str:
@@ -221,6 +264,8 @@ def _next_round(
     if first and history[-1].outcome is not Outcome.PASS and not validation.partners:
         count = min(policy.most_partners, max(2, -(-len(validation.members) // 8)))
         partners = tuple(name for name in find_partners(count) if name not in validation.members)
+        if validation.launch is not None:  # which wants as many on each
+            partners = tuple(n for n in partners if _ranks_of(nodes.get(n)) == validation.ranks[validation.members[0]])
         ranks = {**validation.ranks, **{name: _ranks_of(nodes.get(name)) for name in partners}}
         labels = {**validation.labels, **_labels(partners, nodes, policy)}
         validation = dataclasses.replace(validation, partners=partners, ranks=ranks, labels=labels)
@@ -239,7 +284,10 @@ def _start_round(
 ) -> Validation:
     # The first ranks of a node import torch; those of later rounds are there already, unless a group was lost.
     allowance = policy.collective_start_seconds + policy.collective_join_seconds
-    allowance += policy.collective_timeout_seconds * len(policy.collective_checks) + 2 * LAST_WORDS_SECONDS
+    checks = nccom.checks_of(validation, policy)
+    allowance += policy.collective_timeout_seconds * len(checks) + 2 * LAST_WORDS_SECONDS
+    if validation.launch is not None:
+        allowance += policy.collective_join_seconds * len(checks)
     first, last = policy.collective_ports
     span = last - first + 1
     started: list[Group] = []
@@ -258,12 +306,16 @@ def _start_round(
         lame = {seat.node: "its devices are not known" for seat in group.seats if not seat.ranks}
         if main is None:
             lame[members[0]] = "nobody knows by which address other nodes reach it; set interface for it"
+        if validation.launch is not None and not lame:
+            hosts = [nccom.host_of(nodes.get(n), _main([n], nodes), validation.launch) for n in members]
+            lame.update(nccom.lame_nodes(group, hosts))
+            group = dataclasses.replace(group, hosts=tuple(host or "" for host in hosts))
         if lame:
             unfit = {
                 node: OrderReport(status="refused", message=lame.get(node, "another node cannot take part"))
                 for node in lame
             }
-            failed.append(read_group(group, unfit, policy.collective_checks, round_number=validation.round, seconds=0))
+            failed.append(read_group(group, unfit, checks, round_number=validation.round, seconds=0))
         else:
             started.append(group)
     return dataclasses.replace(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from healthd.localize import Outcome, Verdict
-from healthd.model import Reason
+from healthd.model import Launch, Reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,11 @@ class Group:
     """
     A group under test. `id` is used once; `main` and `port` are where its rank 0 waits.
 
-    `ends_at` is when all its nodes must have reported. `failing_since` is when the first rank was seen lost: the
-    others get a grace to say what they saw. `closed`: its orders are called off, last reports come in until `ends_at`.
+    `ends_at` is when all its nodes must have reported. `met_at` is when all ranks were seen to be up: how long some
+    take to start is no fault, but from here on they must find each other. `failing_since` is when the first rank was
+    seen lost: the others get a grace to say what they saw. `closed`: its orders are called off, last reports come in
+    until `ends_at`. `hosts` are the members' addresses where nccom-test runs over them, empty for ranks of torch;
+    `launches` is what its main node may have started on others, and `refused` why it may not have something else.
     """
 
     id: str
@@ -37,8 +40,12 @@ class Group:
     port: int
     started_at: float
     ends_at: float
+    met_at: float | None = None
     failing_since: float | None = None
     closed: bool = False
+    hosts: tuple[str, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    refused: str = ""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -80,6 +87,7 @@ class Validation:
     `partners` are idle nodes with good evidence of their own, reserved for the search. `ranks` is how many each has,
     `whole` the first rank of each in the first whole group; `labels` are those of topology. `deadline`: the search ends
     with what is known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
+    `launch` is how nccom-test gets onto the nodes (carried, ssh, slurm); None: ranks of torch run the collectives.
     """
 
     id: str
@@ -97,5 +105,6 @@ class Validation:
     done: tuple[Tested, ...] = ()
     history: tuple[Tested, ...] = ()
     turn: int = 0
+    launch: str | None = None
     verdict: Verdict | None = None
     ended_at: float | None = None

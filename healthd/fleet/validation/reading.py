@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from checks.collective.judge import judge_ranks
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
+from healthd.fleet import stragglers
+from healthd.fleet.validation import nccom
 from healthd.fleet.validation.model import Group, Tested
 from healthd.localize import Outcome
 from healthd.model import OrderReport, RankReport, Reason
@@ -46,16 +48,21 @@ def read_group(
         for node, report in reports.items()
         if report.status == "refused"
     }
+    if group.hosts and not silent and not unfit and (why := nccom.unfit_main(group, reports, checks)) is not None:
+        unfit[group.members[0]] = why
     ranks = _by_check(group, reports)
     injected = any(report.injected for reports_ in ranks.values() for report in reports_.values())
     busbw: dict[str, float] = {}
     for check in checks:
-        findings = _judged(check, group, ranks.get(check, {}), silent, unfit)
+        if group.hosts:
+            findings = nccom.findings_of(group, reports, check)
+        else:
+            findings = _judged(check, group, ranks.get(check, {}), silent, unfit)
         bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.UNKNOWN)]
         if bad or silent or unfit:
             return _tested(group, check, bad, silent, unfit, round_number, seconds, busbw, injected=injected)
         busbw.update(_bandwidth(check, findings))
-    return Tested(
+    tested = Tested(
         members=group.members,
         outcome=Outcome.PASS if checks else Outcome.UNKNOWN,
         round=round_number,
@@ -63,6 +70,7 @@ def read_group(
         busbw_bytes_per_second=busbw,
         injected=injected,
     )
+    return stragglers.of_group(tested, group, ranks)
 
 
 def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:
@@ -71,6 +79,27 @@ def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:
         report.status == "refused" or any(rank.reason is not None for rank in report.ranks)
         for report in reports.values()
     )
+
+
+def all_up(group: Group, reports: Mapping[str, OrderReport]) -> bool:
+    """Whether the process of every rank is there."""
+    return _each(group, reports, lambda rank: rank.last != "" or rank.data is not None)
+
+
+def all_inside(group: Group, reports: Mapping[str, OrderReport]) -> bool:
+    """Whether every rank has found the others: it says that it left the rendezvous, or that it is further."""
+    return _each(group, reports, lambda rank: rank.data is not None or rank.last.endswith((" left", " entered")))
+
+
+def _each(group: Group, reports: Mapping[str, OrderReport], true: Callable[[RankReport], bool]) -> bool:
+    """Whether it is true of every rank, in one of the checks."""
+    found = {rank.rank for seat in group.seats for rank in _ranks_of(seat.node, reports) if true(rank)}
+    return all(found.issuperset(range(seat.first_rank, seat.first_rank + seat.ranks)) for seat in group.seats)
+
+
+def _ranks_of(node: str, reports: Mapping[str, OrderReport]) -> Sequence[RankReport]:
+    report = reports.get(node)
+    return report.ranks if report is not None else ()
 
 
 def how_far(group: Group, reports: Mapping[str, OrderReport]) -> str:
@@ -122,8 +151,8 @@ def _judged(
             missing.append(
                 Missing(
                     target=f"rank:{rank}",
-                    reason=(report.reason if report is not None else None) or "Timeout",
-                    message="" if report is None else report.message,
+                    reason="StartFailed" if report is None else report.reason or "Timeout",
+                    message="it was never started" if report is None else report.message,
                     progress=tuple(events(index) for index in range(count)),
                 )
             )

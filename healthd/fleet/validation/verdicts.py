@@ -89,7 +89,7 @@ def _culprit(culprit: Culprit, validation: Validation, *, injected: bool) -> Rea
     code = "SlowNode" if culprit.manner is Manner.SLOW else "CollectiveFault"
     return Reason(
         code=seen.code if seen is not None and ours else code,
-        message=text,
+        message=_marked(text, injected=injected),
         status=Status.UNKNOWN if ours else Status.FAIL,
         blame=Blame.CHECK if ours else Blame.NODE,
         action=action_of(seen.code) if seen is not None and ours else Action.INSPECT,
@@ -145,7 +145,7 @@ def _passing_fault(validation: Validation, *, injected: bool) -> Reason:
     text = f"the collectives failed once and passed after that, all together: {first.reasons[0].message}"
     return Reason(
         code="PassingFault",
-        message=text,
+        message=_marked(text, injected=injected),
         status=Status.WARN,
         blame=Blame.PATH,
         action=Action.INSPECT,
@@ -157,7 +157,7 @@ def _passing_fault(validation: Validation, *, injected: bool) -> Reason:
 def _reason(code: str, message: str, node: str | None, *, target: str | None = None, injected: bool = False) -> Reason:
     return Reason(
         code=code,
-        message=message,
+        message=_marked(message, injected=injected),
         status=Status.UNKNOWN if blame_of(code) is not Blame.NODE else Status.FAIL,
         blame=blame_of(code),
         action=action_of(code),
@@ -165,3 +165,7 @@ def _reason(code: str, message: str, node: str | None, *, target: str | None = N
         target=target,
         injected=injected,
     )
+
+
+def _marked(message: str, *, injected: bool) -> str:
+    return f"{message} (injected)" if injected else message
