@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
 from deploy.grafana.collectives import collectives
 from deploy.grafana.fleet import fleet
 from deploy.grafana.node import node
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 FOLDER = Path(__file__).parent
 

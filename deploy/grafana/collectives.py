@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from deploy.grafana.parts import Look, Panel, Query, Row, label_variable, link_variables, make, source_variable
 from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana.parts import Look, Panel, Query, Row, label_variable, link_variables, make, source_variable
 
 NODES = 'job=~"$job",pool=~"$pool",node=~"$node"'
 WHICH = f'{NODES},op=~"$op",size_bytes=~"$size_bytes"'
@@ -16,7 +17,7 @@ BANDWIDTH = Row(
     panels=(
         Panel(
             title="By node",
-            description="Bus bandwidth of the last run, by the nccl-tests definition: comparable between sizes of group.",
+            description="Bus bandwidth of the last run, by the nccl-tests definition.",
             queries=(
                 Query(
                     expr=f"healthd_collective_bus_bandwidth_bytes_per_second{{{WHICH}}}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
 from deploy.grafana.parts import (
     HEALTH_COLOURS,
     Look,
@@ -13,7 +15,6 @@ from deploy.grafana.parts import (
     make,
     source_variable,
 )
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
 AGGREGATOR = 'job=~"$aggregator_job"'
 NODES = 'job=~"$job",pool=~"$pool"'
@@ -111,7 +112,7 @@ GATES = Row(
         ),
         Panel(
             title="Holding now",
-            description="Gates that are not decided yet; HealthdGateHoldingLong fires when one waits over half an hour.",
+            description="Gates that are not decided yet; HealthdGateHoldingLong fires after half an hour.",
             queries=(Query(expr=f"healthd_gates_holding{{{AGGREGATOR}}}", legend="gates"),),
             width=8,
         ),
@@ -206,7 +207,8 @@ QUARANTINE = Row(
             "shadowed: a person keeps it out already.",
             queries=(
                 Query(
-                    expr=f"sum by (rule, mode) (increase(healthd_rule_verdicts_total{{{AGGREGATOR}}}[$__rate_interval]))",
+                    expr="sum by (rule, mode) "
+                    f"(increase(healthd_rule_verdicts_total{{{AGGREGATOR}}}[$__rate_interval]))",
                     legend="{{rule}} {{mode}}",
                 ),
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
 from deploy.grafana.parts import (
     HEALTH_COLOURS,
     STATUS_COLOURS,
@@ -14,7 +16,6 @@ from deploy.grafana.parts import (
     make,
     source_variable,
 )
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
 NODE = 'job=~"$job",node="$node"'
 

@@ -186,7 +186,7 @@ def _lines(built: timeseries.Panel, panel: Panel) -> timeseries.Panel:
     if panel.look is Look.STACK:
         built = built.fill_opacity(60).stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL))
     if panel.limits:
-        shown = common.GraphThresholdsStyleConfig().mode(common_model.GraphThresholdsStyleMode.DASHED)
+        shown = common.GraphThresholdsStyleConfig().mode(common_model.GraphTresholdsStyleMode.DASHED)
         built = built.thresholds_style(shown)
     return built if panel.minimum is None else built.min(panel.minimum)
 

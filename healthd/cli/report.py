@@ -100,8 +100,10 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> Table:
 def _decisions(rows: Sequence[Mapping[str, Any]], waits: Mapping[str, Mapping[str, Any]]) -> Table:
     """By what came of the gate and what enforce says; the wait is of all gates of that kind."""
     table = table_of("gates", "enforce says", "count", "device time", "wait p50", "wait p95", wrapped=())
+    told: set[str] = set()
     for row in rows:
-        wait = waits.pop(row["way"], None) if isinstance(waits, dict) else None
+        wait = None if row["way"] in told else waits.get(row["way"])
+        told.add(row["way"])
         times = ("", "") if wait is None else (_seconds(wait["p50_seconds"]), _seconds(wait["p95_seconds"]))
         table.add_row(row["way"], row["would"], str(row["count"]), _seconds(row["device_seconds"]), *times)
     return table

@@ -24,6 +24,7 @@ from healthd.errors import BadInputError, HealthdError, StoreError
 from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
+from healthd.fleet.page import add_to as add_page_to
 from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
 from healthd.model import Problem
 
@@ -48,6 +49,7 @@ def make_app(parts: Parts) -> FastAPI:
     app.include_router(api_baselines.router, dependencies=known)
     app.include_router(api_rules.router, dependencies=known)
     app.include_router(api_report.router, dependencies=known)
+    add_page_to(app, parts, known)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)

@@ -1,8 +1,8 @@
 """
 Baselines in the aggregator: learned from what nodes report, kept in the database, told to the nodes they concern.
 
-A node is looked at when it is first heard and about twice an hour after that, because opening its evidence costs a
-millisecond. What it measured counts while the aggregator itself takes it for healthy, and nobody has it.
+A node is looked at when it is first heard, and twice an hour once it has taught something, because opening its
+evidence costs a millisecond. What it measured counts while the aggregator itself takes it for healthy, and nobody has it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1800.0
 """A node's devices are measured once an hour while it is idle, and one run a day is kept."""
+SOON_SECONDS = 60.0
+"""And again so soon while there is nothing to learn from it: its versions are known from its first active run on."""
 TURN_SECONDS = 1.0
 LOOKS_EACH_TURN = 50
 """Fifty milliseconds of each second at most, right after a start; ten thousand nodes have been met in three minutes."""
@@ -57,7 +59,7 @@ class Learner:
         self._loaded = asyncio.Event()
         self._kinds: dict[str, Kind] = {}
         self._known: dict[Kind, Kind] = {}
-        self._looked: dict[str, float] = {}
+        self._due: dict[str, float] = {}
         self._queue: deque[str] = deque()
         self._queued: set[str] = set()
         self._dirty: set[str] = set()
@@ -138,8 +140,7 @@ class Learner:
 
     def _hear(self, node: str) -> None:
         """A node has said something: it is looked at when that was not done lately."""
-        due = self._looked.get(node, -LOOK_SECONDS) + LOOK_SECONDS
-        if node not in self._queued and self._fleet.clock() >= due:
+        if node not in self._queued and self._fleet.clock() >= self._due.get(node, 0.0):
             self._queued.add(node)
             self._queue.append(node)
 
@@ -150,7 +151,7 @@ class Learner:
 
     def _look(self, name: str) -> None:
         """Take in what a node measured; and whose baselines concern it."""
-        self._looked[name] = self._fleet.clock()
+        self._due[name] = self._fleet.clock() + SOON_SECONDS
         view = self._fleet.view(name)
         state = view.node.current() if view is not None else None
         if view is None or state is None:
@@ -168,6 +169,8 @@ class Learner:
 
     def _take_in(self, kind: Kind, state: NodeState) -> None:
         found = list(sampling.samples_of(state, now=self._clock()))
+        if found:
+            self._due[state.node] = self._fleet.clock() + LOOK_SECONDS
         self.peers.take_in(kind, state.node, found)
         if not self.settings.learn:
             return
@@ -183,7 +186,7 @@ class Learner:
     def forget(self, node: str) -> None:
         """A node that is gone; what it taught stays."""
         self._kinds.pop(node, None)
-        self._looked.pop(node, None)
+        self._due.pop(node, None)
         self.peers.forget(node)
 
     def _tell(self) -> None:
@@ -195,7 +198,7 @@ class Learner:
 
     async def _turn(self) -> None:
         names = set(self._fleet.names())
-        for gone in self._looked.keys() - names:
+        for gone in self._due.keys() - names:
             self.forget(gone)
         try:
             await self._learn()

@@ -31,6 +31,8 @@ RATE_FLOOR_RATIO = 0.05
 """A device must be slower than the median by so much: below it a job hardly notices."""
 MOST_SUSPECTS = 200
 
+MOST_LATE = 64
+"""Nodes looked at in one group, the latest first: each is compared with all others."""
 LATE_SECONDS = 0.03
 """A rank must be late by so much at least: schedulers of hosts give and take some milliseconds."""
 LATE_RATIO = 2.0
@@ -189,9 +191,7 @@ def late_nodes(check: str, group: Group, reports: Mapping[int, RankReport]) -> I
                 latest[seat.node] = max(mine)
         operation_seconds = median(seconds for _, seconds in measured.values())
         factor = factor_of(FALSE_ALARMS, len(latest))
-        # The latest first, as many as can be a minority: where half are late, late is what is normal.
-        most = min(16, max(1, (len(latest) - 1) // 2))
-        for node, (seconds, rank) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0]))[:most]:
+        for node, (seconds, rank) in sorted(latest.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_LATE]:
             others = [ready for other, (ready, _) in latest.items() if other != node]
             if not others:
                 continue

@@ -109,9 +109,11 @@ def _begin_another(work: Work) -> Proof | None:
     """Start over with the nodes that are reserved now; a Proof only when that was done too often."""
     gate = work.gate
     past = gate.past if gate.validation is None else (*gate.past, gate.validation)
-    if len(past) >= work.policy.most_validations:
-        last = consequence(past[-1]).reasons if past[-1].verdict is not None else ()
-        text = f"{len(past)} validations with different nodes did not end with nodes that pass together"
+    # One that was stopped because its members changed has not been in vain: nodes that fall silent do so one by one.
+    ended = [one for one in past if one.verdict is not None]
+    if len(ended) >= work.policy.most_validations:
+        last = consequence(ended[-1]).reasons
+        text = f"{len(ended)} validations with different nodes did not end with nodes that pass together"
         return Proof(failed=(reason("Undecided", text), *last))
     validation = begin(
         work.now,

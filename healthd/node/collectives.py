@@ -228,8 +228,8 @@ class Visit:
             wanted.end("done", f"{gone} of {len(wanted.ranks)} ranks gave nothing" if gone else "")
         finally:
             self._now = None
-        await session.warm()
-
+        if order.nccom is None:
+            await session.warm()
 
     async def _run_round(self, session: RankSession, wanted: Wanted, seconds: float) -> tuple[RankReport, ...]:
         """A round of nccom-test: the devices are ours, and nobody was seen to use them a moment before."""

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from checks.collective.nccom_judge import judge_step
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _LEAST_SECONDS = 1.0
 _REQUEST_SECONDS = 5.0
+_REMEDY = "collective_carrier of [policy] to torch"
 _PASSING = (Status.PASS, Status.WARN)
 
 Findings = dict[str, tuple[Finding, ...]]
@@ -101,9 +103,14 @@ class Main:
             return (_unknown("Timeout", f"{check} was not run: the time of the order was up"),)
         step = step_of(self._order, check)
         plan = self._plan(check, step, abilities, folder)
+        environment = self._environment(program, plan, folder)
+        launcher = "srun" if plan.mode == "slurm" else "mpirun"
+        if shutil.which(launcher, path=environment["PATH"]) is None:
+            text = f"{check} needs {launcher}, which is not in PATH or {MPI_PREFIX}/bin; install it, or set {_REMEDY}"
+            return (_unknown("MissingTool", text),)
         server = await self._listen(plan, folder) if plan.mode == "carried" else None
         try:
-            ran = await self._run(program, plan, step, folder, seconds)
+            ran = await self._run([program, *plan.argv], environment, step, folder, seconds)
         finally:
             if server is not None:
                 server.close()
@@ -115,10 +122,12 @@ class Main:
             _unknown("NoData", f"{check} ended without a finding"),
         )
 
-    async def _run(self, program: str, plan: Plan, step: Step, folder: Path, seconds: float) -> Ran:
+    async def _run(
+        self, argv: Sequence[str], environment: Mapping[str, str], step: Step, folder: Path, seconds: float
+    ) -> Ran:
         """Whatever comes of it, it has ended with all its processes."""
         began = time.monotonic()
-        tree = await start_tree([program, *plan.argv], self._environment(program, plan, folder), folder, "output")
+        tree = await start_tree(argv, environment, folder, "output")
         try:
             code = await tree.wait(seconds)
         finally:

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checks.collective.nccom_guard import environment_of
-from checks.collective.nccom_launch import MPI_PREFIX, daemon_environment
-from checks.collective.nccom_vector import Refused
+from checks.collective.nccom_launch import MPI_PREFIX, Plan, daemon_environment
+from checks.collective.nccom_vector import Accepted, Refused
 from checks.contract import Finding, Limit
 from checks.host import Host
 from healthd.launching import as_launch, judge, own_node, plan_of
-from healthd.model import CollectiveOrder, Launch, LaunchOrder, NccomGroup, OrderReport
+from healthd.model import CollectiveOrder, Launch, LaunchOrder, OrderReport
 from healthd.node.flight import Report
 from healthd.node.nccom_main import Main
 from healthd.node.tree import Tree, drop_folder, make_folder, start_tree
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # mpirun ends its daemons itself, a moment before the main node asks for the next.
 _LEAVE_SECONDS = 2.0
+_NOT_CARRIED = "nothing is started here for other nodes: nccom_carried of [node] is false"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +72,22 @@ class NccomRound:
         self._settings = settings
         self._on_told = on_told
         self._deadline = time.monotonic() + seconds
-        self._asked: asyncio.Queue[tuple[str, LaunchOrder, Report]] = asyncio.Queue()
+        self._asked: asyncio.Queue[tuple[str, Plan, Accepted, Report]] = asyncio.Queue()
         self._taken: list[Launch] = []
+        self._called_off: dict[str, str] = {}
         self._now: tuple[str, Tree, Report] | None = None
         self._open = True
 
     async def run(self) -> Told:
         """To the end of the group, as far as this node can tell. Raises RefusedError; cancelled, it leaves nothing."""
+        try:
+            return await self._run()
+        finally:
+            self._open = False
+            while not self._asked.empty():
+                self._asked.get_nowait()[3](OrderReport(status="cancelled", message="the round is over"))
+
+    async def _run(self) -> Told:
         order, nccom = self._order, self._order.nccom
         if nccom is None:
             raise RefusedError("it is no order for nccom-test")
@@ -92,19 +102,32 @@ class NccomRound:
             main = Main(order, nccom, self._settings.host, self._settings.limits, self._heard, deadline=self._deadline)
             return Told(findings=await main.run())
         if nccom.mode == "carried" and not self._settings.carried:
-            raise RefusedError("nothing is started here for other nodes: nccom_carried of [node] is false")
-        return await self._let_in(nccom)
+            raise RefusedError(_NOT_CARRIED)
+        return await self._let_in()
 
     def launch(self, order_id: str, order: LaunchOrder, report: Report) -> None:
-        """Start mpirun's daemon as soon as what was started before it is gone."""
-        if not self._open:
+        """Start mpirun's daemon, if that is what is planned, as soon as what was started before it is gone."""
+        nccom = self._order.nccom
+        if not self._open or nccom is None:
             report(OrderReport(status="refused", message=f"group {self._order.group} has ended here"))
             return
+        if not self._settings.carried:
+            report(OrderReport(status="refused", message=_NOT_CARRIED))
+            return
+        launch = as_launch(order, self._settings.node)
+        found = judge(self._order, launch, self._taken)
+        if isinstance(found, Refused):
+            log.warning("group %s: a launch was refused: %s", self._order.group, found.reason)
+            report(OrderReport(status="refused", message=f"will not start that: {found.reason}"))
+            return
+        self._taken.append(launch)
         report(OrderReport(status="accepted"))
-        self._asked.put_nowait((order_id, order, report))
+        plan = plan_of(self._order, nccom, launch.check, job_id=found.job_id)
+        self._asked.put_nowait((order_id, plan, found, report))
 
     async def cancel(self, order_id: str, why: str) -> None:
-        """End what an order started."""
+        """End what an order started, or see that it starts nothing."""
+        self._called_off[order_id] = why
         if self._now is not None and self._now[0] == order_id:
             _, tree, report = self._now
             await tree.end()
@@ -115,14 +138,13 @@ class NccomRound:
 
     # --- the other nodes ----------------------------------------------------------------------------------------------
 
-    async def _let_in(self, nccom: NccomGroup) -> Told:
+    async def _let_in(self) -> Told:
         """Be there until the time is up, or until each check has had its daemon here and that has ended."""
         folder = make_folder()
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._deadline - time.monotonic()):
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 for _ in self._order.checks:
-                    order_id, asked, report = await self._asked.get()
-                    await self._start(nccom, order_id, asked, report, folder)
+                    await self._start(*await self._asked.get(), folder)
                 if self._now is not None:
                     await self._now[1].wait()
             return Told(message=f"{len(self._taken)} daemons of mpirun ran here")
@@ -131,29 +153,22 @@ class NccomRound:
         finally:
             self._open = False
             await self._end_now(0.0, "the round is over")
-            while not self._asked.empty():
-                self._asked.get_nowait()[2](OrderReport(status="cancelled", message="the round is over"))
             drop_folder(folder)
 
-    async def _start(self, nccom: NccomGroup, order_id: str, asked: LaunchOrder, report: Report, folder: Path) -> None:
-        launch = as_launch(asked, self._settings.node)
-        found = judge(self._order, launch, self._taken)
-        if isinstance(found, Refused):
-            log.warning("group %s: a launch was refused: %s", self._order.group, found.reason)
-            report(OrderReport(status="refused", message=f"will not start that: {found.reason}"))
+    async def _start(self, order_id: str, plan: Plan, found: Accepted, report: Report, folder: Path) -> None:
+        if order_id in self._called_off:
+            report(OrderReport(status="cancelled", message=self._called_off[order_id]))
             return
-        await self._end_now(_LEAVE_SECONDS, "")
+        await self._end_now(_LEAVE_SECONDS, "the next one of mpirun came")
         own = environment_of(os.environ, {"HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C"})
-        plan = plan_of(self._order, nccom, asked.check, job_id=found.job_id)
         environment = _changed(daemon_environment(plan, os.uname().release, own))
         program = shutil.which(found.argv[0], path=environment["PATH"])
         if program is None:
             text = f"no {found.argv[0]} in PATH or {MPI_PREFIX}/bin; install Open MPI, the one of the main node"
             report(OrderReport(status="refused", message=text))
             return
-        self._taken.append(launch)
         try:
-            tree = await start_tree([program, *found.argv[1:]], environment, folder, f"daemon-{len(self._taken)}")
+            tree = await start_tree([program, *found.argv[1:]], environment, folder, f"daemon-{plan.round}")
         except OSError as error:
             report(OrderReport(status="refused", message=f"{program} cannot be started: {error.strerror or error}"))
             return
@@ -164,14 +179,16 @@ class NccomRound:
         """What was started last ends by itself in so long, or is ended."""
         if self._now is None:
             return
-        _, tree, report = self._now
+        order_id, tree, report = self._now
         try:
-            code = await tree.wait(seconds) if seconds else None
+            code = await tree.wait(seconds)
         finally:
             await tree.end()
             self._now = None
-        ended = OrderReport(status="done" if code is not None else "cancelled", message=why)
-        report(ended if code is None else OrderReport(status="done", message=f"ended with {code}"))
+        if code is None or order_id in self._called_off:
+            report(OrderReport(status="cancelled", message=self._called_off.get(order_id, why)))
+        else:
+            report(OrderReport(status="done", message=f"ended with {code}"))
 
 
 def _changed(environment: Mapping[str, str]) -> dict[str, str]:

@@ -90,6 +90,8 @@ class Execution:
 
     async def clean_up(self) -> None:
         """Kill what is left, wait a moment for it, remove what was written."""
+        for name in list(self._held):  # cut short while groups were asked: what the whole has shown stands
+            self._emit(self._held.pop(name))
         self.workers.kill_all()
         for lane in self._lanes:
             lane.count_seconds()

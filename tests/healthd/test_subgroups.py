@@ -15,7 +15,7 @@ from checks.faults import parse_fault
 from checks.reasons import REASONS
 from healthd.localize import Outcome
 from healthd.model import CheckResult
-from healthd.runner import Plan
+from healthd.runner import Plan, RunProgress
 from healthd.runner.outcome import Outcome as RankOutcome
 from healthd.runner.subgroups import Subgroups, is_open, outcome_of
 from healthd.runner.workers import Corpses, Workers
@@ -146,6 +146,31 @@ def test_when_the_time_is_up_what_is_known_is_told(bound: dict[str, Any]) -> Non
     assert found["CollectiveMismatch"].status is Status.FAIL
     assert "RankFault" not in found
     assert {"RanksAmbiguous", "Undecided"} & set(found)
+
+
+def test_a_run_that_is_called_off_in_the_search_has_told_what_the_whole_has_shown() -> None:
+    heard: list[CheckResult] = []
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        def watch(progress: RunProgress) -> None:
+            if progress.check == "uneasy" and progress.event == "ended":
+                ended.set()
+
+        params = {"uneasy": {"ends": ["cpu:1"], "pair_seconds": 30.0}}
+        runner = make_runner(directories=(CHECKS,), options={"cpu_devices": 4}, params=params)
+        plan = Plan(tier=Tier.DEEP, checks=("uneasy",), executor="test")
+        task = asyncio.create_task(runner.run(plan, on_result=heard.append, on_progress=watch))
+        await asyncio.wait_for(ended.wait(), 60)
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert workers_left() == []
+    assert [(result.check, result.status) for result in heard] == [("uneasy", Status.FAIL)]
 
 
 def test_ranks_that_are_not_kept_say_that_nothing_was_searched(tmp_path: Path) -> None:

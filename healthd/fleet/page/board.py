@@ -197,7 +197,7 @@ def grouped(cells: Sequence[Cell], by: str) -> list[Group]:
     for cell in cells:
         found.setdefault(_value(cell, by), []).append(cell)
     if by == "health":
-        names = [health.value for health in WORST_FIRST if health.value in found]
+        names: list[str] = [health.value for health in WORST_FIRST if health.value in found]
     else:
         names = sorted(found, key=lambda name: (name == NO_VALUE, natural(name)))
     return [
@@ -223,7 +223,7 @@ def _value(cell: Cell, by: str) -> str:
 
 
 def most_urgent(cells: Iterable[Cell], most: int) -> list[Cell]:
-    """Nodes that need somebody, worst first: unhealthy, unknown, degraded; kept out already after those that are not."""
+    """Nodes that need somebody, worst first: unhealthy, unknown, degraded; those already kept out last."""
     bad = [cell for cell in cells if cell.health is not Health.HEALTHY]
     bad.sort(key=lambda cell: (cell.quarantined, WORST_FIRST.index(cell.health), natural(cell.node)))
     return bad[:most]

@@ -1,9 +1,9 @@
 """
 Who looks at the page, and what a form may do: the API's tokens in a cookie that no script can read.
 
-The cookie counts for the page alone: the API looks at `Authorization` and nothing else. A form counts only when it comes
-from a page of ours: the browser says so (Sec-Fetch-Site, Origin), and the form carries a word that another site cannot
-know. Where no tokens are asked for, the word is a secret of this process.
+The cookie counts for the page alone: the API looks at `Authorization` and nothing else. A form counts only when it
+comes from a page of ours: the browser says so (Sec-Fetch-Site, Origin), and the form carries a word that another site
+cannot know. Where no tokens are asked for, the word is a secret of this process.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ async def form_of(request: Request, known: Mapping[str, int]) -> dict[str, str]:
     check_origin(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise HttpError(415, "a form of this page is sent as application/x-www-form-urlencoded", {"connection": "close"})
+        raise HttpError(
+            415, "a form of this page is sent as application/x-www-form-urlencoded", {"connection": "close"}
+        )
     body = await read_body(
         request.receive,
         dict(request.scope["headers"]),

@@ -138,7 +138,11 @@ def _box(tested: Tested, culprits: Sequence[str]) -> Box:
     tone, sign, said = TONES[tested.outcome]
     seen = {*tested.accused, *culprits, *tested.unfit}
     # Those that something is said of come first, so that a box of a thousand nodes still names them.
-    names = sorted(tested.members, key=lambda name: name not in seen) if len(tested.members) > MOST_NAMES else tested.members
+    names = (
+        sorted(tested.members, key=lambda name: name not in seen)
+        if len(tested.members) > MOST_NAMES
+        else tested.members
+    )
     accused = next(iter(tested.accused.values()), None)
     first = tested.reasons[0] if tested.reasons else accused
     return Box(

@@ -148,7 +148,9 @@ def _row(
         result=result,
         stale=result is not None and expires is not None and not suspended and result.age_seconds > expires,
         lead=lead,
-        message=(result.error or "") if worst_one is None and result is not None else (worst_one.message if worst_one else ""),
+        message=(result.error or "")
+        if worst_one is None and result is not None
+        else (worst_one.message if worst_one else ""),
         findings=_shown(result),
         chart=chart(points, limit),
         told=f"{len(points)} results kept, {bad} of them not well",

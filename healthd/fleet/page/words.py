@@ -18,7 +18,7 @@ HEALTH_SIGNS: Mapping[Health, str] = {
 }
 STATUS_SIGNS: Mapping[Status, str] = {
     Status.PASS: "✓",
-    Status.SKIP: "–",
+    Status.SKIP: "-",
     Status.WARN: "!",
     Status.UNKNOWN: "?",
     Status.FAIL: "✕",

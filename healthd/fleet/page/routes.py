@@ -1,0 +1,336 @@
+"""The paths of the page: what people read. What they change is in `deeds`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.params import Depends
+from fastapi.routing import APIRoute
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from checks.reasons import REASONS
+from healthd.errors import BadInputError, HealthdError, NotFoundError
+from healthd.fleet.auth import AuthError
+from healthd.fleet.handling import Parts, parts_of
+from healthd.fleet.history import read_history
+from healthd.fleet.page import board, gate_view, node_view, rendering
+from healthd.fleet.page.board import Cell
+from healthd.fleet.page.entry import visitor_of
+from healthd.fleet.page.feed import FLEET, GATES, Feed, FullError
+from healthd.fleet.page.words import WORST_FIRST
+from healthd.fleet.problems import problem_of
+from healthd.model import Health
+
+# What one page may show; what is more is counted, or on the next page.
+MOST_ON_PAGE = 5000
+MOST_URGENT = 40
+MOST_GATES = 50
+MOST_EVENTS = 40
+MOST_STATES = 200
+MOST_OPEN_GATES = 100
+MOST_NODES_OF_REASON = 200
+
+
+def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
+    """Give the application the page."""
+    from healthd.fleet.page import deeds
+
+    app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
+    app.include_router(router, dependencies=dependencies)
+    app.include_router(deeds.router, dependencies=dependencies)
+
+
+def feed_of(request: Request) -> Feed:
+    """The feed of this aggregator."""
+    feed: Feed = request.app.state.feed
+    return feed
+
+
+class PageRoute(APIRoute):
+    """A path whose errors are for people: a page that says what was wrong, or the log-in."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers, with its errors as pages."""
+        answer = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except HealthdError as error:
+                return error_page(request, error)
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                place = " ".join(str(part) for part in first["loc"])
+                return error_page(request, BadInputError(f"{place}: {first['msg']}"))
+
+        return handler
+
+
+def error_page(request: Request, error: HealthdError) -> Response:
+    """Say it to a person; who is not known is sent to the log-in and comes back afterwards."""
+    if isinstance(error, AuthError) and error.status == 401 and request.url.path != "/log-in":
+        if request.method != "GET" or request.url.path == "/events":
+            return rendering.page("error.html", status=401, visitor=None, status_code=401, said=str(error))
+        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        target = request.url_for("log_in").include_query_params(next=asked)
+        return RedirectResponse(f"{target.path}?{target.query}", status_code=303, headers=rendering.HEADERS)
+    if isinstance(error, FullError):
+        status, headers = 503, {"retry-after": "30"}
+    else:
+        problem, headers = problem_of(error)
+        status = problem.status
+    headers.pop("www-authenticate", None)
+    return rendering.page(
+        "error.html", status=status, headers=headers, visitor=None, status_code=status, said=str(error)
+    )
+
+
+router = APIRouter(route_class=PageRoute)
+
+
+@router.get("/")
+async def fleet(
+    request: Request,
+    group: Annotated[str | None, Query(max_length=120)] = None,
+    health: Annotated[str | None, Query(max_length=20)] = None,
+    q: Annotated[str, Query(max_length=120)] = "",
+    page: Annotated[int, Query(ge=1, le=100)] = 1,
+    part: Annotated[str | None, Query(pattern="^top$")] = None,
+) -> Response:
+    """The fleet as a grid; `part=top` is all of it but the grid."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    feed.begin(FLEET)
+    cells = feed.all_cells()
+    topology = parts.engine.policy.topology_labels
+    choices = board.choices(cells, topology)
+    chosen = group if group in dict(choices) else board.default_choice(cells, topology)
+    wanted = None if not health else _health(health)
+    shown = [c for c in cells if (wanted is None or c.health is wanted) and q.lower() in c.node.lower()]
+    groups = [] if part else board.grouped(shown, chosen)
+    on_page, pages = _paged(groups, page)
+    recovering, breakers = parts.engine.recovering(), parts.engine.breakers()
+    return rendering.page(
+        "fleet.html",
+        visitor=visitor,
+        after=feed.cursor,
+        topic=FLEET,
+        part=part,
+        total=len(cells),
+        counts=[(one, sum(cell.health is one for cell in cells)) for one in WORST_FIRST],
+        marks=_marks(cells),
+        urgent=board.most_urgent(cells, MOST_URGENT),
+        not_well=sum(cell.health is not Health.HEALTHY for cell in cells),
+        choices=choices,
+        chosen=chosen,
+        health=wanted,
+        q=q,
+        groups=on_page,
+        shown=len(shown),
+        page_number=page,
+        pages=pages,
+        gates=[(gate, parts.engine.answer(gate)) for gate in parts.engine.open_gates()[:5]],
+        open_gates=len(parts.engine.open_gates()),
+        overrides=parts.engine.overrides(),
+        recovering=recovering,
+        breakers=breakers,
+        injected=[cell.node for cell in cells if cell.injected],
+        mode=parts.engine.policy.mode.value,
+    )
+
+
+def _health(text: str) -> Health:
+    try:
+        return Health(text)
+    except ValueError:
+        raise BadInputError(f"health={text!r} is not one of: {', '.join(h.value for h in Health)}") from None
+
+
+def _marks(cells: Sequence[Cell]) -> dict[str, int]:
+    return {
+        "quarantined": sum(cell.quarantined for cell in cells),
+        "taken": sum(cell.taken is not None for cell in cells),
+    }
+
+
+def _paged(groups: Sequence[board.Group], page: int) -> tuple[list[board.Group], int]:
+    """The groups of one page, cut at its ends, and how many pages there are."""
+    total = sum(len(group.cells) for group in groups)
+    begin, end, seen = (page - 1) * MOST_ON_PAGE, page * MOST_ON_PAGE, 0
+    found = []
+    for group in groups:
+        cells = group.cells[max(0, begin - seen) : max(0, end - seen)]
+        seen += len(group.cells)
+        if cells:
+            found.append(
+                group if len(cells) == len(group.cells) else board.Group(name=group.name, cells=cells, bad=group.bad)
+            )
+    return found, max(1, -(-total // MOST_ON_PAGE))
+
+
+@router.get("/nodes/{node}")
+async def node(
+    request: Request,
+    node: str,
+    before: Annotated[int | None, Query(ge=1)] = None,
+    done: Annotated[str | None, Query(pattern="^(quarantined|released)$")] = None,
+) -> Response:
+    """One node: why it is as it is, since when, and what to do."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    topic = f"node:{node}"
+    view = parts.fleet.view(node)
+    if view is None:
+        raise NotFoundError(f"no node {node[:80]!r} was ever heard of")
+    after = feed.begin(topic)
+    state = view.node.current()
+    if state is not None:
+        feed.samples.take(state, time.time())
+    since = time.time() - parts.engine.policy.history_days * 86400.0
+    events = await parts.store.run(
+        lambda connection: read_history(connection, node, limit=MOST_EVENTS + 1, before=before, since=since)
+    )
+    record = parts.engine.remembered(node)
+    feed.board.begin()
+    return rendering.page(
+        "node.html",
+        visitor=visitor,
+        after=after,
+        topic=topic,
+        node=view.node,
+        state=state,
+        health=view.health,
+        cell=feed.board.cell(node),
+        whys=node_view.whys(view.reasons, record),
+        record=record,
+        quarantine=view.node.quarantine or (state.quarantine if state else None),
+        tiles=node_view.tiles(state) if state else [],
+        rows=node_view.rows(state, feed.samples) if state else [],
+        grants=[row for row in parts.engine.leases() if row.node == node],
+        orders=[order for order in view.orders or () if order.kind != "lease"],
+        events=events[:MOST_EVENTS],
+        older=events[MOST_EVENTS - 1].id if len(events) > MOST_EVENTS else None,
+        before=before,
+        done=done,
+        in_catalogue=REASONS,
+    )
+
+
+@router.get("/gates")
+async def gates(
+    request: Request,
+    before: Annotated[str | None, Query(max_length=64)] = None,
+    job: Annotated[str | None, Query(max_length=256)] = None,
+) -> Response:
+    """Gates in progress, and decisions of the past, newest first."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    after = feed.begin(GATES)
+    found = await parts.engine.gates(limit=MOST_GATES + 1, before=before, job=job or None)
+    decided = [(gate, parts.engine.answer(gate)) for gate in found[:MOST_GATES] if gate.decision is not None]
+    under_way = [gate for gate in parts.engine.open_gates() if not job or gate.request.job == job]
+    return rendering.page(
+        "gates.html",
+        visitor=visitor,
+        after=after,
+        topic=GATES,
+        under_way=[(gate, parts.engine.answer(gate)) for gate in under_way[:MOST_OPEN_GATES]] if before is None else [],
+        more_open=max(0, len(under_way) - MOST_OPEN_GATES),
+        decided=decided,
+        older=found[MOST_GATES - 1].id if len(found) > MOST_GATES else None,
+        before=before,
+        job=job or "",
+        phases=dict(gate_view.PHASES),
+    )
+
+
+@router.get("/gates/{gate}")
+async def gate(request: Request, gate: str) -> Response:
+    """One gate: how far it is or what it decided, on what evidence, and the validation as it ran."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    topic = f"gate:{gate}"
+    after = feed.begin(topic)
+    told = await parts.engine.explain(gate)
+    found = told.gate
+    steps = [(phase, said) for phase, said in gate_view.PHASES if found.terms.collective or phase.value != "validating"]
+    return rendering.page(
+        "gate.html",
+        visitor=visitor,
+        after=after,
+        topic=topic,
+        gate=found,
+        decision=parts.engine.answer(found),
+        steps=steps,
+        pictures=gate_view.pictures(found),
+        states=sorted(told.states, key=lambda state: WORST_FIRST.index(state.health))[:MOST_STATES],
+        more_states=max(0, len(told.states) - MOST_STATES),
+        most_nodes=MOST_STATES,
+        leases=told.leases[:MOST_STATES],
+        outcome=told.outcome,
+        open_api=parts.guard.open,
+        in_catalogue=REASONS,
+    )
+
+
+@router.get("/reasons")
+async def reasons(request: Request) -> Response:
+    """The catalogue of reasons."""
+    return rendering.page("reasons.html", visitor=visitor_of(request), reasons=list(REASONS.values()))
+
+
+@router.get("/reasons/{code}")
+async def reason(request: Request, code: str) -> Response:
+    """One reason: what it means, whose fault it is, what to do, and who has it now."""
+    visitor = visitor_of(request)
+    if code not in REASONS:
+        raise NotFoundError(f"no reason {code[:80]!r} in the catalogue; a check of your own brought it along")
+    cells = [cell for cell in feed_of(request).all_cells() if cell.reason == code]
+    return rendering.page(
+        "reason.html",
+        visitor=visitor,
+        reason=REASONS[code],
+        cells=cells[:MOST_NODES_OF_REASON],
+        total=len(cells),
+    )
+
+
+@router.get("/events")
+async def events(
+    request: Request,
+    topic: Annotated[str, Query(max_length=300)] = FLEET,
+    after: Annotated[str | None, Query(max_length=40)] = None,
+) -> Response:
+    """The stream of what changes on the pages of a topic; it ends when the visitor's token is no longer good."""
+    visitor_of(request)
+
+    def still() -> bool:
+        try:
+            visitor_of(request)
+        except AuthError:
+            return False
+        return True
+
+    stream = feed_of(request).stream(topic, request.headers.get("last-event-id") or after, still)
+    headers = {"x-accel-buffering": "no", "cache-control": "no-store", "x-content-type-options": "nosniff"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+@router.get("/static/{name}")
+async def static(name: str) -> Response:
+    """A static file; they need no token, for the log-in has to look like something."""
+    found = rendering.static(name)
+    if found is None:
+        raise NotFoundError(f"no file {name[:80]!r}")
+    return found
+
+
+@router.get("/log-in", name="log_in")
+async def log_in(request: Request, next: Annotated[str | None, Query(max_length=600)] = None) -> Response:  # noqa: A002  the name in the URL
+    """The form for a token."""
+    opened = parts_of(request).guard.open
+    return rendering.page("log_in.html", visitor=None, next=next or "/", opened=opened, said="")

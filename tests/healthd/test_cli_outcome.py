@@ -1,0 +1,88 @@
+"""`healthd gate outcome` and `healthd fleet report` against a real aggregator with nodes that speak sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from checks.contract import Status
+from tests.fleet.parts import state
+from tests.healthd.cli_kit import healthd
+from tests.healthd.preflight_kit import free_port
+from tests.healthd.test_cli_gate import SpeakingNode, World, aggregator, nodes
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("outcome")
+    with aggregator(folder) as world:
+        states = [state("n1"), state("bad", status=Status.FAIL)]
+        speaking = [SpeakingNode(world.url, made, None) for made in states]
+        assert all(node.heard.wait(20) for node in speaking)
+        yield world
+        for node in speaking:
+            node.stop()
+
+
+def test_a_job_tells_its_end_and_the_report_holds_it_against_the_gate(world: World) -> None:
+    said = world.run("fleet", "report")
+    assert said.code == 0
+    assert "no gate was decided in the last 28 days" in said.out
+    assert "stay in observe" in said.out
+    assert world.gate("good", *nodes("n1"), "--attempt", "2", "--json").code == 0
+    seen = world.gate("seen", *nodes("bad"), "--mode", "observe", "--json")
+    assert (seen.code, seen.json["would"]) == (0, "reject")
+    assert world.gate("stopped", *nodes("bad"), "--json").code == 75
+
+    told = world.run("gate", "outcome", "--job", "good", "--attempt", "2", "infra", "--message", "NIC died", "--json")
+    assert told.code == 0, told.err
+    assert (told.json["job"], told.json["attempt"], told.json["status"]) == ("good", 2, "infra")
+    assert world.run("gate", "outcome", "ok", "--job", "seen").out.startswith("job seen attempt 0 ended: ok")
+
+    report = world.run("fleet", "report", "--days", "7", "--json").json
+    assert (report["days"], report["jobs"], report["ended"]) == (7, 2, {"ok": 1, "infra": 1})
+    assert (report["false_alarms"]["count"], report["false_alarms"]["of"]) == (1, 1)
+    assert (report["misses"]["count"], report["misses"]["of"]) == (1, 1)
+    assert [check["check"] for check in report["checks"]] == ["matmul"]
+    shown = world.run("fleet", "report").out
+    assert "2 jobs told their end: 1 ok, 1 infra" in shown
+    assert "1 of 1" in shown
+    assert "20.7 to 100.0" in shown, "one job proves little, and the interval says so"
+    assert "1 observed jobs have ended, below the 50 that are wanted" in shown
+    assert "bad" in shown
+
+    text = httpx.get(f"{world.url}/metrics", trust_env=False).text
+    assert 'healthd_job_outcomes_total{gate="admitted",outcome="infra"} 1.0' in text
+    assert 'healthd_job_outcomes_total{gate="observed",outcome="ok"} 1.0' in text
+    assert "healthd_gate_false_alarms_total 1.0" in text
+    assert "healthd_gate_misses_total 1.0" in text
+
+
+def test_options_of_the_gate_may_stand_before_the_command(world: World) -> None:
+    world.gate("before", *nodes("n1"), "--min-nodes", "1")
+    said = healthd(world.folder, "gate", "--aggregator", world.url, "--job", "before", "outcome", "failed")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_an_end_that_nobody_asked_a_gate_for_is_1_and_named(world: World) -> None:
+    said = world.run("gate", "outcome", "--job", "never", "ok")
+    assert (said.code, said.out) == (1, "")
+    assert "job never has no gate for attempt 0" in said.err
+
+
+def test_usage_is_2_in_one_line(world: World) -> None:
+    for arguments in (("--job", "j"), ("ok",), ("--job", "j", "great")):
+        said = world.run("gate", "outcome", *arguments)
+        assert (said.code, said.out) == (2, ""), arguments
+        assert said.err.count("\n") == 1
+    assert world.run("fleet", "report", "--days", "0").code != 0
+
+
+def test_an_aggregator_that_is_away_is_75_after_some_tries(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    said = healthd(tmp_path, "gate", "outcome", "--aggregator", url, "--job", "j", "ok")
+    assert said.code == 75
+    assert "cannot be reached" in said.err

@@ -1,0 +1,125 @@
+"""What tests of rules and dashboards share: the files as data, and a real Prometheus while a test lasts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.fleet.cluster import Cluster
+from tests.fleet.service import free_port
+
+ROOT = Path(__file__).parent.parent.parent
+PROMETHEUS = ROOT / "deploy/prometheus"
+GRAFANA = ROOT / "deploy/grafana"
+RUNBOOKS = ROOT / "docs/runbooks"
+RECORDING, ALERTS = PROMETHEUS / "healthd-recording.yml", PROMETHEUS / "healthd-alerts.yml"
+CASES = PROMETHEUS / "healthd-alerts.test.yml"
+_SUFFIX = re.compile(r"_(bucket|count|sum|total)$")
+_RAW = re.compile(r"\bhealthd_[a-z_]+")
+_RECORDED = re.compile(r"\bhealthd:[a-z_:]+")
+
+
+def rules(path: Path) -> list[dict[str, Any]]:
+    """All rules of a file, in order."""
+    return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    return {rule["alert"]: rule for rule in rules(ALERTS)}
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """Name of the file -> dashboard."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(GRAFANA.glob("*.json"))}
+
+
+def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Panels, without the headings of rows."""
+    yield from (panel for panel in dashboard["panels"] if panel["type"] != "row")
+
+
+def queries() -> Iterator[tuple[str, str, str]]:
+    """(dashboard, panel, expression) of all targets."""
+    for name, dashboard in dashboards().items():
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                yield name, panel["title"], target["expr"]
+
+
+def raw_metrics(expression: str) -> set[str]:
+    """The families that an expression asks for, without label names and values, nor the suffixes of samples."""
+    bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|(by|on|ignoring) *\([^)]*\)", "", expression)
+    return {_SUFFIX.sub("", name) for name in _RAW.findall(bare)}
+
+
+def recorded_metrics(expression: str) -> set[str]:
+    return set(_RECORDED.findall(expression))
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A real one, with our rules made fast; `folder` holds all that it writes."""
+
+    url: str
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The rows of an instant query; none while it does not answer yet."""
+        try:
+            answer = self._get("query", query=expression)
+        except httpx.TransportError:
+            return []
+        if answer.status_code == 503:
+            return []
+        assert answer.status_code == 200, f"{expression}: {answer.text}"
+        rows: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return rows
+
+    def alerts(self, name: str) -> list[dict[str, Any]]:
+        """Pending and firing ones of this name."""
+        found = self._get("alerts").json()["data"]["alerts"]
+        return [alert for alert in found if alert["labels"]["alertname"] == name]
+
+    def ailing_rules(self) -> list[str]:
+        """Rules that could not be evaluated."""
+        groups = self._get("rules").json()["data"]["groups"]
+        return [f"{rule['name']}: {rule['lastError']}" for g in groups for rule in g["rules"] if rule.get("lastError")]
+
+    def _get(self, what: str, **params: str) -> httpx.Response:
+        return httpx.get(f"{self.url}/api/v1/{what}", params=params, trust_env=False, timeout=5)
+
+
+def start_prometheus(cluster: Cluster, aggregator: str) -> Prometheus:
+    """
+    The configuration as it is shipped, with addresses, intervals of a second, and no alert waiting longer than three.
+
+    It ends with the cluster.
+    """
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    config["global"].update(scrape_interval="1s", scrape_timeout="1s", evaluation_interval="1s")
+    config["alerting"]["alertmanagers"] = []
+    nodes, own = config["scrape_configs"]
+    nodes["http_sd_configs"] = [{"url": f"{aggregator}/v1/sd/prometheus", "refresh_interval": "1s"}]
+    for key in ("scheme", "authorization", "tls_config"):
+        own.pop(key)
+    own["static_configs"] = [{"targets": [aggregator.removeprefix("http://")]}]
+    folder = cluster.folder / "prometheus"
+    folder.mkdir()
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (folder / RECORDING.name).write_text(RECORDING.read_text())
+    (folder / ALERTS.name).write_text(re.sub(r"(?m)^( +for:) .*$", r"\1 3s", ALERTS.read_text()))
+    url = f"http://127.0.0.1:{free_port()}"
+    command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address={url.removeprefix('http://')}"], stdout=log, stderr=log, env=cluster.env
+        )
+    cluster.others.append(process)
+    return Prometheus(url)

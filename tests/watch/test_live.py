@@ -1,0 +1,143 @@
+"""A real Prometheus with our rules watches a real aggregator and two real nodes, found through the aggregator."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.fleet.cluster import Cluster, ask
+from tests.fleet.service import Service, until
+from tests.watch.stand import ALERTS, RECORDING, Prometheus, queries, raw_metrics, rules, start_prometheus
+
+pytestmark = [
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed"),
+    pytest.mark.slow,
+]
+
+SMALL = "cpu_devices = 2\n[checks.all_reduce]\nsizes_bytes = [1048576]\n[checks.memory]\nmax_bytes = 4194304\n"
+VALUES = {
+    "job": "healthd-node",
+    "aggregator_job": "healthd-aggregator",
+    "pool": ".*",
+    "op": ".*",
+    "size_bytes": ".*",
+    "__rate_interval": "10s",
+    "__range": "1m",
+}
+
+# Panels that show nothing in a good hour, and why. All others must have data.
+CONDITIONAL = {
+    ("healthd-collectives", "What collectives found inside nodes"): "only while a collective finds a fault",
+    ("healthd-collectives", "Nodes that validations left out"): "only after a validation has left a node out",
+}
+
+
+@dataclass(frozen=True)
+class Stand:
+    cluster: Cluster
+    aggregator: Service
+    prometheus: Prometheus
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    with Cluster(tmp_path_factory.mktemp("watch")) as cluster:
+        cluster.checks = ("memory_free", "proof", "matmul", "memory", "all_reduce")
+        aggregator = cluster.aggregator().start()
+        for name in ("n1", "n2"):
+            node = cluster.node(name, aggregator=aggregator.url)
+            file = cluster.folder / f"{name}.toml"
+            file.write_text(file.read_text().replace("cpu_devices = 1\n", SMALL))
+            node.start(ready=False)
+        prometheus = start_prometheus(cluster, aggregator.url)
+        cluster.healthy("n1", "n2", seconds=60)
+        until(lambda: len(prometheus.query('healthd_node_health{health="healthy"} == 1')) == 2, 20)
+        yield Stand(cluster, aggregator, prometheus)
+
+
+def families(service: Service) -> set[str]:
+    """The families of a /metrics, also those that have no sample now."""
+    return {name.removesuffix("_total") for name in re.findall(r"(?m)^# TYPE (\S+)", service.get("/metrics").text)}
+
+
+def test_every_metric_of_rules_and_dashboards_is_served(stand: Stand) -> None:
+    served = families(stand.aggregator) | families(stand.cluster.services["n1"])
+    asked = set().union(
+        *(raw_metrics(rule["expr"]) for rule in [*rules(RECORDING), *rules(ALERTS)]),
+        *(raw_metrics(expression) for _, _, expression in queries()),
+    )
+    assert len(asked) > 25
+    assert asked - served == set()
+
+
+def test_nodes_have_their_names_and_pools_as_labels(stand: Stand) -> None:
+    (row,) = stand.prometheus.query('healthd_node_info{node="n1"}')
+    assert row["metric"]["pool"] == "a"
+    assert not [label for label in row["metric"] if label.startswith("exported_")]
+
+
+def test_fault_becomes_a_pending_then_a_firing_alert_and_clears(stand: Stand) -> None:
+    run_dir = str(stand.cluster.run_dir("n1"))
+    said = stand.cluster.healthd("fault", "set", "memory_free=fail", "--run-dir", run_dir)
+    assert said.code == 0, said.err
+    seen: list[str] = []
+
+    def state() -> str:
+        found = [a for a in stand.prometheus.alerts("HealthdNodeUnhealthy") if a["labels"]["node"] == "n1"]
+        word: str = found[0]["state"] if found else "none"
+        if not seen or seen[-1] != word:
+            seen.append(word)
+        return word
+
+    start = time.monotonic()
+    until(lambda: state() == "firing", 30, lambda: f"{seen}")
+    assert time.monotonic() - start < 30
+    assert "pending" in seen
+    (alert,) = stand.prometheus.alerts("HealthdNodeUnhealthy")
+    assert alert["labels"]["severity"] == "warning"
+    assert re.search(r"n1 is unhealthy.* memory_free on node: \w+\.", alert["annotations"]["description"])
+    assert alert["annotations"]["runbook_url"].endswith("/docs/runbooks/HealthdNodeUnhealthy.md")
+    (drill,) = stand.prometheus.alerts("HealthdFaultInjected")
+    assert (drill["state"], drill["labels"]["node"]) == ("firing", "n1")
+    assert stand.cluster.healthd("fault", "clear", "--run-dir", run_dir).code == 0
+    until(lambda: state() == "none" and not stand.prometheus.alerts("HealthdFaultInjected"), 30, lambda: f"{seen}")
+
+
+def filled(expression: str, node: str) -> str:
+    """The expression as Grafana would ask it."""
+    for name, value in {**VALUES, "node": node}.items():
+        expression = expression.replace(f"${name}", value)
+    assert "$" not in expression, expression
+    return expression
+
+
+def test_every_panel_has_data_and_no_rule_fails(stand: Stand) -> None:
+    run_dir = str(stand.cluster.run_dir("n2"))
+    ask(stand.aggregator.url, "admitted", ["n1"], wait=10)
+    said = stand.cluster.healthd("fault", "set", "memory_free=fail", "--run-dir", run_dir)
+    assert said.code == 0, said.err
+    until(lambda: bool(stand.prometheus.query('healthd_finding{node="n2",status="fail"}')), 20)
+    assert ask(stand.aggregator.url, "watched", ["n2"], wait=10, wait_seconds=4.0, mode="observe")["would"] == "reject"
+    assert ask(stand.aggregator.url, "stopped", ["n2"], wait=10, wait_seconds=4.0)["decision"] == "reject"
+    kept = stand.cluster.healthd(
+        "fleet", "quarantine", "n2", "--reason", "a test", "--for", "1h", "--aggregator", stand.aggregator.url
+    )
+    assert kept.code == 0, kept.err
+    until(lambda: bool(stand.prometheus.query("healthd_node_quarantined == 1")), 20)
+    until(lambda: bool(stand.prometheus.query("increase(healthd_nodes_excluded_total[10s])")), 20)
+
+    def empty() -> set[tuple[str, str]]:
+        return {
+            (name, title)
+            for name, title, expression in queries()
+            if not stand.prometheus.query(filled(expression, "n2" if name == "healthd-node" else ".*"))
+        }
+
+    until(lambda: empty() <= CONDITIONAL.keys(), 20, lambda: f"without data: {sorted(empty() - CONDITIONAL.keys())}")
+    assert stand.prometheus.ailing_rules() == []
+    assert stand.cluster.healthd("fault", "clear", "--run-dir", run_dir).code == 0
