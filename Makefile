@@ -9,7 +9,7 @@ XLA_VENV := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed
 FORMATTED := checks healthd tests
 
-.PHONY: help install demo test test-xla check format lint types bench docs pins clean
+.PHONY: help install demo test test-xla check format lint types bench docs dashboards pins clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -62,8 +62,11 @@ bench: $(STAMP) ## the measured figures, as ratios in one run
 bench-localize: $(STAMP) ## localisation over thousands of simulated fleets (about a minute; the table of docs/localisation.md)
 	@$(BIN)/python -m tests.benchmarks.localize
 
-docs: $(STAMP) ## generate docs/checks and docs/reasons.md
+docs: $(STAMP) ## generate docs/checks, docs/reasons.md and docs/runbooks/reasons
 	@$(BIN)/python -m docs.generate
+
+dashboards: $(STAMP) ## write the Grafana dashboards of deploy/grafana from their code
+	@$(BIN)/python -m deploy.grafana.build
 
 pins: ## write requirements.txt anew from what is installed
 	@( echo "# The whole local environment, pinned, so that tomorrow's clone behaves as today's. Made by 'make pins'."; \

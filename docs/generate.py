@@ -13,6 +13,7 @@ from pathlib import Path
 from checks.contract import Check
 from checks.discover import builtin_checks
 from checks.reasons import REASONS
+from docs.reason_pages import reason_pages
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Made by `make docs` from the code: change it there. -->\n\n"
@@ -24,6 +25,7 @@ def pages() -> dict[Path, str]:
     made = {Path("checks") / f"{name}.md": check_page(check) for name, check in checks.items()}
     made[Path("checks/README.md")] = index_page(list(checks.values()))
     made[Path("reasons.md")] = reasons_page()
+    made.update(reason_pages())
     return made
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from checks.contract import Limit, Tier
-from healthd.config import load, locate, nearest, parse_duration
 from healthd.baselines.settings import BaselineSettings
+from healthd.config import load, locate, nearest, parse_duration
 from healthd.errors import BadInputError, ConfigError
 from healthd.fleet.policy import Policy
 from healthd.fleet.settings import AggregatorSettings

@@ -2,7 +2,7 @@
 Baselines in the aggregator: learned from what nodes report, kept in the database, told to the nodes they concern.
 
 A node is looked at when it is first heard, and twice an hour once it has taught something, because opening its
-evidence costs a millisecond. What it measured counts while the aggregator itself takes it for healthy, and nobody has it.
+evidence costs a millisecond. What it measured counts while the aggregator takes it for healthy, and nobody has it.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ def find(environ: Mapping[str, str]) -> Place | None:
         local_rank=number(environ, "LOCAL_RANK"),
         local_size=local_size,
         source="torchrun",
+        evidence=f"GROUP_RANK={environ['GROUP_RANK']}, WORLD_SIZE={world} in nodes of {local_size}",
+        attempt_told="TORCHELASTIC_RESTART_COUNT" in environ,
     )
 
 

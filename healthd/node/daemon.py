@@ -130,9 +130,7 @@ async def _serve(
     log.info("node %s has stopped", settings.name)
 
 
-def _line(
-    settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock, learned: KeptLimits
-) -> list[Line]:
+def _line(settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock, learned: KeptLimits) -> list[Line]:
     """The line to the aggregator; none where no aggregator is named."""
     if not settings.sync.aggregators:
         return []

@@ -106,7 +106,7 @@ class RunnerSettings:
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """By measurement: `name` or `name@target`."""
     learned: tuple[LearnedLimits, ...] = ()
-    """Approved baselines, of any machines: the worker takes those that are meant for where it is. `limits` beat them."""
+    """Approved baselines of any machines: the worker takes those meant for where it is. `limits` beat them."""
     third_party: tuple[str, ...] = ()
     """Names of checks by entry point in the interpreter of the checks."""
     directories: tuple[Path, ...] = ()

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import bench_checks, bench_collectives, bench_daemon, bench_fleet, bench_standin
+from tests.benchmarks import bench_checks, bench_collectives, bench_daemon, bench_fleet, bench_namespaces, bench_standin
 from tests.benchmarks.figures import Bench, Figure, Reading, measure, verdict
 
 BENCHES: tuple[Bench, ...] = (
@@ -30,6 +30,7 @@ BENCHES: tuple[Bench, ...] = (
     *bench_daemon.BENCHES,
     *bench_fleet.BENCHES,
     *bench_collectives.BENCHES,
+    *bench_namespaces.BENCHES,
 )
 COLOURS = {"met": "green", "missed": "red", "unknown": "yellow", "shown": "dim"}
 

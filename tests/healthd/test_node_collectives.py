@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -472,3 +473,43 @@ def test_peer_address_is_that_of_the_interface_or_of_the_way_to_the_aggregator()
     assert here in (outward or ["127.0.0.1"])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind((here, 0))
+
+
+# --- withdrawn orders -------------------------------------------------------------------------------------------------
+
+
+def withdrawn(order: Order) -> Order:
+    return dataclasses.replace(order, withdrawn=True)
+
+
+def test_withdrawn_order_is_called_off_and_its_end_is_repeated_as_long_as_it_is_listed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Site(tmp_path) as site:
+            await quiet()
+            site.script.gate.clear()
+            await site.take(collective())
+            await site.take(withdrawn(collective()))
+            await eventually(lambda: site.status("C1") == "cancelled")
+            assert site.script.events == ["open", "join", "killed"]
+            for _ in range(3):  # of no use: a report that was told would be dropped if the order were not listed
+                carried = site.orders.reports()
+                listed = (withdrawn(collective()),)
+                site.orders.apply(listed, issuer="db1", acknowledged=(), carried=carried)
+                assert [rank.reason for rank in site.report("C1").ranks] == ["Cancelled"]
+            await site.take()
+            assert site.status("C1") is None
+
+    run(main())
+
+
+def test_order_that_is_withdrawn_before_it_came_is_never_begun(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Site(tmp_path) as site:
+            await quiet()
+            await site.take(withdrawn(collective()))
+            assert site.status("C1") == "cancelled"
+            await site.take(collective())  # an answer that was on its way
+            assert site.status("C1") == "cancelled"
+            assert site.script.events == []
+
+    run(main())

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from healthd.model import Health, NodeState
-from tests.fakes.neuron import NeuronMachine
+from tests.fakes.neuron import NeuronMachine, parse_fault
+from tests.fakes.neuron_faults import FAULTS
 from tests.healthd.cli_kit import healthd
 from tests.healthd.standin_kit import (
     COUNTS,
@@ -193,6 +194,12 @@ def test_command_says_the_same_with_its_exit_code(
     said = healthd(tmp_path, "check", "--tier", "passive", "--json", "--host-root", str(machine.root))
     assert said.code == code
     assert sorted((reason["code"], reason["target"]) for reason in said.json["reasons"]) == reasons
+
+
+def test_every_fault_that_there_is_has_a_row() -> None:
+    rows = [fault for fault, _ in ON_ALL] + [fault for _, fault, _ in OF_TYPES]
+    elsewhere = {"ecc_reset", "efa_errors", "old_units"} | {kind for kind in FAULTS if kind.startswith("nccom_")}
+    assert set(FAULTS) == {parse_fault(text)[0] for text in rows} | elsewhere  # those: test_standin_looks.py
 
 
 # --- what the docs show -----------------------------------------------------------------------------------------------

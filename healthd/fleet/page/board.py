@@ -222,8 +222,34 @@ def _value(cell: Cell, by: str) -> str:
     return ""
 
 
-def most_urgent(cells: Iterable[Cell], most: int) -> list[Cell]:
-    """Nodes that need somebody, worst first: unhealthy, unknown, degraded; those already kept out last."""
-    bad = [cell for cell in cells if cell.health is not Health.HEALTHY]
-    bad.sort(key=lambda cell: (cell.quarantined, WORST_FIRST.index(cell.health), natural(cell.node)))
-    return bad[:most]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """Nodes that have the same first reason; `message` is what one of them says, `tone` the worst health among them."""
+
+    reason: str
+    action: str
+    health: Health
+    cells: tuple[Cell, ...]
+    message: str
+
+
+def troubles(cells: Iterable[Cell]) -> list[Trouble]:
+    """What is wrong, by reason: the worst first, then what most nodes have. Those kept out already come last in each."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.health is not Health.HEALTHY:
+            found.setdefault(cell.reason, []).append(cell)
+    made = []
+    for reason, alike in found.items():
+        alike.sort(key=lambda cell: (cell.quarantined, WORST_FIRST.index(cell.health), natural(cell.node)))
+        made.append(
+            Trouble(
+                reason=reason,
+                action=alike[0].action,
+                health=min((cell.health for cell in alike), key=WORST_FIRST.index),
+                cells=tuple(alike),
+                message=next((cell.message for cell in alike if cell.message), ""),
+            )
+        )
+    made.sort(key=lambda trouble: (WORST_FIRST.index(trouble.health), -len(trouble.cells), trouble.reason))
+    return made

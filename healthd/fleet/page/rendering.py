@@ -86,6 +86,7 @@ def _environment() -> Environment:
     made.globals.update(
         static=static_path,
         counted=words.counted,
+        grouped=words.grouped,
         listed=words.listed,
         health_signs=words.HEALTH_SIGNS,
         status_signs=words.STATUS_SIGNS,

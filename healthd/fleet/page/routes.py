@@ -12,7 +12,7 @@ from fastapi.params import Depends
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from checks.reasons import REASONS
+from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.errors import BadInputError, HealthdError, NotFoundError
 from healthd.fleet.auth import AuthError
 from healthd.fleet.handling import Parts, parts_of
@@ -27,7 +27,8 @@ from healthd.model import Health
 
 # What one page may show; what is more is counted, or on the next page.
 MOST_ON_PAGE = 5000
-MOST_URGENT = 40
+MOST_TROUBLES = 12
+MOST_NAMED = 10
 MOST_GATES = 50
 MOST_EVENTS = 40
 MOST_STATES = 200
@@ -113,6 +114,7 @@ async def fleet(
     shown = [c for c in cells if (wanted is None or c.health is wanted) and q.lower() in c.node.lower()]
     groups = [] if part else board.grouped(shown, chosen)
     on_page, pages = _paged(groups, page)
+    troubles = board.troubles(cells)
     recovering, breakers = parts.engine.recovering(), parts.engine.breakers()
     return rendering.page(
         "fleet.html",
@@ -123,7 +125,9 @@ async def fleet(
         total=len(cells),
         counts=[(one, sum(cell.health is one for cell in cells)) for one in WORST_FIRST],
         marks=_marks(cells),
-        urgent=board.most_urgent(cells, MOST_URGENT),
+        troubles=troubles[:MOST_TROUBLES],
+        more_troubles=max(0, len(troubles) - MOST_TROUBLES),
+        most_named=MOST_NAMED,
         not_well=sum(cell.health is not Health.HEALTHY for cell in cells),
         choices=choices,
         chosen=chosen,
@@ -216,7 +220,6 @@ async def node(
         older=events[MOST_EVENTS - 1].id if len(events) > MOST_EVENTS else None,
         before=before,
         done=done,
-        in_catalogue=REASONS,
     )
 
 
@@ -273,7 +276,6 @@ async def gate(request: Request, gate: str) -> Response:
         leases=told.leases[:MOST_STATES],
         outcome=told.outcome,
         open_api=parts.guard.open,
-        in_catalogue=REASONS,
     )
 
 
@@ -287,13 +289,17 @@ async def reasons(request: Request) -> Response:
 async def reason(request: Request, code: str) -> Response:
     """One reason: what it means, whose fault it is, what to do, and who has it now."""
     visitor = visitor_of(request)
-    if code not in REASONS:
-        raise NotFoundError(f"no reason {code[:80]!r} in the catalogue; a check of your own brought it along")
     cells = [cell for cell in feed_of(request).all_cells() if cell.reason == code]
+    known = REASONS.get(code)
+    if known is None:
+        if not cells:
+            raise NotFoundError(f"no reason {code[:80]!r} in the catalogue, and no node has it")
+        meaning = "Not in the catalogue: a check of your own brought it along."
+        known = Reason(code, meaning, blame_of(code), action_of(code))
     return rendering.page(
         "reason.html",
         visitor=visitor,
-        reason=REASONS[code],
+        reason=known,
         cells=cells[:MOST_NODES_OF_REASON],
         total=len(cells),
     )

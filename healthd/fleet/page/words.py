@@ -110,7 +110,12 @@ def brief(text: str, most: int = 200) -> str:
 
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 node`, `3 nodes`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}".replace(",", " ")  # a thin space no font misses
+    return f"{grouped(number)} {one if number == 1 else many or one + 's'}"
+
+
+def grouped(number: int) -> str:
+    """Thousands apart, by a narrow space that does not break."""
+    return f"{number:,}".replace(",", "\u202f")
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
