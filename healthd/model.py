@@ -168,7 +168,8 @@ class NodeState:
 
     `checks` lists what is enabled: evidence is complete only against this list. `results` holds the last result of
     each check that has run. `faults` lists the injected faults in force. `peer_address` is the IP address by which the
-    ranks of other nodes reach this one's; None where it cannot be told.
+    ranks of other nodes reach this one's; None where it cannot be told. `carriers` are what may carry collectives
+    between this node and others: torch, and nccom where its owner lets mpirun be started by another node's word.
     """
 
     node: str
@@ -191,6 +192,7 @@ class NodeState:
     address: str | None
     observed_at: float
     peer_address: str | None = None
+    carriers: tuple[str, ...] = ("torch",)
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------

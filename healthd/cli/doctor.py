@@ -72,6 +72,7 @@ def examine(settings: Settings) -> Iterator[Item]:
     yield _folder("run directory", settings.node.run_dir, "--run-dir")
     yield _kernel_log()
     yield from _schedulers(settings)
+    yield from _launchers()
     yield _shared_memory()
     yield from _programs(settings)
     yield from _tools()
@@ -194,6 +195,19 @@ def _schedulers(settings: Settings) -> Iterator[Item]:
         else:
             held = ", ".join(workload.name for workload in reading.workloads or ()) or "nothing"
             yield Item(name, "ok", f"has given away {held}")
+
+
+def _launchers() -> Iterator[Item]:
+    """Which launchers of jobs started this process, innermost first; nothing outside of a job."""
+    from healthd.errors import ConfigError
+    from healthd.launchers import describe, find_place, find_places
+
+    try:
+        for index, place in enumerate(find_places(os.environ)):
+            yield Item("launcher" if index == 0 else "launcher around it", "ok", describe(place))
+        find_place(os.environ)
+    except ConfigError as error:
+        yield Item("launcher", "note", str(error), "matters to 'healthd preflight' and 'gate --join' alone")
 
 
 def _shared_memory() -> Item:

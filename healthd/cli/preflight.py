@@ -16,7 +16,7 @@ import click
 
 from healthd.cli.settings import Settings, common_options, load_settings
 from healthd.errors import ConfigError
-from healthd.launchers import Place, find_place
+from healthd.launchers import Place, describe, find_place
 from healthd.model import GateRequest
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
     _main_address(place.main, settings.preflight.port)
     _read_secret(settings.preflight.token_file)
     settings.runner()
+    if place.source != "options" and place.local_rank == 0:
+        sys.stderr.write(f"healthd: {describe(place)}\n")
     arguments = sys.argv[sys.argv.index("preflight") + 1 :]
     return run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json))
 
@@ -182,6 +184,7 @@ def build_task(settings: Settings, place: Place, *, parent: int) -> Task:
         linger_seconds=asked.linger_seconds,
         token=_read_secret(asked.token_file),
         parent=parent,
+        main_counts=place.main_counts,
     )
 
 

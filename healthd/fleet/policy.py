@@ -89,7 +89,8 @@ class Policy:
     """Which collectives, in this order. The three that training steps are made of."""
 
     collective_carrier: Literal["auto", "torch", "nccom"] = "auto"
-    """What runs them: ranks of torch, or nccom-test over the nodes. auto: nccom-test where all nodes are Neuron."""
+    """What runs them: ranks of torch, or nccom-test over the nodes. auto: nccom-test where all nodes are Neuron
+    and let it be carried, which their own `nccom_carried` says."""
 
     nccom_launch: Literal["carried", "ssh", "slurm"] = "carried"
     """How nccom-test gets onto the nodes: by their own line to the aggregator, by ssh, or as a step of a Slurm job.

@@ -8,7 +8,8 @@ the downward API:
   JOB_SUBDOMAIN        the headless Service; else it is read off the pod's own full name
   JOB_NAME             label `batch.kubernetes.io/job-name`; else the pod's host name without its index
   JOBSET_NAME          label `jobset.sigs.k8s.io/jobset-name`
-  JOBSET_JOB_INDEX     label `jobset.sigs.k8s.io/job-global-index`
+  JOBSET_JOB_INDEX     label `jobset.sigs.k8s.io/job-global-index`, where the JobSet has several Jobs; then also
+  JOBSET_JOB_COMPLETIONS  pods of each Job
   JOBSET_RESTART       label `jobset.sigs.k8s.io/restart-attempt`
   JOBSET_COORDINATOR   label `jobset.sigs.k8s.io/coordinator`: the host of rank 0
 
@@ -45,17 +46,14 @@ def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.ge
             "Job's pods by that variable, or say --nnodes N --node-rank R --main HOST"
         )
     size = number(environ, "JOB_COMPLETIONS")
-    job_index = number(environ, "JOBSET_JOB_INDEX") if environ.get("JOBSET_JOB_INDEX") else 0
-    if job_index and size % (each := _each(environ, size)):
-        raise ConfigError(f"Kubernetes: {size} pods do not divide over Jobs of {each}")
-    rank = job_index * _each(environ, size) + index if environ.get("JOBSET_JOB_INDEX") else index
+    rank, first_job = _rank(environ, index)
     restart = environ.get("JOBSET_RESTART")
     return Place(
         job=environ.get("JOBSET_NAME") or _job_name(environ, index),
         attempt=number(environ, "JOBSET_RESTART") if restart else 0,
         rank=rank,
         size=size,
-        main=_main(environ, index, size, full_name),
+        main=_main(environ, index, size, full_name, first_job=first_job),
         local_rank=0,
         local_size=1,
         source="a JobSet of Kubernetes" if environ.get("JOBSET_NAME") else "an Indexed Job of Kubernetes",
@@ -64,9 +62,18 @@ def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.ge
     )
 
 
-def _each(environ: Mapping[str, str], size: int) -> int:
-    """Pods of each Job of a JobSet; all of them where nothing says that there are several Jobs."""
-    return number(environ, "JOBSET_JOB_COMPLETIONS") or 1 if environ.get("JOBSET_JOB_COMPLETIONS") else size
+def _rank(environ: Mapping[str, str], index: int) -> tuple[int, bool]:
+    """The number of this pod among those of all Jobs of its JobSet, and whether its Job is the first of them."""
+    job_index = number(environ, "JOBSET_JOB_INDEX") if environ.get("JOBSET_JOB_INDEX") else 0
+    if not job_index:
+        return index, True
+    each = environ.get("JOBSET_JOB_COMPLETIONS")
+    if not each:
+        raise ConfigError(
+            f"Kubernetes: JOBSET_JOB_INDEX={job_index} is set but JOBSET_JOB_COMPLETIONS is not; give the container "
+            "the number of pods of each Job by that variable"
+        )
+    return job_index * number(environ, "JOBSET_JOB_COMPLETIONS") + index, False
 
 
 def _trainer(environ: Mapping[str, str]) -> Place:
@@ -93,12 +100,16 @@ def _job_name(environ: Mapping[str, str], index: int) -> str | None:
     return match[1] if match else None
 
 
-def _main(environ: Mapping[str, str], index: int, size: int, full_name: Callable[[], str]) -> str:
+def _main(
+    environ: Mapping[str, str], index: int, size: int, full_name: Callable[[], str], *, first_job: bool
+) -> str:
     """The host of rank 0 by the headless Service; empty where neither its name nor the Service's is known."""
     if size == 1:
         return "127.0.0.1"
     if told := environ.get("JOBSET_COORDINATOR") or environ.get("MASTER_ADDR"):
         return told
+    if not first_job:
+        return ""
     job = _job_name(environ, index)
     subdomain = environ.get("JOB_SUBDOMAIN")
     if subdomain is None:

@@ -122,10 +122,10 @@ class NodeSettings:
     """Network interface (`eth1`) by which the ranks of this node talk to those of others. None: the one by which this
     machine would speak to them, which on a host with one network is the only one there is."""
 
-    nccom_carried: bool = True
+    nccom_carried: bool = False
     """Whether the aggregator's line may carry mpirun's start of its daemon to this node, for nccom-test over several
-    nodes without ssh. What is started then does as the round's main node says. Yes: Trainium nodes have no ssh between
-    them unless somebody gave it to them."""
+    nodes without ssh. What is started then does as the round's main node says, as root: so nobody gets it who has
+    not asked for it."""
 
     aliases: tuple[str, ...] = ()
     """Other names of the node that a gate may use, such as the scheduler's."""

@@ -285,6 +285,7 @@ class NodeBook:
             boot_id=self.boot_id,
             labels=self.settings.labels,
             instance_type=survey.instance_type if survey else None,
+            carriers=("torch", "nccom") if self.settings.nccom_carried else ("torch",),
             inventory=survey.inventory if survey else None,
             versions=survey.versions if survey else {},
             health=Health.UNKNOWN,

@@ -24,7 +24,8 @@ class Task:
 
     `port` is the aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to
     confirm the start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds`
-    how long the main node waits for the others to hear the end.
+    how long the main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of
+    rank 0 for the job's, so that nothing may start without it.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Task:
     linger_seconds: float
     token: str | None
     parent: int
+    main_counts: bool = False
 
     @property
     def node(self) -> str:

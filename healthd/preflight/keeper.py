@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from healthd.client import Aggregator, Endpoint, RefusedError
 from healthd.errors import HealthdError, UnreachableError
 from healthd.model import Decision, Verdict
-from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, Outcome, Task
+from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, Outcome, Task, node_name
 from healthd.preflight.main_node import MainNode, main_node
 
 T = TypeVar("T")
@@ -130,6 +130,16 @@ async def _settle(task: Task) -> Outcome:
             with contextlib.suppress(HealthdError):
                 await _handshake(task, decision, "told")
         return Outcome(kind="exit", code=NOT_ADMITTED if decision.retryable else IMPOSSIBLE, decision=decision)
+    if task.main_counts and node_name(0) not in included:
+        # Everybody comes to this by the same decision, so nobody starts.
+        if task.probes:
+            with contextlib.suppress(HealthdError):
+                await _handshake(task, decision, "told")
+        text = (
+            "the main node is the one that was left out, and its exit code is the job's: how the others end could not "
+            "be told; not started, so that a retry gets another main node"
+        )
+        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
     go, missing = await _acknowledge(task, decision)
     if not go:
         text = f"not all admitted nodes confirmed the start: {', '.join(missing) or 'unknown which'} did not"

@@ -51,6 +51,7 @@ class Centre:
     policy: Policy = ONE_CHECK
     names: tuple[str, ...] = NODES
     inventories: dict[str, Inventory] = dataclasses.field(default_factory=dict)
+    unwilling: tuple[str, ...] = ()
     addresses: dict[str, str] = dataclasses.field(default_factory=lambda: dict(zip(NODES, ADDRESSES, strict=True)))
     told: dict[str, dict[str, OrderReport]] = dataclasses.field(default_factory=dict)
     now: float = NOW
@@ -63,7 +64,10 @@ class Centre:
         found = {}
         for name in self.names:
             known = dataclasses.replace(
-                state(name), inventory=self.inventories.get(name, neuron()), peer_address=self.addresses[name]
+                state(name),
+                inventory=self.inventories.get(name, neuron()),
+                peer_address=self.addresses[name],
+                carriers=("torch", *(() if name in self.unwilling else ("nccom",))),
             )
             found[name] = node(name, known, orders=self.told.get(name, {}))
         return found
@@ -237,6 +241,12 @@ def test_policy_and_devices_say_what_carries(carrier: Any, kinds: tuple[str, ...
     assert told.collective is not None
     assert (told.collective.nccom is None) == (found is None)
     assert told.collective.checks[0] == ("all_reduce" if found is None else CHECK)
+
+
+def test_one_node_whose_owner_has_not_asked_for_it_keeps_all_to_torch() -> None:
+    assert Centre(unwilling=("n2",)).validation.launch is None
+    by_ssh = Policy(settle_seconds=0.0, nccom_launch="ssh")
+    assert Centre(policy=by_ssh, unwilling=NODES).validation.launch == "ssh"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ NODE = """
 directories = ["{checks}"]
 accelerator = "neuron"
 [node]
+nccom_carried = true
 checks = ["memory_free", "proof"]
 passive_floor = "5s"
 look = "5s"

@@ -165,7 +165,6 @@ def test_a_stranger_is_sent_to_the_log_in_and_comes_back(closed: tuple[Stage, di
         for word in ("httponly", "samesite=strict", "path=/", "max-age="):
             assert word in cookie
         assert client.get("/").status_code == 200
-        assert client.get("/events?topic=x").status_code in (200, 503) if False else True
         # The cookie is the page's alone.
         assert client.get("/v1/nodes").status_code == 401
         left = client.post("/log-out", headers={"sec-fetch-site": "same-origin"})
@@ -196,7 +195,7 @@ def test_a_token_that_may_not_read_logs_nobody_in(closed: tuple[Stage, dict[str,
         answer = log_in(client, made.get(token, token))
         assert answer.status_code in (400, 403)
         assert "set-cookie" not in answer.headers
-        assert not token or token not in answer.text.replace("daemon", "") or token == "a b"
+        assert len(token) < 8 or made.get(token, token) not in answer.text
 
 
 def test_a_reader_sees_no_forms_and_can_send_none(closed: tuple[Stage, dict[str, str]]) -> None:

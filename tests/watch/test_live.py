@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -143,3 +144,17 @@ def test_every_panel_has_data_and_no_rule_fails(stand: Stand) -> None:
     until(lambda: empty() <= CONDITIONAL.keys(), 20, lambda: f"without data: {sorted(empty() - CONDITIONAL.keys())}")
     assert stand.prometheus.ailing_rules() == []
     assert stand.cluster.healthd("fault", "clear", "--run-dir", run_dir).code == 0
+
+
+def test_daemon_that_is_gone_is_silent_and_not_healthy(stand: Stand) -> None:
+    stand.cluster.services["n2"].kill()
+    until(lambda: [a["labels"]["node"] for a in firing(stand, "HealthdNodeSilent")] == ["n2"], 20)
+    assert not stand.prometheus.query('healthd_node_health{node="n2"} == 1')
+
+
+def firing(stand: Stand, name: str) -> list[dict[str, Any]]:
+    return [alert for alert in stand.prometheus.alerts(name) if alert["state"] == "firing"]
+
+
+def test_conditional_panels_are_panels() -> None:
+    assert CONDITIONAL.keys() <= {(name, title) for name, title, _ in queries()}

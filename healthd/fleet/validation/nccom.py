@@ -25,8 +25,11 @@ def launch_mode(members: Sequence[str], nodes: Mapping[str, FleetNode], policy: 
     """How nccom-test gets onto these nodes; None where torch carries their collectives."""
     if policy.collective_carrier == "torch":
         return None
+    if policy.collective_carrier == "nccom":
+        return policy.nccom_launch
     kinds = {_kind(nodes.get(name)) for name in members}
-    return policy.nccom_launch if policy.collective_carrier == "nccom" or kinds == {"neuron"} else None
+    willing = policy.nccom_launch != "carried" or all(_lets_carry(nodes.get(name)) for name in members)
+    return policy.nccom_launch if kinds == {"neuron"} and willing else None
 
 
 def checks_of(validation: Validation, policy: Policy) -> tuple[str, ...]:
@@ -148,6 +151,10 @@ def _reason(code: str, text: str, node: str, check: str | None) -> Reason:
         node=node,
         check=check,
     )
+
+
+def _lets_carry(node: FleetNode | None) -> bool:
+    return node is not None and node.state is not None and "nccom" in node.state.carriers
 
 
 def _kind(node: FleetNode | None) -> str | None:
