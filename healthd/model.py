@@ -214,11 +214,28 @@ class Verdict(str, enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Join:
+    """
+    A hook that knows only itself: number `rank` of the `size` members of `group`, on `node`.
+
+    `member` names this very process: the same again is the same member asking once more, another one of the same rank
+    takes its place. `execute`: the process itself is the executor of its node.
+    """
+
+    group: str
+    size: int
+    rank: int
+    member: str
+    node: str
+    execute: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class GateRequest:
     """
     May this job start on these nodes, now?
 
-    Either `nodes`, or `pool` and `count`. `min_nodes` None means all of them. None as `tier`, `max_age_seconds`,
+    Either `nodes`, or `pool` and `count`, or `join`: then all who ask for one job, attempt and group are one gate. `min_nodes` None means all of them. None as `tier`, `max_age_seconds`,
     `wait_seconds`, `mode` or `collective` means the aggregator's policy. `workload` names the job's process or pod.
     `collective`: several nodes run collectives together before they are admitted. `lease` False asks for nothing but
     the answer: the nodes are free again as soon as it is given.
@@ -237,6 +254,7 @@ class GateRequest:
     workload: str | None = None
     collective: bool | None = None
     lease: bool = True
+    join: Join | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

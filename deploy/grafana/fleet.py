@@ -130,13 +130,13 @@ GATES = Row(
             queries=(
                 Query(
                     expr="sum by (would, reason) "
-                    f"(increase(healthd_gate_observed_decisions_total{{{AGGREGATOR}}}[$__range]))"
+                    f'(increase(healthd_gate_observed_decisions_total{{{AGGREGATOR},would!="admit"}}[$__range]))'
                 ),
             ),
             look=Look.TABLE,
             columns=("would", "reason"),
             value="jobs",
-            no_value="No gate was asked in observe mode.",
+            no_value="Nothing: no gate was asked in observe mode, or it would have admitted them all.",
         ),
         Panel(
             title="Nodes left out, by reason",

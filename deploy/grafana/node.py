@@ -30,6 +30,7 @@ NOW = Row(
             width=6,
             height=6,
             colours=HEALTH_COLOURS,
+            names=True,
         ),
         Panel(
             title="Allocated, quarantined, injected faults",

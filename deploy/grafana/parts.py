@@ -6,8 +6,10 @@ import enum
 from dataclasses import dataclass
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 RUNBOOKS = "https://git.example.com/healthd/blob/main/docs/runbooks"
 """Where docs/runbooks can be read. Change it in Grafana (the variable `runbooks`), or here before `make dashboards`."""
@@ -15,6 +17,7 @@ RUNBOOKS = "https://git.example.com/healthd/blob/main/docs/runbooks"
 PAGE = "http://localhost:8090"
 """The aggregator's page for people; the variable `page`."""
 
+Variable = Builder[model.VariableModel]
 TAG = "healthd"
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 HEALTH_COLOURS = {"healthy": "green", "degraded": "yellow", "unknown": "purple", "unhealthy": "red"}
@@ -42,8 +45,9 @@ class Query:
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """
-    One panel. `unit` is Grafana's name of it. `limits` are (value, colour) from the lowest on, the first one's value is
-    ignored. `columns` are the labels that a table shows, in order, `value` the heading of its number (None: hidden).
+    One panel. `unit` is Grafana's name of it. `limits` are (value, colour) from the lowest on; the first one's value is
+    None. `columns` are the labels that a table shows, in order, `value` the heading of its number (None: hidden).
+    `names` shows what is now by its name instead of its number.
     """
 
     title: str
@@ -59,6 +63,7 @@ class Panel:
     value: str | None = None
     minimum: float | None = 0.0
     no_value: str | None = None
+    names: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +74,9 @@ class Row:
     panels: tuple[Panel, ...]
 
 
-def make(*, uid: str, title: str, description: str, variables: list[object], rows: tuple[Row, ...]) -> model.Dashboard:
+def make(
+    *, uid: str, title: str, description: str, variables: list[Variable], rows: tuple[Row, ...]
+) -> model.Dashboard:
     """The dashboard; panels are laid out by their widths."""
     built = (
         dashboard.Dashboard(title)
@@ -94,7 +101,7 @@ def make(*, uid: str, title: str, description: str, variables: list[object], row
     )
     for name, url in (("Page of the aggregator", "${page}"), ("Runbooks", "${runbooks}")):
         built = built.link(dashboard.DashboardLink(name).type(model.DashboardLinkType.LINK).url(url).target_blank(True))
-    y = 0
+    y, number = 0, 0
     for row in rows:
         built = built.with_row(dashboard.Row(row.title).grid_pos(model.GridPos(h=1, w=WIDTH, x=0, y=y)))
         x, y, high = 0, y + 1, 0
@@ -102,7 +109,8 @@ def make(*, uid: str, title: str, description: str, variables: list[object], row
             if x + panel.width > WIDTH:
                 x, y, high = 0, y + high, 0
             place = model.GridPos(h=panel.height, w=panel.width, x=x, y=y)
-            built = built.with_panel(_panel(panel).grid_pos(place))
+            number += 1
+            built = built.with_panel(_panel(panel).id(number).grid_pos(place))
             x, high = x + panel.width, max(high, panel.height)
         y += high
     return built.build()
@@ -113,7 +121,7 @@ def source_variable() -> dashboard.DatasourceVariable:
     return dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
-def label_variable(name: str, label: str, series: str, *, of: str | None = None, many: bool = True) -> object:
+def label_variable(name: str, label: str, series: str, *, of: str | None = None, many: bool = True) -> Variable:
     """A choice among the values of a label (`of`; else the variable's name) of a series."""
     variable = (
         dashboard.QueryVariable(name)
@@ -129,7 +137,7 @@ def label_variable(name: str, label: str, series: str, *, of: str | None = None,
     return variable
 
 
-def link_variables() -> list[object]:
+def link_variables() -> list[Variable]:
     """Where links lead."""
     return [
         dashboard.TextBoxVariable("page").label("Aggregator").default_value(PAGE),
@@ -142,9 +150,13 @@ def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | table.Panel:
     if panel.look is Look.STAT:
         reduced = common.ReduceDataOptions().calcs(["lastNotNull"])
         built = stat.Panel().reduce_options(reduced).color_mode(common_model.BigValueColorMode.VALUE)
-        built = built.graph_mode(common_model.BigValueGraphMode.AREA)
+        built = built.graph_mode(
+            common_model.BigValueGraphMode.NONE if panel.names else common_model.BigValueGraphMode.AREA
+        )
+        shown = common_model.BigValueTextMode
+        built = built.text_mode(shown.NAME if panel.names else shown.VALUE_AND_NAME)
     elif panel.look is Look.TABLE:
-        built = _columns(table.Panel(), panel)
+        built = _columns(table.Panel().show_header(True), panel)
     else:
         built = _lines(timeseries.Panel(), panel)
     built = built.title(panel.title).description(panel.description).datasource(SOURCE).unit(panel.unit)
@@ -160,18 +172,13 @@ def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | table.Panel:
         asked = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + number)).datasource(SOURCE)
         asked = asked.legend_format(query.legend or "__auto")
         if panel.look is Look.TABLE:
-            asked = asked.format(prometheus_format()).instant()
-        elif panel.look is Look.STAT:
+            asked = asked.format(PromQueryFormat.TABLE).instant()
+        elif panel.names:
+            asked = asked.instant()
+        else:
             asked = asked.range()
         built = built.with_target(asked)
     return built
-
-
-def prometheus_format() -> object:
-    """Rows in the place of series."""
-    from grafana_foundation_sdk.models import prometheus as prometheus_model
-
-    return prometheus_model.PromQueryFormat.TABLE
 
 
 def _lines(built: timeseries.Panel, panel: Panel) -> timeseries.Panel:

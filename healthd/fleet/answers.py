@@ -191,7 +191,8 @@ def _admitted(name: str, seen: Assessment | None) -> AdmittedNode:
 def _excluded(gate: Gate, seen: Mapping[str, Assessment], included: set[str]) -> tuple[ExcludedNode, ...]:
     """Every named node that is not included, and of a pool those that were found wanting."""
     if gate.request.nodes:
-        names: Iterable[str] = gate.request.nodes
+        # Of a join also the ranks that never came, which have no node.
+        names: Iterable[str] = (*gate.request.nodes, *(n for n in gate.failed if n not in gate.request.nodes))
     else:
         out = {name for name, a in seen.items() if a.standing is Standing.OUT}
         names = sorted(out | set(gate.failed))[:MOST_EXCLUDED]

@@ -44,7 +44,10 @@ async def ask(request: Request, wait: Wait) -> Response:
     """
     began = time.perf_counter()
     parts = parts_of(request)
-    gate = await parts.engine.ask(await body_of(request, GateRequest))
+    asked = await body_of(request, GateRequest)
+    gate = await parts.engine.ask(asked)
+    if asked.join is not None:
+        wait = min(wait, parts.engine.policy.member_seconds / 4)  # a member is heard only when it asks
     response = await _decision(parts, gate.id, wait)
     granted_at = parts.metrics.granted_at(gate.id)
     if granted_at is not None and granted_at > began:
@@ -87,6 +90,13 @@ async def release(request: Request, gate: str) -> Response:
     engine = parts_of(request).engine
     released = await engine.release(gate)
     return answer(engine.answer(released))
+
+
+@router.delete("/{gate}/members/{member}", dependencies=[Depends(needs(Scope.GATE))])
+async def leave(request: Request, gate: str, member: str) -> Response:
+    """A member of a group ends without starting the job. Safe to repeat."""
+    engine = parts_of(request).engine
+    return answer(engine.answer(await engine.leave(gate, member)))
 
 
 @router.post("/{gate}/outcome", dependencies=[Depends(needs(Scope.GATE))])

@@ -50,12 +50,37 @@ class Engine(Turns):
         one whose admission is over, StoreError when it cannot be written.
         """
         requests.check(request, self.policy)
+        if request.join is not None:
+            return await self._ask_to_join(request)
         known = self._ledger.keys.get((request.job, request.attempt))
         if known is not None and known not in self._ledger.gates:
             gate = await self.get(known)
             requests.same(gate, request, self._ledger)
             return gate
         return await self._do(lambda batch: requests.open_gate(batch, self._ledger, self.policy, request))
+
+    async def _ask_to_join(self, request: GateRequest) -> Gate:
+        """The gate of a group, which is stepped again: a member was heard."""
+        newest = self._ledger.newest.get(request.job)
+        known = self._ledger.keys.get((request.job, newest)) if newest is not None else None
+        decided = await self.get(known) if known is not None and known not in self._ledger.gates else None
+
+        def act(batch: Batch) -> Gate:
+            gate = requests.open_gate(batch, self._ledger, self.policy, request, decided)
+            self._dirty.add(gate.id)
+            return gate
+
+        return await self._do(act)
+
+    async def leave(self, gate_id: str, member: str) -> Gate:
+        """A member of a group ends without starting the job. Safe to repeat; NotFoundError."""
+        gate = await self.get(gate_id)
+
+        def act(batch: Batch) -> Gate:
+            self._dirty.add(gate_id)
+            return requests.left(batch, self._ledger, gate, member)
+
+        return await self._do(act)
 
     async def get(self, gate_id: str) -> Gate:
         """A gate, open or decided; NotFoundError."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from healthd.fleet import answers
+from healthd.fleet import answers, collecting
 from healthd.fleet.model import (
     Effect,
     FleetView,
@@ -52,6 +52,7 @@ def step(now: float, gate: Gate, view: FleetView, policy: Policy) -> tuple[Gate,
 
 def _overridden(now: float, gate: Gate, view: FleetView, policy: Policy) -> tuple[Gate, tuple[Effect, ...]]:
     override = view.overrides[gate.request.job]
+    gate = collecting.as_they_are(gate)
     enforced = dataclasses.replace(gate, terms=dataclasses.replace(gate.terms, mode=Mode.ENFORCE))
     work = Work(now, enforced, view, policy)
     after, _ = _step(work)
@@ -64,6 +65,9 @@ def _overridden(now: float, gate: Gate, view: FleetView, policy: Policy) -> tupl
 def _step(work: Work) -> tuple[Gate, tuple[Effect, ...]]:
     if work.view.recovering is not None:
         return _hold(work, (reason("Recovering", work.view.recovering),))
+    pending = collecting.collect(work)
+    if pending is not None:
+        return _reject(work, pending.failed, retryable=True) if pending.failed else _hold(work, pending.waiting)
     impossible = _impossible_as_asked(work)
     if impossible:
         return _reject(work, impossible, retryable=False)
@@ -157,7 +161,7 @@ def _order_runs(work: Work) -> None:
         if found.standing is not Standing.RUN:
             continue
         turn = ordered[name].round + 1 if name in ordered else 1
-        order_id = f"{work.gate.id}:run:{turn}:{name}"
+        order_id = f"{work.gate.tag}:run:{turn}:{name}"
         ordered[name] = OrderedRun(order_id=order_id, round=turn, ordered_at=work.now, deadline_seconds=bound)
         work.effects.append(OrderRun(node=name, order_id=order_id, tier=tier, deadline_seconds=bound))
         work.seen[name] = dataclasses.replace(found, standing=Standing.PENDING, wake_at=work.now + bound)
@@ -216,12 +220,14 @@ def _waiting_for(work: Work) -> tuple[Reason, ...]:
 def _hold(work: Work, waiting: tuple[Reason, ...], *, wake_at: float = math.inf) -> tuple[Gate, tuple[Effect, ...]]:
     """Not yet: wake when time alone could change something, or end it when its time is up."""
     if work.now >= deadline_of(work):
-        waited = deadline_of(work) - work.gate.created_at
+        waited = deadline_of(work) - work.gate.since
         text = f"not admitted within {waited:.0f} s; it waited for: " + "; ".join(r.message for r in waiting[:8])
         would = Verdict.HOLD if work.now < work.gate.deadline else Verdict.REJECT
         return _reject(work, (reason("Expired", text), *waiting), retryable=True, would=would)
     phase = work.gate.phase if work.gate.reserved else Phase.WAITING
-    times = [deadline_of(work), patience(work), wake_at]
+    if work.gate.collecting:
+        phase = Phase.COLLECTING
+    times = [deadline_of(work), patience(work), wake_at, collecting.wake_at(work)]
     times += [found.wake_at for found in work.seen.values()]
     times += [grant.granted_at + work.policy.lease_ack_seconds for grant in work.gate.granted.values()]
     # A bound that must be passed, not only reached, is passed a millisecond later.

@@ -166,6 +166,10 @@ class Ledger:
             why = gate.decision.reasons[0].message if gate.decision.reasons else f"{len(gate.decision.nodes)} nodes"
             batch.event(f"job:{gate.request.job}", gate.decision.decision.value, f"gate {gate.id}: {why}")
 
+    def heard(self, gate: Gate) -> None:
+        """Nothing is new of the gate but when its members were heard, which is not written."""
+        self.gates[gate.id] = gate
+
     def remember(self, gate: Gate) -> None:
         """Keep a decided gate for those who ask again."""
         self.decided[gate.id] = gate
@@ -206,7 +210,7 @@ class Ledger:
             job=gate.request.job,
             attempt=gate.request.attempt,
             issuer=self.store_id,
-            workload=gate.request.workload,
+            workload=gate.workload_on(effect.node),
             grace_seconds=self.policy.lease_grace_seconds,
             max_seconds=self.policy.lease_max_seconds,
             age_seconds=0.0,
@@ -282,10 +286,10 @@ class Ledger:
         gate = self.gates.get(self.reserved.get(node, ""))
         run = gate.ordered.get(node) if gate is not None else None
         if gate is not None and run is not None and run.status is RunStatus.OPEN:
-            work = RunOrder(tier=gate.terms.tier, workload=gate.asker)
+            work = RunOrder(tier=gate.terms.tier, workload=gate.asker_on(node))
             found.append(Order(id=run.order_id, kind="run", deadline_seconds=run.deadline_seconds, run=work))
         if gate is not None and gate.validation is not None:
-            found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker))
+            found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker_on(node)))
         if node in self.probes:
             found.append(self.probes[node])
         for lease_id in self.leases_of.get(node, ()):

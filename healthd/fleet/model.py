@@ -202,13 +202,12 @@ class FleetView:
 
 class Phase(str, enum.Enum):
     """
-    Where a gate is. WAITING: nothing is reserved. CHECKING: nodes are reserved, ordered runs may be under way.
+    Where a gate is. COLLECTING: members of a `join` come together. WAITING: nothing is reserved. CHECKING: nodes are reserved, ordered runs may be under way.
     VALIDATING: the reserved nodes run collectives together. GRANTING: leases are granted, acknowledgements come in.
     DECIDED: answered, for good.
-
-    Room is left for `collecting` before WAITING: members of a `join` come together.
     """
 
+    COLLECTING = "collecting"
     WAITING = "waiting"
     CHECKING = "checking"
     VALIDATING = "validating"
@@ -256,6 +255,22 @@ class Grant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Member:
+    """
+    A hook that has joined a gate. `member` names its process, `workload` what the host's scheduler calls its pod.
+
+    `heard_at` is when it last asked; it is not kept on disk.
+    """
+
+    member: str
+    rank: int
+    node: str
+    workload: str | None
+    joined_at: float
+    heard_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gate:
     """
     The question of one job and attempt, and how far its answer is.
@@ -264,6 +279,12 @@ class Gate:
     other exclusions are judged anew at each step. `ready_at` is when the first leases were granted; `grants` counts
     rounds of granting, for ids never used twice. `validation` is the newest, with its verdict once it has one; `past`
     are those before it, of other sets of nodes.
+
+    Of a `join` (see `collecting`): `asked_attempt` is what its members asked for, while `request.attempt` counts on
+    with every gate of the group. `members` are all who have asked, in that order; `roster` those that are checked now,
+    by rank, empty while they come together, and then `request.nodes` are their nodes. `generation` counts members that
+    were replaced, `restarts` how often the gate began anew for that, `began_at` is when it did last. `former` are the
+    ranks of leases of the group's gate before this one.
     `waiting` is what it waits for: for people who follow it; it is not kept on disk.
     """
 
@@ -283,11 +304,37 @@ class Gate:
     past: tuple[Validation, ...] = ()
     waiting: tuple[Reason, ...] = ()
     decision: Decision | None = None
+    asked_attempt: int = 0
+    members: tuple[Member, ...] = ()
+    roster: tuple[str, ...] = ()
+    generation: int = 0
+    restarts: int = 0
+    began_at: float | None = None
+    former: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def asker(self) -> str:
-        """The job by the name under which the hosts' scheduler may know it."""
-        return self.request.workload or self.request.job
+    def collecting(self) -> bool:
+        """Whether members are still coming together, so that it is not known yet which nodes are asked for."""
+        return self.request.join is not None and not self.roster
+
+    @property
+    def since(self) -> float:
+        """Since when its nodes are known, which is what bounds of waiting count from."""
+        return self.created_at if self.began_at is None else self.began_at
+
+    @property
+    def tag(self) -> str:
+        """What ids of orders begin with: another one after each restart, since an id is never used twice."""
+        return f"{self.id}.{self.restarts}" if self.restarts else self.id
+
+    def workload_on(self, node: str) -> str | None:
+        """What the host's scheduler calls the job on this node, where the hook could tell."""
+        found = (m.workload for m in self.members if m.node == node and m.member in self.roster)
+        return next(found, self.request.workload)
+
+    def asker_on(self, node: str) -> str:
+        """The job by the name under which the scheduler of this node may know it."""
+        return self.workload_on(node) or self.request.job
 
     @property
     def held(self) -> tuple[str, ...]:

@@ -39,6 +39,15 @@ class Policy:
     node_grace_seconds: float = 60.0
     """How long a gate holds for a node that nobody ever heard of. A minute: daemons and pods start in that time."""
 
+    join_seconds: float = 1200.0
+    """How long members of a group may take to come together. Twenty minutes: images are pulled."""
+
+    member_seconds: float = 60.0
+    """A member that has not asked for so long is gone. Four times as long as one request of a hook is held back."""
+
+    most_restarts: int = 20
+    """How often one gate begins anew because a member was replaced. A pod that crashes for ever must not hold all."""
+
     silent_seconds: float = 60.0
     """A node that was not heard for so long is excluded. Two held syncs of 25 s and some."""
 

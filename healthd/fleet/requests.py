@@ -6,15 +6,17 @@ import dataclasses
 import math
 
 from healthd.errors import BadInputError, ConflictError, StoreError
-from healthd.fleet import answers
+from healthd.fleet import answers, collecting
 from healthd.fleet.ledger import Batch, Ledger
-from healthd.fleet.model import Closing, Gate, Terms
+from healthd.fleet.model import Closing, Gate, Phase, Terms
 from healthd.fleet.policy import Policy
-from healthd.model import GateRequest
+from healthd.fleet.record import check_name
+from healthd.model import GateRequest, Join
 
 LONGEST_NAME = 253
 """Of a node (DNS allows as many) or a pool."""
 LONGEST_JOB = 256
+LONGEST_MEMBER = 128
 
 
 def check(request: GateRequest, policy: Policy) -> None:
@@ -23,9 +25,12 @@ def check(request: GateRequest, policy: Policy) -> None:
         raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
     if not 0 <= request.attempt < 2**31:
         raise BadInputError(f"attempt must be 0 or more, not {request.attempt}")
-    if bool(request.nodes) == (request.pool is not None):
-        raise BadInputError("name either nodes or a pool with a count")
-    _check_size(request, policy)
+    if request.join is not None:
+        _check_join(request, request.join, policy)
+    elif bool(request.nodes) == (request.pool is not None):
+        raise BadInputError("name either nodes or a pool with a count, or join a group")
+    else:
+        _check_size(request, policy)
     several = len(request.nodes) > 1 or (request.count or 0) > 1
     if several and (request.workload or "").startswith("pid:"):
         text = f"workload {request.workload} is a process of one host, and several nodes are asked for"
@@ -39,6 +44,21 @@ def check(request: GateRequest, policy: Policy) -> None:
         raise BadInputError(f"max_age_seconds must be greater than 0, not {request.max_age_seconds}")
     if request.wait_seconds is not None and not 0 <= request.wait_seconds <= policy.max_wait_seconds:
         raise BadInputError(f"wait_seconds must be 0 to {policy.max_wait_seconds:.0f}, not {request.wait_seconds}")
+
+
+def _check_join(request: GateRequest, join: Join, policy: Policy) -> None:
+    if request.nodes or request.pool is not None or request.count is not None:
+        raise BadInputError("who joins a group names its own node alone; leave out nodes, pool and count")
+    for what, text, longest in (("group", join.group, LONGEST_NAME), ("member", join.member, LONGEST_MEMBER)):
+        if not text or len(text) > longest or not text.isprintable():
+            raise BadInputError(f"{what} must be 1 to {longest} printable characters, not {text[:40]!r}")
+    check_name(join.node)
+    if not 1 <= join.size <= policy.max_nodes_per_gate:
+        raise BadInputError(f"a group can have 1 to {policy.max_nodes_per_gate} members, not {join.size}")
+    if not 0 <= join.rank < join.size:
+        raise BadInputError(f"rank {join.rank} is not one of 0 to {join.size - 1}")
+    if request.min_nodes is not None and not 1 <= request.min_nodes <= join.size:
+        raise BadInputError(f"min_nodes must be 1 to {join.size}, not {request.min_nodes}")
 
 
 def _check_size(request: GateRequest, policy: Policy) -> None:
@@ -58,7 +78,7 @@ def _check_size(request: GateRequest, policy: Policy) -> None:
 
 def terms_of(request: GateRequest, policy: Policy) -> Terms:
     """The request with the policy filled in."""
-    wanted = len(request.nodes) or request.count or 0
+    wanted = len(request.nodes) or request.count or (request.join.size if request.join is not None else 0)
     return Terms(
         tier=request.tier or policy.tier,
         max_age_seconds=policy.max_age_seconds if request.max_age_seconds is None else request.max_age_seconds,
@@ -73,7 +93,17 @@ def terms_of(request: GateRequest, policy: Policy) -> Terms:
 def new_gate(gate_id: str, request: GateRequest, policy: Policy, now: float) -> Gate:
     """The gate as it begins."""
     terms = terms_of(request, policy)
-    return Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
+    gate = Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
+    if request.join is None:
+        return gate
+    shared = dataclasses.replace(collecting.common(request), attempt=request.attempt)
+    return dataclasses.replace(
+        gate,
+        request=shared,
+        phase=Phase.COLLECTING,
+        deadline=now + policy.join_seconds,
+        asked_attempt=request.attempt,
+    )
 
 
 def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
@@ -84,7 +114,9 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
     that may be somebody else's by now.
     """
     who = f"job {request.job} attempt {request.attempt}"
-    if gate.request != request:
+    if request.join is not None or gate.request.join is not None:
+        collecting.alike(gate, request)
+    elif gate.request != request:
         raise ConflictError(f"{who} was asked before with another request (gate {gate.id}); use the next attempt")
     if gate.granted and gate.decision is not None:
         ended = [name for name, grant in gate.granted.items() if not ledger.holds(grant.lease_id)]
@@ -95,15 +127,22 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
             )
 
 
-def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest) -> Gate:
-    """The gate of this job and attempt: the open one, or a new one, which takes the place of earlier attempts."""
+def open_gate(
+    batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, decided: Gate | None = None
+) -> Gate:
+    """
+    The gate of this job and attempt: the open one, or a new one, which takes the place of earlier attempts.
+
+    `decided` is the newest gate of a group's job where that is decided and not in memory.
+    """
+    if request.join is not None:
+        return _join(batch, ledger, policy, request, request.join, decided)
     key = (request.job, request.attempt)
     known = ledger.gates.get(ledger.keys.get(key, "")) or ledger.decided.get(ledger.keys.get(key, ""))
     if known is not None:
         same(known, request, ledger)
         return known
-    if len(ledger.gates) >= policy.max_open_gates:
-        raise StoreError(f"{policy.max_open_gates} gates are open already; ask again later, or raise max_open_gates")
+    _check_room(ledger, policy)
     gate = new_gate(ledger.new_id(batch.now), request, policy, batch.now)
     newest = ledger.newest.get(request.job)
     ledger.add(gate)
@@ -116,6 +155,75 @@ def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest
         _take_the_place(batch, ledger, policy, gate)
     # Written even when its first step changes nothing: who asked must be able to ask after it.
     ledger.carry_out(batch, gate, (), ())
+    return gate
+
+
+def _check_room(ledger: Ledger, policy: Policy) -> None:
+    if len(ledger.gates) >= policy.max_open_gates:
+        raise StoreError(f"{policy.max_open_gates} gates are open already; ask again later, or raise max_open_gates")
+
+
+def _join(
+    batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, join: Join, decided: Gate | None
+) -> Gate:
+    """
+    The gate of this member's group: the open one, the decided one if it answers this member, or the group's next.
+
+    Gates of a group are counted on by their attempts, whatever attempt its members ask for: a group whose members were
+    replaced after the answer comes together anew. What they ask for tells restarts of the whole job apart.
+    """
+    newest = ledger.newest.get(request.job)
+    key = ledger.keys.get((request.job, newest)) if newest is not None else None
+    gate = ledger.gates.get(key or "") or ledger.decided.get(key or "") or decided
+    if gate is not None and gate.asked_attempt > request.attempt and gate.request.join is not None:
+        raise ConflictError(
+            f"attempt {request.attempt} of group {join.group} is over: attempt {gate.asked_attempt} was asked meanwhile"
+        )
+    if gate is not None and (gate.request.join is None or gate.asked_attempt == request.attempt):
+        if gate.decision is None:
+            collecting.alike(gate, request)
+            return _arrived(batch, ledger, gate, request, join)
+        if gate.request.join is not None and collecting.belongs(gate, join):
+            same(gate, request, ledger)
+            return gate
+    _check_room(ledger, policy)
+    attempt = request.attempt if newest is None else max(request.attempt, newest + 1)
+    opened = new_gate(ledger.new_id(batch.now), dataclasses.replace(request, attempt=attempt), policy, batch.now)
+    opened = dataclasses.replace(opened, asked_attempt=request.attempt)
+    if gate is not None and gate.request.join is not None and gate.asked_attempt == request.attempt:
+        ranks = {one.node: one.rank for one in gate.members}
+        own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
+        opened = dataclasses.replace(opened, former={**gate.former, **own})
+    ledger.add(opened)
+    if newest is not None and not opened.former:
+        _take_the_place(batch, ledger, policy, opened)
+    return _arrived(batch, ledger, opened, request, join)
+
+
+def _arrived(batch: Batch, ledger: Ledger, gate: Gate, request: GateRequest, join: Join) -> Gate:
+    """Take in a member that asks; what its rank still has of the group's gate before this one ends."""
+    after = collecting.arrive(batch.now, gate, join, request.workload)
+    if durable(after) == durable(gate) and gate.members:
+        ledger.heard(after)
+        return after
+    for lease_id, rank in gate.former.items():
+        if rank == join.rank:
+            ledger.end_lease(batch, lease_id, f"rank {rank} of group {join.group} asks anew (gate {gate.id})")
+    ledger.carry_out(batch, after, (), ())
+    return after
+
+
+def left(batch: Batch, ledger: Ledger, gate: Gate, member: str) -> Gate:
+    """Take in that a member's hook ends without starting the job: its rank is free, its node too."""
+    open_one = ledger.gates.get(gate.id)
+    if open_one is not None:
+        after = collecting.leave(open_one, member)
+        if after != open_one:
+            ledger.carry_out(batch, after, (), ())
+        return after
+    for one in gate.members:
+        if one.member == member and one.node in gate.granted:
+            ledger.end_lease(batch, gate.granted[one.node].lease_id, f"the hook of rank {one.rank} ended")
     return gate
 
 
@@ -132,4 +240,5 @@ def _take_the_place(batch: Batch, ledger: Ledger, policy: Policy, gate: Gate) ->
 
 def durable(gate: Gate) -> Gate:
     """The gate without what is not kept on disk."""
-    return dataclasses.replace(gate, waiting=())
+    members = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.members)
+    return dataclasses.replace(gate, waiting=(), members=members)

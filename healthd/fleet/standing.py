@@ -170,7 +170,7 @@ def _claimed(gate: Gate, view: FleetView, found: Assessment) -> Assessment:
 
 
 def _unheard_of(now: float, gate: Gate, view: FleetView, policy: Policy, name: str) -> Assessment:
-    until = gate.created_at + policy.node_grace_seconds
+    until = gate.since + policy.node_grace_seconds
     if view.settling is not None or view.recovering is not None or now < until:
         text = f"{name} has never reported; waiting up to {policy.node_grace_seconds:.0f} s for it"
         wake_at = until if until > now else math.inf
@@ -208,7 +208,7 @@ def _away(now: float, gate: Gate, view: FleetView, policy: Policy, node: FleetNo
     """Silent, not heard since our start, or heard in one direction only."""
     name = node.node
     if node.heard_seconds is None:
-        until = gate.created_at + policy.silent_seconds
+        until = gate.since + policy.silent_seconds
         waiting = view.settling is not None or view.recovering is not None or now < until
         text = f"{name} has not reported since the aggregator started"
         return Assessment(
@@ -242,15 +242,15 @@ def _taken(gate: Gate, state: NodeState) -> Reason | None:
         text = f"{state.node} still holds a lease of job {lease.job} attempt {lease.attempt}"
         return reason("Allocated", text, node=state.node)
     for allocation in state.allocated:
-        if not _ours(gate, allocation):
+        if not _ours(gate, allocation, state.node):
             text = f"{state.node} is in use (by {allocation.by}: {allocation.holder})"
             return reason("Allocated", text, node=state.node)
     return None
 
 
-def _ours(gate: Gate, allocation: Allocation) -> bool:
+def _ours(gate: Gate, allocation: Allocation, node: str) -> bool:
     """The scheduler or a process holds the devices for the very job that asks: a prolog runs inside its allocation."""
-    return bool(allocation.holder) and allocation.holder in (gate.request.job, gate.request.workload)
+    return bool(allocation.holder) and allocation.holder in (gate.request.job, gate.workload_on(node))
 
 
 def _by_evidence(

@@ -148,12 +148,12 @@ def give_back(work: Work, names: tuple[str, ...], why: str) -> None:
 def deadline_of(work: Work) -> float:
     """When the gate ends; observe mode must not hold up a job for as long as enforce may."""
     if work.gate.terms.mode is Mode.OBSERVE:
-        return min(work.gate.deadline, work.gate.created_at + work.policy.observe_seconds)
+        return min(work.gate.deadline, work.gate.since + work.policy.observe_seconds)
     return work.gate.deadline
 
 
 def patience(work: Work) -> float:
     """Until when nodes beyond those needed are waited for: leases need time before the deadline."""
     end = deadline_of(work)
-    half = (work.gate.created_at + end) / 2
+    half = (work.gate.since + end) / 2
     return max(half, end - work.policy.lease_ack_seconds)

@@ -72,7 +72,7 @@ def _proved(work: Work) -> Proof | None:
 def _under_way(work: Work, validation: Validation) -> Proof | None:
     """Go on with a validation that has no verdict yet; None when it has ended."""
     if set(validation.members) != set(work.gate.reserved):
-        _close(work, validation)  # a member was lost to something else; who remains is validated anew
+        close_validation(work, validation)  # a member was lost to something else; who remains is validated anew
         return None
     step = advance(work.now, validation, work.view.nodes, work.policy, lambda count: _partners(work, count))
     after = step.validation
@@ -117,7 +117,7 @@ def _begin_another(work: Work) -> Proof | None:
         return Proof(failed=(reason("Undecided", text), *last))
     validation = begin(
         work.now,
-        f"{gate.id}:c{len(past)}",
+        f"{gate.tag}:c{len(past)}",
         gate.reserved,
         work.view.nodes,
         work.policy,
@@ -127,7 +127,7 @@ def _begin_another(work: Work) -> Proof | None:
     return None
 
 
-def _close(work: Work, validation: Validation) -> None:
+def close_validation(work: Work, validation: Validation) -> None:
     """Stop it without a verdict; its orders are called off and its partners are free."""
     members = tuple(name for group in validation.groups for name in group.members)
     if members:

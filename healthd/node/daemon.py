@@ -19,12 +19,14 @@ from typing import Any
 from checks.host import Host
 from healthd import web
 from healthd.errors import BadInputError, ConfigError
+from healthd.kubernetes import api_server
 from healthd.node import files
 from healthd.node.allocations import Schedulers
 from healthd.node.api import NodeApi
 from healthd.node.catalogue import enabled_checks
 from healthd.node.clock import Clock, system_clock
 from healthd.node.collectives import Collectives
+from healthd.node.condition import ConditionWriter
 from healthd.node.control import ControlApi, check_faults
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.learned import KeptLimits
@@ -98,6 +100,7 @@ async def _serve(
     orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks, collectives=collectives)
     saver = Saver(book, settings)
     lines = _line(settings, book, orders, clock, KeptLimits(settings.state_dir / "baseline.json", runner))
+    condition = _condition(settings, book, clock)
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
     control = ControlApi(book, scheduler, stopping)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,6 +118,8 @@ async def _serve(
             for line in lines:
                 tasks.eternal("held sync", line.run_held())
                 tasks.eternal("urgent sync", line.run_urgent())
+            for writer in condition:
+                tasks.eternal("node condition", writer.run())
             either: set[asyncio.Future[Any]] = {stopping, tasks.failed}
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -138,6 +143,20 @@ def _line(settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock, 
     book.listen(line.changed)
     orders.changed = line.changed
     return [line]
+
+
+def _condition(settings: NodeSettings, book: NodeBook, clock: Clock) -> list[ConditionWriter]:
+    """The writer of the condition in Kubernetes; none where none is asked for."""
+    wanted = settings.kubernetes
+    if not wanted.on:
+        return []
+    try:
+        server = api_server(os.environ, wanted.service_account, wanted.api_server)
+    except ConfigError as error:
+        raise ConfigError(f"node.kubernetes: {error}") from None
+    if wanted.accelerated_hardware_ready:
+        log.warning("AcceleratedHardwareReady is written: where node repair is on, a hardware fault ends this instance")
+    return [ConditionWriter(book, wanted, server, clock=clock)]
 
 
 class Saver:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+_CONDITION = re.compile(r"[a-z0-9][a-z0-9.-]{1,250}/[A-Za-z][A-Za-z0-9_.-]{0,62}")
 
 
 class Unprompted(str, enum.Enum):
@@ -98,6 +101,42 @@ class AllocationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KubernetesSettings:
+    """The node's health as a condition of its Kubernetes node, written from inside the cluster."""
+
+    condition: str | None = None
+    """Type of the condition, such as `healthd.internal/Fit` (`.internal` is nobody's domain). None: none is written."""
+
+    accelerated_hardware_ready: bool = False
+    """Write `AcceleratedHardwareReady` as well. Dangerous: where node repair is on, False has the instance replaced or
+    rebooted after ten minutes without a drain. No: only whoever wants exactly that turns it on."""
+
+    node: str | None = None
+    """Name of the node in Kubernetes; None: the node's name here."""
+
+    heartbeat_seconds: float = 300.0
+    """The condition is written again this often though nothing changed. Five minutes, as the kubelet and others do:
+    every write goes to etcd."""
+
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
+
+    api_server: str | None = None
+    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_seconds < 30:
+            raise ValueError(f"heartbeat: must be 30 s at least, not {self.heartbeat_seconds:g} s; each write costs etcd")
+        if self.condition is not None and not _CONDITION.fullmatch(self.condition):
+            raise ValueError(f"condition: {self.condition!r} must be DOMAIN/Name; without a domain it is Kubernetes' own")
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is to be written."""
+        return self.condition is not None or self.accelerated_hardware_ready
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeSettings:
     """All of the daemon. Every field is followed by its meaning, its unit and the reason for its default."""
 
@@ -163,6 +202,9 @@ class NodeSettings:
 
     allocations: AllocationSettings = field(default_factory=AllocationSettings)
     """How the job schedulers of the host are asked."""
+
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
+    """The condition of the node in Kubernetes."""
 
     history_results: int = 16
     """Recent results kept of each check; as many that did not pass are kept besides. Shows a day of quick runs."""

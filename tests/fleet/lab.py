@@ -142,10 +142,13 @@ class Lab:
             self.failed_once.update(one for one in members if self.bad.get(one) == "once")
         if any(pair <= set(members) for pair in self.cut):
             kinds.add("cut")
-        ranks = tuple(self._rank(rank, kinds, mine) for rank in range(order.first_rank, order.first_rank + order.ranks))
+        ranks = tuple(
+            self._rank(rank, order.size, kinds, mine)
+            for rank in range(order.first_rank, order.first_rank + order.ranks)
+        )
         return OrderReport(status="done", ranks=ranks)
 
-    def _rank(self, rank: int, kinds: set[str], mine: str | None) -> RankReport:
+    def _rank(self, rank: int, size_of_group: int, kinds: set[str], mine: str | None) -> RankReport:
         base = RankReport(rank=rank, target="cpu:0", check="all_reduce", events=4, last="all_reduce/1024 left")
         if mine == "die":
             return dataclasses.replace(
@@ -181,5 +184,5 @@ class Lab:
             "first": "element 3 is 1 instead of 2" if wrong else None,
             "sources": {},
         }
-        data = {"rank": rank, "ranks": 0, "device": "cpu:0", "targets": [], "seed": 1, "sizes": [size]}
+        data = {"rank": rank, "ranks": size_of_group, "device": "cpu:0", "targets": [], "seed": 1, "sizes": [size]}
         return dataclasses.replace(base, key="cpu", data=data)

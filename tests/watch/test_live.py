@@ -150,6 +150,9 @@ def test_daemon_that_is_gone_is_silent_and_not_healthy(stand: Stand) -> None:
     stand.cluster.services["n2"].kill()
     until(lambda: [a["labels"]["node"] for a in firing(stand, "HealthdNodeSilent")] == ["n2"], 20)
     assert not stand.prometheus.query('healthd_node_health{node="n2"} == 1')
+    stand.cluster.services["n2"].start()
+    stand.cluster.healthy("n2")
+    until(lambda: not stand.prometheus.alerts("HealthdNodeSilent"), 20)
 
 
 def firing(stand: Stand, name: str) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parsed(text: bytes) -> Found:
-    found = (sample for family in text_string_to_metric_families(text.decode()) for sample in family.samples)  # type: ignore[no-untyped-call]
+    found = (sample for family in text_string_to_metric_families(text.decode()) for sample in family.samples)
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in found}
 
 

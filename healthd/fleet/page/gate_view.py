@@ -14,13 +14,25 @@ MOST_NAMES = 8
 MOST_ROUNDS = 60
 MOST_BOXES = 400
 
-PHASES = (
-    (Phase.WAITING, "waiting for nodes"),
-    (Phase.CHECKING, "checking nodes"),
-    (Phase.VALIDATING, "validating together"),
-    (Phase.GRANTING, "granting leases"),
-    (Phase.DECIDED, "decided"),
-)
+_SAID = {
+    "collecting": "collecting members",
+    "waiting": "waiting for nodes",
+    "checking": "checking nodes",
+    "validating": "validating together",
+    "granting": "granting leases",
+    "decided": "decided",
+}
+# All phases in their order, with the words for them.
+PHASES = tuple((phase, _SAID.get(phase.value, phase.value)) for phase in Phase)
+
+
+def steps_of(gate: Gate) -> list[tuple[Phase, str]]:
+    """The phases that a gate goes through."""
+    skipped = set() if gate.terms.collective else {"validating"}
+    if gate.phase.value != "collecting" and gate.request.join is None:
+        skipped.add("collecting")
+    return [(phase, said) for phase, said in PHASES if phase.value not in skipped]
+
 
 TONES = {
     Outcome.PASS: ("healthy", "✓", "passed"),
@@ -181,6 +193,8 @@ def _outcome(verdict: Verdict | None, rounds: Sequence[Round]) -> tuple[str, str
         return "unhealthy", "✕", "at fault: " + ", ".join(culprit.member for culprit in verdict.culprits[:MOST_NAMES])
     if verdict.paths or verdict.groups or verdict.scale or verdict.one_of:
         return "unhealthy", "✕", "a fault between nodes"
+    if not verdict.decided and verdict.rest_passed:
+        return "unknown", "?", "failed, then passed: nobody found at fault"
     if not verdict.decided or verdict.not_measured or verdict.rest_passed is not True:
         return "unknown", "?", "not decided"
     if len(rounds) > 1:

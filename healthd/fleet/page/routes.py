@@ -260,7 +260,6 @@ async def gate(request: Request, gate: str) -> Response:
     after = feed.begin(topic)
     told = await parts.engine.explain(gate)
     found = told.gate
-    steps = [(phase, said) for phase, said in gate_view.PHASES if found.terms.collective or phase.value != "validating"]
     return rendering.page(
         "gate.html",
         visitor=visitor,
@@ -268,7 +267,7 @@ async def gate(request: Request, gate: str) -> Response:
         topic=topic,
         gate=found,
         decision=parts.engine.answer(found),
-        steps=steps,
+        steps=gate_view.steps_of(found),
         pictures=gate_view.pictures(found),
         states=sorted(told.states, key=lambda state: WORST_FIRST.index(state.health))[:MOST_STATES],
         more_states=max(0, len(told.states) - MOST_STATES),

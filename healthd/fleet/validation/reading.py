@@ -17,6 +17,7 @@ from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
 from healthd.fleet import stragglers
 from healthd.fleet.validation import nccom
+from healthd.fleet.validation.measured import MOST_EVENTS, odd_ranks
 from healthd.fleet.validation.model import Group, Tested
 from healthd.localize import Outcome
 from healthd.model import OrderReport, RankReport, Reason
@@ -25,6 +26,8 @@ FINAL = ("done", "refused", "cancelled")
 
 # The node could not take part, through no fault that the group could show.
 _UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "Stuck")
+# It failed by what our own tool did there, which marks no node.
+_OURS = ("CheckError", "Garbage")
 # Another program has the port of the first rank: the next group gets another one.
 _PORT = "is in use"
 _RANK = re.compile(r"rank:(\d+)")
@@ -118,14 +121,20 @@ def _is_heard(report: OrderReport | None) -> bool:
 
 
 def _by_check(group: Group, reports: Mapping[str, OrderReport]) -> dict[str, dict[int, RankReport]]:
-    """By check and rank, without ranks that are not the node's own."""
+    """By check and rank, without ranks that are not the node's own; of a rank that is told twice the worse."""
     found: dict[str, dict[int, RankReport]] = defaultdict(dict)
     for seat in group.seats:
         report = reports.get(seat.node)
         for rank in report.ranks if report is not None else ():
             if seat.first_rank <= rank.rank < seat.first_rank + seat.ranks:
-                found[rank.check][rank.rank] = rank
+                known = found[rank.check].get(rank.rank)
+                if known is None or _worth(rank) < _worth(known):
+                    found[rank.check][rank.rank] = rank
     return found
+
+
+def _worth(rank: RankReport) -> tuple[bool, bool]:
+    return (rank.reason is None, rank.data is not None)
 
 
 def _judged(
@@ -137,6 +146,8 @@ def _judged(
 ) -> list[Finding]:
     """The findings of one check over the group. Ranks of members that are silent or unfit are left out."""
     events = _events(ranks)
+    said = {rank: one.data for rank, one in ranks.items() if one.data is not None and one.reason is None}
+    odd = odd_ranks(said, sum(seat.ranks for seat in group.seats))
     evidence: list[Evidence] = []
     missing: list[Missing] = []
     for seat in group.seats:
@@ -144,15 +155,16 @@ def _judged(
             continue
         for rank in range(seat.first_rank, seat.first_rank + seat.ranks):
             report = ranks.get(rank)
-            if report is not None and report.data is not None:
-                evidence.append(Evidence(target=f"rank:{rank}", key=report.key or "", data=report.data))
+            if report is not None and rank in said and rank not in odd:
+                evidence.append(Evidence(target=f"rank:{rank}", key=report.key or "", data=said[rank]))
                 continue
-            count = 0 if report is None else report.events
+            count = 0 if report is None else min(report.events, MOST_EVENTS)
+            why = "Garbage" if rank in odd else "StartFailed" if report is None else report.reason or "Timeout"
             missing.append(
                 Missing(
                     target=f"rank:{rank}",
-                    reason="StartFailed" if report is None else report.reason or "Timeout",
-                    message="it was never started" if report is None else report.message,
+                    reason=why,
+                    message=odd.get(rank) or ("it was never started" if report is None else report.message),
                     progress=tuple(events(index) for index in range(count)),
                 )
             )
@@ -202,7 +214,7 @@ def _tested(
             continue
         if finding.reason in _UNFIT and _PORT not in finding.message:
             unfit.setdefault(node, told)
-        elif finding.status is Status.FAIL or finding.reason == "CheckError":
+        elif finding.status is Status.FAIL or finding.reason in _OURS:
             accused.setdefault(node, told)
     if silent or unfit:
         outcome = Outcome.UNKNOWN

@@ -1,0 +1,83 @@
+"""What an operator can set of the hand that takes bad nodes out of the scheduler's way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_OWNER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesActuatorSettings:
+    """The taint on nodes of Kubernetes."""
+
+    taint_key: str = "healthd.internal/removed"
+    """Key of the taint. `.internal` is reserved for private use, so it is nobody else's domain."""
+
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Directory with `token` and `ca.crt`, where Kubernetes puts it. Both are read again for each request."""
+
+    api_server: str | None = None
+    """URL of the API server; None: as the variables say that every pod has (KUBERNETES_SERVICE_HOST)."""
+
+    def __post_init__(self) -> None:
+        if not _KEY.fullmatch(self.taint_key):
+            raise ValueError(f"taint_key: {self.taint_key!r} is no key of a taint; write domain/name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActuatorSettings:
+    """The hand. ValueError names what cannot be meant."""
+
+    kind: Literal["none", "kubernetes", "slurm", "batch"] = "none"
+    """Which scheduler. none: nothing outside of healthd is ever touched, and a gate alone keeps jobs off a node."""
+
+    mode: Literal["observe", "act"] = "observe"
+    """observe: only say what would be done. So by default: whoever names a scheduler sees a week of it first."""
+
+    owner: str = "healthd"
+    """Whose marks are ours. Two aggregators on one scheduler need two owners, or each undoes the other's marks."""
+
+    look_seconds: float = 10.0
+    """How often wanted and real are compared. Rejects of gates are acted on at once."""
+
+    answer_seconds: float = 20.0
+    """How long the reject of a gate is held back until the nodes at fault are out of the way, so that the retry lands
+    elsewhere. Two calls take milliseconds; more than this and the scheduler is away, which must not hang the job."""
+
+    gate_seconds: float = 600.0
+    """How long a node is out because of a gate's reject alone. Ten minutes: the retry has been placed by then, and a
+    node that goes on failing is quarantined by rule."""
+
+    removals_per_minute: int = 10
+    """At most so many nodes are taken out in a minute: what is wrong with all at once is hardly the nodes."""
+
+    most_ratio: float = 0.1
+    """The share of a pool that may be out by our hand. As the breaker of the rules."""
+
+    most_least: int = 2
+    """Nodes of a pool that may be out however small it is."""
+
+    backoff_max_seconds: float = 300.0
+    """The longest pause after calls that failed. Five minutes: a scheduler that is back is soon in step again."""
+
+    kubernetes: KubernetesActuatorSettings = field(default_factory=KubernetesActuatorSettings)
+    """Where `kind` is kubernetes."""
+
+    def __post_init__(self) -> None:
+        if not _OWNER.fullmatch(self.owner):
+            raise ValueError(f"owner: {self.owner!r} must be 1 to 63 letters, digits, '.', '-', '_'")
+        if not 0 <= self.most_ratio <= 1:
+            raise ValueError(f"most_ratio: must be from 0 to 1, not {self.most_ratio}")
+        for name in ("removals_per_minute", "most_least"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        for name in ("look_seconds", "gate_seconds", "backoff_max_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name)}")
+        if not 0 <= self.answer_seconds <= 120:
+            raise ValueError(f"answer: must be from 0 s to 120 s, not {self.answer_seconds:g} s")

@@ -1,0 +1,244 @@
+"""
+The node's health as a condition of its Kubernetes node: what it says is pure (`conditions`), `ConditionWriter` writes.
+
+A condition of our own tells; it does nothing by itself. `AcceleratedHardwareReady` is another matter: where EKS node
+auto repair or Karpenter's NodeRepair is on, False has the instance replaced or rebooted after ten minutes, without
+draining. So it is written only where somebody asked for it, and says False only of a hardware fault that is real (not
+injected), on a node that no job has. Where the EKS node monitoring agent runs as well, it writes the same condition and
+the two overwrite each other.
+
+Unverified on a cluster: the patch is what the API's documentation says; that EKS acts on this condition from another
+writer than its own agent is not documented.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from checks.contract import Action, Blame, Status
+from healthd.errors import HealthdError
+from healthd.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
+from healthd.model import Health, NodeState, Reason
+from healthd.node.clock import Clock
+from healthd.node.settings import KubernetesSettings
+from healthd.node.state import NodeBook
+from healthd.node.tasks import wait_for
+
+log = logging.getLogger(__name__)
+
+ACCELERATED_HARDWARE_READY = "AcceleratedHardwareReady"
+NEEDS = "patch on nodes/status"
+
+MESSAGE_CHARACTERS = 512
+# A node that flaps must not write at every turn of it.
+LEAST_SECONDS = 5.0
+FIRST_PAUSE_SECONDS = 2.0
+# Nothing that waiting heals: a missing right, a node of another name. Somebody has to act; look again now and then.
+HOPELESS_SECONDS = 60.0
+HOPELESS = (401, 403, 404)
+
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+# After these something of the machine has to be reset, restarted or replaced.
+_HARDWARE = (Action.RESET_DEVICE, Action.REBOOT, Action.REPLACE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """One condition as it should be: `status` is True, False or Unknown, and True is good."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+def conditions(state: NodeState, settings: KubernetesSettings) -> tuple[Condition, ...]:
+    """What the node's object is to say of this state; empty where nothing is to be written."""
+    found = []
+    if settings.condition:
+        found.append(_own(state, settings.condition))
+    if settings.accelerated_hardware_ready:
+        found.append(_accelerated(state))
+    return tuple(found)
+
+
+def _own(state: NodeState, name: str) -> Condition:
+    """Fit for jobs: healthy, or with warnings only, and not quarantined. That a job has it now is no fault of it."""
+    worst = state.reasons[0] if state.reasons else None
+    if state.health is Health.UNHEALTHY:
+        return _condition(name, "False", worst, "Unhealthy", "unhealthy")
+    if state.quarantine is not None:
+        kept = state.quarantine
+        return Condition(type=name, status="False", reason="Quarantined", message=_line(f"{kept.owner}: {kept.reason}"))
+    if state.health is Health.UNKNOWN:
+        return _condition(name, "Unknown", worst, "Unknown", "nothing is known of this node")
+    if state.health is Health.DEGRADED:
+        return _condition(name, "True", worst, "Degraded", "warnings only")
+    return Condition(type=name, status="True", reason="Healthy", message="all checks that are enabled pass")
+
+
+def _accelerated(state: NodeState) -> Condition:
+    """See the module. Whatever is not a proven, real, free hardware fault is not False: an instance hangs on it."""
+    name = ACCELERATED_HARDWARE_READY
+    faults = [
+        reason
+        for reason in state.reasons
+        if reason.status is Status.FAIL and reason.blame is Blame.NODE and reason.action in _HARDWARE
+    ]
+    real = [reason for reason in faults if not reason.injected]
+    if real and (state.allocated or state.leases):
+        why = _condition(name, "Unknown", real[0], "Unhealthy", "")
+        text = _line(f"said to be not ready once no job has the node: {why.message}")
+        return Condition(type=name, status="Unknown", reason=why.reason, message=text)
+    if real:
+        return _condition(name, "False", real[0], "Unhealthy", "a hardware fault")
+    if faults:
+        return _condition(name, "Unknown", faults[0], "InjectedFault", "an injected fault")
+    if state.health in (Health.HEALTHY, Health.DEGRADED):
+        return Condition(type=name, status="True", reason="Healthy", message="no hardware fault was found")
+    worst = state.reasons[0] if state.reasons else None
+    return _condition(name, "Unknown", worst, "Unknown", "nothing is known of this node")
+
+
+def _condition(name: str, status: str, reason: Reason | None, code: str, text: str) -> Condition:
+    if reason is None:
+        return Condition(type=name, status=status, reason=code, message=text)
+    where = f"{reason.check} on {reason.target}: " if reason.check and reason.target else ""
+    mark = "injected: " if reason.injected else ""
+    # A check of another party may use any code; the API server takes words alone.
+    known = reason.code if _REASON.fullmatch(reason.code) and len(reason.code) <= 256 else code
+    return Condition(type=name, status=status, reason=known, message=_line(f"{mark}{where}{reason.message}"))
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
+
+
+class ConditionWriter:
+    """Writes when the status or reason of a condition changes, and each five minutes. Start `run` as an eternal task."""
+
+    def __init__(
+        self,
+        book: NodeBook,
+        settings: KubernetesSettings,
+        server: ApiServer,
+        *,
+        clock: Clock,
+        seed: int | None = None,
+    ) -> None:
+        self._book = book
+        self._settings = settings
+        self._server = server
+        self._clock = clock
+        self._chance = random.Random(seed)  # noqa: S311
+        self._node = settings.node or book.settings.name
+        self._news = asyncio.Event()
+        self._written: Mapping[str, tuple[str, str]] | None = None
+        self._since: dict[str, tuple[str, str]] = {}  # type -> (status, lastTransitionTime)
+        self._complaint = ""
+        book.listen(self._news.set)
+
+    async def run(self) -> None:
+        """The eternal loop: nothing that the API server does or says ends it."""
+        failures = 0
+        while True:
+            try:
+                await self.write()
+            except KubernetesError as error:
+                self._complain(error)
+                failures += 1
+                await asyncio.sleep(self.pause(error, failures))
+                continue
+            failures = 0
+            self._complaint = ""
+            await self._until_due()
+
+    async def _until_due(self) -> None:
+        """Until something has changed that is to be told at once, or the heartbeat is due."""
+        # Spread, so that a fleet that started together does not write in one second.
+        due = self._clock.boot() + self._settings.heartbeat_seconds * self._chance.uniform(0.9, 1.0)
+        await asyncio.sleep(LEAST_SECONDS)
+        while (left := due - self._clock.boot()) > 0:
+            if self._changed():
+                return
+            await wait_for(self._news, left)
+
+    def _changed(self) -> bool:
+        return self._written != _gist(conditions(self._book.snapshot(), self._settings))
+
+    async def write(self) -> tuple[Condition, ...]:
+        """Write what is true now, once; KubernetesError."""
+        if self._written is None:
+            self._since = await self._read()
+        wanted = conditions(self._book.snapshot(), self._settings)
+        now = _iso(self._clock.wall())
+        since = {one.type: self._transition(one, now) for one in wanted}
+        items = [
+            {
+                "type": one.type,
+                "status": one.status,
+                "reason": one.reason,
+                "message": one.message,
+                "lastHeartbeatTime": now,
+                "lastTransitionTime": since[one.type],
+            }
+            for one in wanted
+        ]
+        # Strategic: conditions are merged by type. A plain merge patch would wipe out the kubelet's.
+        path = node_path(self._node) + "/status"
+        await self._server.patch(path, {"status": {"conditions": items}}, kind=STRATEGIC, needs=NEEDS)
+        if self._written is None:
+            log.info("condition %s is written to node %s", ", ".join(one.type for one in wanted), self._node)
+        self._since.update({one.type: (one.status, since[one.type]) for one in wanted})
+        self._written = _gist(wanted)
+        return wanted
+
+    def _transition(self, wanted: Condition, now: str) -> str:
+        """When the status last became another one: who repairs nodes counts from there, so a refresh must not move it."""
+        status, since = self._since.get(wanted.type, ("", now))
+        return since if status == wanted.status else now
+
+    async def _read(self) -> dict[str, tuple[str, str]]:
+        """What stands there from before this daemon started."""
+        node = await self._server.get(node_path(self._node), needs="get on nodes")
+        found = {}
+        for one in records(node, "status", "conditions"):
+            name, status, since = one.get("type"), one.get("status"), one.get("lastTransitionTime")
+            if isinstance(name, str) and isinstance(status, str) and isinstance(since, str) and since:
+                found[name] = (status, since)
+        return found
+
+    def pause(self, error: KubernetesError, failures: int) -> float:
+        """How long to wait after so many failures in a row."""
+        grown = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10), self._settings.heartbeat_seconds)
+        if error.status in HOPELESS:
+            grown = HOPELESS_SECONDS
+            self._written = None  # the node may be another one by then
+        spread = grown * self._chance.uniform(0.75, 1.25)
+        asked = min(error.retry_after_seconds or 0.0, self._settings.heartbeat_seconds)
+        return max(spread, asked)
+
+    def _complain(self, error: HealthdError) -> None:
+        """Once for each new complaint: a right that is missing for a week is one line."""
+        text = f"node condition: {error}"
+        if isinstance(error, KubernetesError) and error.status == 404:
+            text += f"; no node is named {self._node} there: set node.kubernetes.node"
+        if text != self._complaint:
+            log.warning("%s", text)
+        self._complaint = text
+
+
+def _gist(wanted: tuple[Condition, ...]) -> Mapping[str, tuple[str, str]]:
+    """What has to be told at once when it changes; numbers in messages wait for the heartbeat."""
+    return {one.type: (one.status, one.reason) for one in wanted}
+
+
+def _iso(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,176 @@
+"""What the aggregator makes of reports of ranks that are odd: nothing that is not a measurement of its own passes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from checks.contract import Blame
+from healthd.fleet.validation.model import Group, Seat
+from healthd.fleet.validation.model import Tested as Seen
+from healthd.fleet.validation.reading import read_group
+from healthd.localize import Outcome
+from healthd.model import OrderReport, RankReport
+
+GROUP = Group(
+    id="v.0",
+    seats=tuple(Seat(node=f"n{i}", first_rank=i, ranks=1) for i in range(3)),
+    main="10.0.0.1",
+    port=30000,
+    started_at=0.0,
+    ends_at=100.0,
+)
+
+
+def size(size_bytes: int = 1024) -> dict[str, Any]:
+    return {
+        "size_bytes": size_bytes,
+        "bytes": size_bytes,
+        "seconds": 1e-3,
+        "ready_seconds": 1e-4,
+        "limits": {
+            "busbw_bytes_per_second": [None, None, "none"],
+            "algbw_bytes_per_second": [None, None, "none"],
+            "duration_seconds": [None, None, "none"],
+        },
+        "mismatches": 0,
+        "first": None,
+        "sources": {},
+    }
+
+
+def data(rank: int) -> dict[str, Any]:
+    targets = ["cpu:0"]
+    return {
+        "rank": rank,
+        "ranks": 3,
+        "device": "cpu:0",
+        "targets": targets,
+        "seed": 1,
+        "sizes": [size(1024), size(65536)],
+    }
+
+
+def rank(number: int, found: Any, **others: Any) -> RankReport:
+    return RankReport(
+        **{
+            "rank": number,
+            "target": "cpu:0",
+            "check": "all_reduce",
+            "events": 4,
+            "last": "all_reduce/65536 left",
+            "key": "cpu",
+            "data": found,
+            **others,
+        }
+    )
+
+
+def read(*ranks: RankReport) -> Seen:
+    reports = {f"n{i}": OrderReport(status="done", ranks=tuple(r for r in ranks if r.rank == i)) for i in range(3)}
+    return read_group(GROUP, reports, ("all_reduce",), round_number=0, seconds=1.0)
+
+
+def with_second(change: Callable[[dict[str, Any]], object]) -> Seen:
+    odd = copy.deepcopy(data(1))
+    change(odd)
+    return read(rank(0, data(0)), rank(1, odd), rank(2, data(2)))
+
+
+def test_three_ranks_that_measured_all_sizes_pass() -> None:
+    assert with_second(lambda odd: None).outcome is Outcome.PASS
+
+
+def first(odd: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = odd["sizes"][0]
+    return found
+
+
+ODD: dict[str, Callable[[dict[str, Any]], object]] = {
+    "empty": lambda odd: odd.clear(),
+    "no sizes": lambda odd: odd.update(sizes=[]),
+    "null sizes": lambda odd: odd.update(sizes=None),
+    "a size less": lambda odd: odd["sizes"].pop(),
+    "a size twice": lambda odd: odd["sizes"].append(size(1024)),
+    "another size": lambda odd: first(odd).update(size_bytes=2048),
+    "sizes of text": lambda odd: odd.update(sizes=["1024"]),
+    "another rank": lambda odd: odd.update(rank=0),
+    "rank of text": lambda odd: odd.update(rank="one"),
+    "ranks without end": lambda odd: odd.update(ranks=1 << 60),
+    "fewer ranks": lambda odd: odd.update(ranks=2),
+    "no ranks": lambda odd: odd.pop("ranks"),
+    "null mismatches": lambda odd: first(odd).update(mismatches=None),
+    "no mismatches": lambda odd: first(odd).pop("mismatches"),
+    "mismatches of text": lambda odd: first(odd).update(mismatches=""),
+    "negative mismatches": lambda odd: first(odd).update(mismatches=-1),
+    "no seconds": lambda odd: first(odd).pop("seconds"),
+    "NaN seconds": lambda odd: first(odd).update(seconds=math.nan),
+    "no time at all": lambda odd: first(odd).update(seconds=0),
+    "negative time": lambda odd: first(odd).update(seconds=-1.0),
+    "infinite bytes": lambda odd: first(odd).update(bytes=math.inf),
+    "no bytes": lambda odd: first(odd).update(bytes=0),
+    "other bytes": lambda odd: first(odd).update(bytes=10**15),
+    "no limits": lambda odd: first(odd).pop("limits"),
+    "limits of text": lambda odd: first(odd).update(limits="none"),
+    "a limit of two": lambda odd: first(odd)["limits"].update(duration_seconds=[None, None]),
+    "a limit of text": lambda odd: first(odd)["limits"].update(duration_seconds=["a", None, "config"]),
+    "sources of text": lambda odd: first(odd).update(mismatches=1, sources={"none": 3}),
+    "sources in a list": lambda odd: first(odd).update(mismatches=1, sources=[1]),
+    "sources beyond": lambda odd: first(odd).update(mismatches=1, sources={"77": 3}),
+    "null targets": lambda odd: odd.update(targets=None),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_rank_whose_data_are_no_measurement_gives_no_pass_and_marks_no_node(kind: str) -> None:
+    tested = with_second(ODD[kind])
+    assert tested.outcome in (Outcome.FAIL, Outcome.UNKNOWN)
+    assert set(tested.accused) <= {"n1"}
+    assert all(one.blame is Blame.CHECK for one in tested.accused.values()), tested.accused
+
+
+def test_ranks_that_all_measured_nothing_do_not_pass() -> None:
+    tested = read(*(rank(i, {**data(i), "sizes": []}) for i in range(3)))
+    assert tested.outcome is not Outcome.PASS
+
+
+def test_rank_that_is_lost_and_has_data_too_is_lost() -> None:
+    tested = read(rank(0, data(0)), rank(1, data(1), reason="Crashed", message="killed"), rank(2, data(2)))
+    assert tested.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rank_that_is_reported_twice_counts_by_the_worse_report(turned: bool) -> None:
+    both = [rank(1, None, reason="Crashed", message="killed"), rank(1, data(1))]
+    tested = read(rank(0, data(0)), *(reversed(both) if turned else both), rank(2, data(2)))
+    assert tested.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("status", ["running", "accepted"])
+def test_node_that_has_not_ended_gives_no_outcome_whatever_its_ranks_say(status: str) -> None:
+    reports = {f"n{i}": OrderReport(status="done", ranks=(rank(i, data(i)),)) for i in range(3)}
+    reports["n1"] = OrderReport(status=status, ranks=(rank(1, data(1)),))
+    tested = read_group(GROUP, reports, ("all_reduce",), round_number=0, seconds=1.0)
+    assert tested.outcome is Outcome.UNKNOWN
+    assert tested.silent == ("n1",)
+
+
+def test_ranks_of_others_are_not_taken_from_a_node() -> None:
+    reports = {
+        "n0": OrderReport(status="done", ranks=tuple(rank(i, data(i)) for i in range(3))),
+        "n1": OrderReport(status="done"),
+        "n2": OrderReport(status="done", ranks=(rank(2, data(2)),)),
+    }
+    tested = read_group(GROUP, reports, ("all_reduce",), round_number=0, seconds=1.0)
+    assert tested.outcome is Outcome.UNKNOWN
+    assert set(tested.unfit) == {"n1"}
+
+
+def test_words_of_a_rank_without_sense_break_nothing() -> None:
+    odd = [rank(1, None, events=10**9, last="x entered", reason="Timeout"), rank(2, None, events=-5, last="")]
+    tested = read(rank(0, data(0)), *odd)
+    assert tested.outcome is not Outcome.PASS
