@@ -35,7 +35,7 @@ ATTEMPTS = 5
 GATE_WAIT = "30m"
 # ECS counts it from the container's start to the end of what it depends on.
 START_TIMEOUT_SECONDS = 2100
-# Two GiB a core for the ranks of collectives; what Docker gives, 64 MiB, is too little for any of them.
+# Two GiB for each of 32 cores, for the ranks of collectives; Docker's 64 MiB are too little for any of them.
 SHARED_MEMORY_MIB = 65_536
 
 IMAGE = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/train:latest"
@@ -118,7 +118,7 @@ def container(machine: Machine, image: str, command: Sequence[str], *, share: fl
         "resourceRequirements": resources(machine, share=share),
         "linuxParameters": {
             "devices": machine.devices,
-            "sharedMemorySize": SHARED_MEMORY_MIB,
+            "sharedMemorySize": int(SHARED_MEMORY_MIB * share),
             "initProcessEnabled": True,
         },
         "ulimits": [{"name": "memlock", "softLimit": -1, "hardLimit": -1}],

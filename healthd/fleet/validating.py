@@ -29,6 +29,10 @@ TO_ANSWER_SECONDS = 5.0
 """What is left of the gate's time when a search must end: leases have to be stored."""
 
 
+AT_ONCE_SECONDS = 0.01
+"""A step that has to go on with what it changed itself: what is not later than now wakes nobody."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Proof:
     """
@@ -101,7 +105,7 @@ def _conclude(work: Work, validation: Validation) -> Proof | None:
     unready = [name for name in work.gate.reserved if work.look(name).standing is not Standing.READY]
     if not work.gate.reserved or unready:
         waiting = found.reasons or (reason("NotYetRun", "other nodes take the place of those that failed"),)
-        return Proof(waiting=waiting, wake_at=work.now)
+        return Proof(waiting=waiting, wake_at=work.now + AT_ONCE_SECONDS)
     return None
 
 
@@ -158,7 +162,7 @@ def _partners(work: Work, count: int) -> tuple[str, ...]:
         if name not in work.gate.reserved
         and name not in work.gate.failed
         and name not in work.view.claims
-        and _kind(work, name) in kinds
+        and _kind(work, name) in kinds - {None}
         and work.look(name).standing is Standing.READY
     )
     return tuple(itertools.islice(ready, count))

@@ -36,12 +36,12 @@ POLICY: dict[str, str | list[str]] = {
     "silent": "8s",
     "lease_ack": "10s",
     "collective_checks": ["all_reduce"],
-    "collective_start": "15s",
+    "collective_start": "40s",
     "collective_join": "4s",
     "collective_timeout": "5s",
     "collective_contact": "4s",
     "collective_grace": "1s",
-    "validation": "60s",
+    "validation": "80s",
     # The same nodes are at fault again and again here; that such a node is kept out is tested elsewhere.
     "rules_observe": ["accused"],
 }
@@ -147,7 +147,7 @@ class Fleet:
 
     # --- what is asked of it ------------------------------------------------------------------------------------------
 
-    def gate(self, *names: str, min_nodes: int | None = None, wait: str = "60s") -> Command:
+    def gate(self, *names: str, min_nodes: int | None = None, wait: str = "90s") -> Command:
         """Start `healthd gate` as a job's hook would, on a host of its own."""
         self.jobs += 1
         more = ("--min-nodes", str(min_nodes)) if min_nodes is not None else ()
@@ -164,7 +164,7 @@ class Fleet:
         self.commands.append(process)
         return Command(process)
 
-    def decide(self, *names: str, min_nodes: int | None = None, seconds: float = 60.0) -> Decided:
+    def decide(self, *names: str, min_nodes: int | None = None, seconds: float = 100.0) -> Decided:
         """A gate from question to answer; what an admitted job was given is given back."""
         began = time.monotonic()
         said = self.gate(*names, min_nodes=min_nodes).said(seconds)

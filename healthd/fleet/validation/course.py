@@ -263,7 +263,12 @@ def _next_round(
     first = validation.round == 0
     if first and history[-1].outcome is not Outcome.PASS and not validation.partners:
         count = min(policy.most_partners, max(2, -(-len(validation.members) // 8)))
-        partners = tuple(name for name in find_partners(count) if name not in validation.members)
+        partners = tuple(
+            # One that cannot take part would end the search.
+            name
+            for name in find_partners(count)
+            if name not in validation.members and _ranks_of(nodes.get(name)) and _main([name], nodes)
+        )
         if validation.launch is not None:  # which wants as many on each
             partners = tuple(n for n in partners if _ranks_of(nodes.get(n)) == validation.ranks[validation.members[0]])
         ranks = {**validation.ranks, **{name: _ranks_of(nodes.get(name)) for name in partners}}

@@ -1,0 +1,100 @@
+"""The hand of an aggregator, put together from its settings and what it sees of the fleet."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Protocol, cast
+
+from healthd.errors import ConfigError
+from healthd.fleet.actuators.desired import Rejected, Sight, Suspect, sizes_of
+from healthd.fleet.actuators.hand import Hand, Note
+from healthd.fleet.actuators.model import Actuator
+from healthd.fleet.actuators.settings import ActuatorSettings
+from healthd.fleet.model import FleetNode
+from healthd.model import Quarantine
+
+# Each module has `make(settings: ActuatorSettings) -> Actuator`; loaded only where it is chosen, for what it imports.
+MODULES = {
+    "kubernetes": "healthd.fleet.actuators.kubernetes",
+    "slurm": "healthd.fleet.actuators.slurm",
+    "batch": "healthd.fleet.actuators.batch",
+}
+
+
+class Source(Protocol):
+    """What the hand is told of the fleet by the engine."""
+
+    def quarantines(self) -> Mapping[str, Quarantine]:
+        """All, by node."""
+
+    def leased(self) -> AbstractSet[str]:
+        """Nodes that a lease is on."""
+
+    def open_breakers(self) -> AbstractSet[str]:
+        """Pools whose breaker has tripped; "" are nodes without one."""
+
+    async def note(self, subject: str, kind: str, message: str) -> None:
+        """A line of a node's history."""
+
+
+class Nodes(Protocol):
+    """What the hand asks the registry."""
+
+    def node(self, name: str) -> FleetNode | None:
+        """The node as of now."""
+
+    def pools(self) -> Mapping[str, str]:
+        """Pool by node, of all known nodes; "" for none."""
+
+
+def make_actuator(settings: ActuatorSettings) -> Actuator | None:
+    """The one that is configured; None where none is. ConfigError says what is missing for it."""
+    if settings.kind == "none":
+        return None
+    name = MODULES[settings.kind]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise ConfigError(f"actuator.kind: {settings.kind} needs the package {error.name}; install it") from None
+        raise ConfigError(f"actuator.kind: this healthd has no {settings.kind}") from None
+    make = cast("Callable[[ActuatorSettings], Actuator]", module.make)
+    return make(settings)
+
+
+def make_hand(settings: ActuatorSettings, source: Source, nodes: Nodes) -> Hand | None:
+    """None where nothing outside of healthd is to be touched."""
+    actuator = make_actuator(settings)
+    if actuator is None:
+        return None
+    note: Note = source.note
+    return Hand(actuator, settings, look=lambda rejected: sight(source, nodes, rejected), note=note)
+
+
+def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sight:
+    """The fleet as of now; a healthy one costs nothing."""
+    quarantines = source.quarantines()
+    names = sorted({*quarantines, *rejected})
+    if not names:
+        return Sight(suspects=(), sizes={}, breakers=frozenset())
+    leased, pools = source.leased(), nodes.pools()
+    suspects = []
+    for name in names:
+        node = nodes.node(name)
+        state = node.state if node is not None else None
+        suspects.append(
+            Suspect(
+                node=name,
+                aliases=state.aliases if state is not None else (),
+                instance_id=state.instance_id if state is not None else None,
+                pool=pools.get(name, ""),
+                quarantine=quarantines.get(name),
+                rejected=rejected.get(name),
+                faults=bool(state is not None and state.faults),
+                # Of a node that nobody has heard of nobody knows: when in doubt, a job has it.
+                allocated=state is None or bool(state.allocated or state.leases) or name in leased,
+            )
+        )
+    return Sight(suspects=tuple(suspects), sizes=sizes_of(pools.values()), breakers=source.open_breakers())
