@@ -160,6 +160,12 @@ _ALL = (
     Reason("Reserved", "Another gate has the node.", Blame.CONTROL, Action.RETRY),
     Reason("LeaseNotAcknowledged", "The node did not confirm its lease in time.", Blame.CONTROL, Action.RETRY),
     Reason("DuplicateNode", "Two daemons claim one node name.", Blame.CONTROL, Action.INSPECT),
+    Reason(
+        "Removing",
+        "The gate is rejected; nodes at fault are taken out of the scheduler's way before it says so.",
+        Blame.CONTROL,
+        Action.RETRY,
+    ),
     Reason("Expired", "The gate's time was up.", Blame.CONTROL, Action.RETRY),
     Reason("MemberMissing", "A member of the group did not come, or asks no more.", Blame.CONTROL, Action.RETRY),
     Reason("MemberConflict", "Two members claim one rank or one node at once.", Blame.CONTROL, Action.INSPECT),

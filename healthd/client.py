@@ -169,6 +169,34 @@ class Aggregator:
             self.call("DELETE", f"/v1/gates/{gate_id}/lease", hold_seconds=0.0)
         return bool(mine)
 
+    def newest_gate(self, job: str) -> str | None:
+        """The id of a job's newest gate; None when it has none."""
+        import msgspec
+
+        found = self.call("GET", "/v1/gates", query={"job": job, "limit": 1}, hold_seconds=0.0)
+        try:
+            return next((str(gate["id"]) for gate in msgspec.json.decode(found)["gates"]), None)
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise UnreachableError(f"aggregator {self.url}: its list of gates cannot be read: {error}") from None
+
+    def leave(self, gate: str, member: str) -> None:
+        """Tell a gate that a member of its group ends without starting the job. Safe to repeat."""
+        self.call("DELETE", f"/v1/gates/{gate}/members/{member}", hold_seconds=0.0)
+
+    def acknowledge(self, gate: str, node: str, *, wait_seconds: float = 10.0) -> tuple[bool | None, tuple[str, ...]]:
+        """Confirm the start on a node: whether all go (None: not settled yet), and who has not confirmed."""
+        import msgspec
+
+        body = {"node": node, "event": "acknowledge"}
+        path, query = f"/v1/gates/{gate}/handshake", {"wait": f"{wait_seconds:g}"}
+        found = self.call("POST", path, body=body, query=query, hold_seconds=wait_seconds)
+        try:
+            answer = msgspec.json.decode(found)
+            go = answer["go"]
+            return (None if go is None else bool(go)), tuple(map(str, answer["missing"]))
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise UnreachableError(f"aggregator {self.url}: its answer cannot be read: {error}") from None
+
     def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
         """Tell how a job ended; the id of its gate, None when there is none. Safe to repeat."""
         gate_id = self._gate_of(job, attempt)
@@ -226,7 +254,7 @@ class Aggregator:
                     on_away(error)
                 away = error
                 time.sleep(pause)
-                pause = min(pause * 2, 5.0 if gone_seconds is None else gone_seconds / 4)
+                pause = min(pause * 2, 5.0 if gone_seconds is None else min(5.0, gone_seconds / 4))
                 continue
             heard, away = time.monotonic(), None
             pause = 0.2

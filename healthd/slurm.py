@@ -29,13 +29,12 @@ PROLOG_ERROR = "Prolog error"
 SCONTROL_SECONDS = 15.0
 MAX_OUTPUT_BYTES = 64 << 20
 MAX_REASON_LENGTH = 240
-SAFE_PATH = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/opt/slurm/bin"
 
 # A name for exactly one node: brackets and commas are lists, and NodeName=ALL is every node of the cluster.
 _ONE_NODE = re.compile(r"(?!(?i:all)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _BY = re.compile(r"^(.*?) ?\[([^\[\]@]*)@([^\[\]@]*)\]$")
 _FIRST = re.compile(r"^NodeName=(\S+)")
-_STATE = re.compile(r"^\s+(?:.*\s)?State=(\S+)")
+_STATE = re.compile(r"^\s+State=(\S+)")
 _REASON = re.compile(r"^\s+Reason=(.*)$")
 
 OUT_OF_SERVICE = frozenset({"DRAIN", "DOWN", "FAIL", "FUTURE"})
@@ -264,7 +263,9 @@ def next_step(
         if ours:
             return Step(action="undrain", reason="", note=f"is fit again; its drain was ours ({node.reason})")
         if node.drained:
-            return Step(action="nothing", reason="", note=f"is fit; the drain is not ours ({node.reason or 'no reason'})")
+            return Step(
+                action="nothing", reason="", note=f"is fit; the drain is not ours ({node.reason or 'no reason'})"
+            )
         return Step(action="nothing", reason="", note="is fit")
     if found.fit is None and not drain_unknown:
         return Step(action="nothing", reason="", note=f"is left as it is: {found.why}")

@@ -23,6 +23,8 @@ COMMON = {
     "healthd.listen",
     "healthd.localize",
     "healthd.launching",
+    "healthd.slurm",
+    "healthd.kubernetes",
     "healthd.rsh",
     "healthd.baselines",
     "healthd",

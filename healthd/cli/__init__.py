@@ -24,6 +24,7 @@ COMMANDS = {
     "aggregator": "services",
     "gate": "gate",
     "preflight": "preflight",
+    "slurm": "slurm",
     "fleet": "fleet",
     "override": "fleet",
     "fault": "local",
@@ -38,7 +39,7 @@ COMMANDS = {
 }
 
 # What a configuration error, any other error of ours, and an error nobody foresaw come to (design: command line).
-EXIT_CODES = {"check": (3, 3, 3), "gate": (2, 75, 75), "preflight": (2, 75, 75)}
+EXIT_CODES = {"check": (3, 3, 3), "gate": (2, 75, 75), "preflight": (2, 75, 75), "slurm": (2, 75, 75)}
 DEFAULT_EXIT_CODES = (2, 1, 1)
 
 

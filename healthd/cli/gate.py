@@ -33,6 +33,11 @@ WITHDRAW_SECONDS = 2.0
 @click.option("--hostfile", type=click.Path(path_type=Path), metavar="F", help="A file with one node a line.")
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
+@click.option("--join", metavar="GROUP", help="Come together with the other hooks of this group, one on each node.")
+@click.option("--size", type=int, metavar="N", help="With --join: how many they are (else from the launcher).")
+@click.option("--rank", type=int, metavar="R", help="With --join: which of them this is (else from the launcher).")
+@click.option("--member", metavar="ID", help="With --join: what tells this process from a former one (default: new).")
+@click.option("--execute", is_flag=True, default=None, help="With --join: run the ordered checks here, in this process.")
 @click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
 @click.option("--tier", help="What evidence is asked: passive, quick, deep.")
 @click.option("--max-age", metavar="T", help="How old evidence may be.")
@@ -57,12 +62,16 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
         ctx.obj = {name: value for name, value in options.items() if value not in (None, ())}
         return ADMITTED
     settings = load_settings(options, section="gate")
+    if settings.gate.join is not None:
+        from healthd.cli import joining
+
+        return joining.run(settings, as_json=as_json)
     request = build_request(settings.gate)
     try:
-        with _stoppable():
+        with stoppable():
             decision = _ask(settings, request, as_json=as_json)
     except UnreachableError as error:
-        return _unreachable(settings, error)
+        return unreachable(settings, error)
     except Stopped as stop:
         done = _withdraw(settings, request)
         click.echo(f"healthd: stopped by {stop}; {done}", err=True)
@@ -79,6 +88,9 @@ gate.add_command(outcome)
 def build_request(asked: GateSettings) -> GateRequest:
     """The request that the settings describe; ConfigError says which option is missing or contradicts another."""
     nodes = tuple(asked.node) + _read_hostfile(asked.hostfile)
+    for name, given in (("--size", asked.size), ("--rank", asked.rank), ("--execute", asked.execute or None)):
+        if given is not None:
+            raise ConfigError(f"{name} goes with --join GROUP")
     if not asked.job:
         raise ConfigError("--job is missing: name the job, so that asking again gets the same answer")
     if bool(nodes) == bool(asked.pool):
@@ -145,7 +157,7 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """SIGTERM and SIGINT raise Stopped, so that the gate can be withdrawn before the hook ends."""
 
     def stop(number: int, _: object) -> None:
@@ -194,7 +206,7 @@ def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision
             raise
 
 
-def _unreachable(settings: Settings, error: UnreachableError) -> int:
+def unreachable(settings: Settings, error: UnreachableError) -> int:
     """What the operator chose for when the aggregator is away: hold is the default, and nothing is hidden."""
     rule = settings.gate.on_unreachable
     if rule == "admit":

@@ -67,7 +67,9 @@ def aggregator(mode: str | None, **options: Any) -> int:
     from healthd.fleet.app import run_aggregator
 
     _log()
-    asyncio.run(run_aggregator(settings.aggregator, settings.policy, baseline=settings.baseline))
+    asyncio.run(
+        run_aggregator(settings.aggregator, settings.policy, baseline=settings.baseline, actuator=settings.actuator)
+    )
     return 0
 
 

@@ -17,10 +17,11 @@ from checks.contract import Limit, Tier
 from healthd.baselines.settings import BaselineSettings
 from healthd.config import load, locate, nearest, parse_duration
 from healthd.errors import BadInputError, ConfigError
+from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.policy import Policy
 from healthd.fleet.settings import AggregatorSettings
 from healthd.model import LearnedLimits, Mode
-from healthd.node.settings import NodeSettings, Unprompted
+from healthd.node.settings import KubernetesSettings, NodeSettings, Unprompted
 
 if TYPE_CHECKING:
     from healthd.client import Endpoint
@@ -175,6 +176,21 @@ class GateSettings:
     count: int | None = None
     """How many of the pool."""
 
+    join: str | None = None
+    """A group of hooks that come together instead, one on each node."""
+
+    size: int | None = None
+    """How many members the group has; None: as the launcher says."""
+
+    rank: int | None = None
+    """Which member this is; None: as the launcher says."""
+
+    member: str | None = None
+    """What tells this process from a former one of its rank; None: something new each time."""
+
+    execute: bool = False
+    """Whether the hook runs the ordered checks itself, in the job's own container."""
+
     min_nodes: int | None = None
     """How many good ones will do; None: all."""
 
@@ -293,6 +309,9 @@ class Settings:
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
     """Limits learned from what healthy machines measured."""
 
+    actuator: ActuatorSettings = field(default_factory=ActuatorSettings)
+    """How the aggregator gets bad nodes out of a scheduler's way; off by default."""
+
     file: Path | None = field(default=None, metadata={"internal": True})
     """The file that was read; no setting itself."""
 
@@ -345,6 +364,7 @@ class Settings:
             active=dataclasses.replace(self.node.active, unprompted=Unprompted.OFF),
             allocations=dataclasses.replace(self.node.allocations, read=False),
             sync=sync,
+            kubernetes=KubernetesSettings(),
         )
 
     def runner(self) -> RunnerSettings:

@@ -17,6 +17,9 @@ from dataclasses import replace
 
 from healthd.baselines.settings import BaselineSettings
 from healthd.errors import HealthdError
+from healthd.fleet.actuators.build import make_hand
+from healthd.fleet.actuators.hand import Hand
+from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.api import make_app
 from healthd.fleet.auth import Guard
 from healthd.fleet.baselines import Learner
@@ -55,6 +58,7 @@ async def run_aggregator(
     policy: Policy,
     *,
     baseline: BaselineSettings | None = None,
+    actuator: ActuatorSettings | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """
@@ -71,7 +75,7 @@ async def run_aggregator(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with aggregator(settings, policy, baseline) as (address, failed):
+        async with aggregator(settings, policy, baseline, actuator) as (address, failed):
             log.info("aggregator listens on %s", address)
             if on_ready is not None:
                 on_ready(address)
@@ -91,7 +95,10 @@ async def run_aggregator(
 
 @contextlib.asynccontextmanager
 async def aggregator(
-    settings: AggregatorSettings, policy: Policy, baseline: BaselineSettings | None = None
+    settings: AggregatorSettings,
+    policy: Policy,
+    baseline: BaselineSettings | None = None,
+    actuator: ActuatorSettings | None = None,
 ) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
     """
     A whole aggregator, from entry to exit; gives its address, and a future that fails when its engine does.
@@ -106,10 +113,16 @@ async def aggregator(
         # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
         store = Store.open(settings.database_url)
         try:
-            parts = _build(settings, policy, guard, store, baseline or BaselineSettings())
+            parts = _build(
+                settings, policy, guard, store, baseline or BaselineSettings(), actuator or ActuatorSettings()
+            )
             engine = asyncio.create_task(parts.engine.run(), name="aggregator engine")
             learner = asyncio.create_task(parts.learner.run(), name="baselines")
             learner.add_done_callback(_say_why)
+            tasks = [engine, learner]
+            if parts.hand is not None:
+                tasks.append(asyncio.create_task(parts.hand.run(), name="actuator"))
+                tasks[-1].add_done_callback(_say_why_not_acting)
             endpoint = SyncEndpoint(make_app(parts), fleet=parts.fleet, guard=guard, settings=settings)
             server = Server(
                 endpoint,
@@ -125,15 +138,20 @@ async def aggregator(
                     finally:
                         await _release(parts)
             finally:
-                engine.cancel()
-                learner.cancel()
-                await asyncio.wait((engine, learner))
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
         finally:
             store.close()
 
 
 def _build(
-    settings: AggregatorSettings, policy: Policy, guard: Guard, store: Store, baseline: BaselineSettings
+    settings: AggregatorSettings,
+    policy: Policy,
+    guard: Guard,
+    store: Store,
+    baseline: BaselineSettings,
+    actuator: ActuatorSettings,
 ) -> Parts:
     fleet = Fleet(
         issuer=store.store_id,
@@ -157,6 +175,7 @@ def _build(
         store=lambda: (store.failures, store.failing),
     )
     observer.metrics = metrics
+    observer.hand = make_hand(actuator, engine, fleet)
     return Parts(
         settings=settings,
         fleet=fleet,
@@ -166,6 +185,7 @@ def _build(
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
         learner=Learner(fleet, store, baseline),
+        hand=observer.hand,
     )
 
 
@@ -173,6 +193,7 @@ class _Observer:
     """Hands on what the engine did, since engine and metrics need each other."""
 
     metrics: FleetMetrics | None = None
+    hand: Hand | None = None
 
     def gate_ready(self, gate: Gate, seconds: float) -> None:
         if self.metrics is not None:
@@ -181,6 +202,8 @@ class _Observer:
     def gate_decided(self, gate: Gate) -> None:
         if self.metrics is not None:
             self.metrics.gate_decided(gate)
+        if self.hand is not None:
+            self.hand.gate_decided(gate)
 
 
 async def _release(parts: Parts) -> None:
@@ -188,6 +211,8 @@ async def _release(parts: Parts) -> None:
     parts.stopping.set()
     parts.fleet.release_all()
     parts.engine.stop()
+    if parts.hand is not None:
+        parts.hand.stop()
     await parts.handshakes.stop()
 
 
@@ -195,6 +220,12 @@ def _say_why(learner: asyncio.Task[None]) -> None:
     """Gates go on without baselines; what ended the learning must not stay in the dark."""
     if not learner.cancelled() and learner.exception() is not None:
         log.error("baselines are not learned any more until a restart", exc_info=learner.exception())
+
+
+def _say_why_not_acting(hand: asyncio.Task[None]) -> None:
+    """Gates go on; that nobody takes bad nodes out of the way any more must not stay in the dark."""
+    if not hand.cancelled() and hand.exception() is not None:
+        log.error("bad nodes are not taken out of the way any more until a restart", exc_info=hand.exception())
 
 
 async def _collect_now_and_then() -> None:

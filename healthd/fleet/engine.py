@@ -208,6 +208,18 @@ class Engine(Turns):
         """Breakers of the rules that have tripped, by pool ("": nodes without one)."""
         return self._rules.breakers()
 
+    def quarantines(self) -> Mapping[str, Quarantine]:
+        """All, by node; those whose time is over may still be among them."""
+        return dict(self._ledger.quarantines)
+
+    def pool_of(self, node: str) -> str | None:
+        """The pool of a node as it said last; None for one without, or never heard of."""
+        return self._reports.pool_of(node)
+
+    async def note(self, subject: str, kind: str, message: str) -> None:
+        """A line of the history of a node or job."""
+        await self._do(lambda batch: batch.event(subject, kind, message))
+
     def remembered(self, node: str) -> Record | None:
         """What the rules remember of a node; None: nothing."""
         return self._rules.remembered(node)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from healthd.config import nearest
 from healthd.errors import BadInputError
+from healthd.fleet.actuators.hand import Hand
 from healthd.fleet.auth import Caller, Guard, Scope
 from healthd.fleet.baselines import Learner
 from healthd.fleet.engine import Engine
@@ -29,7 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer."""
+    """
+    What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
+
+    `hand` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched.
+    """
 
     settings: AggregatorSettings
     fleet: Fleet
@@ -39,6 +44,7 @@ class Parts:
     metrics: FleetMetrics
     handshakes: Handshakes
     learner: Learner
+    hand: Hand | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -122,7 +122,7 @@ def _line(text: str) -> str:
 
 
 class ConditionWriter:
-    """Writes when the status or reason of a condition changes, and each five minutes. Start `run` as an eternal task."""
+    """Writes when the status or reason of a condition changes, and each five minutes; `run` is an eternal task."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class ConditionWriter:
         return wanted
 
     def _transition(self, wanted: Condition, now: str) -> str:
-        """When the status last became another one: who repairs nodes counts from there, so a refresh must not move it."""
+        """When the status became what it is: who repairs nodes counts from there, so a refresh must not move it."""
         status, since = self._since.get(wanted.type, ("", now))
         return since if status == wanted.status else now
 

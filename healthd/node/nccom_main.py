@@ -244,4 +244,4 @@ def _unknown(reason: str, text: str) -> Finding:
 def _slurm_job(workload: str | None) -> int | None:
     """`slurm:123`; None for what is no job of Slurm."""
     kind, _, number = (workload or "").partition(":")
-    return int(number) if kind == "slurm" and number.isdecimal() else None
+    return int(number) if kind == "slurm" and number.isdecimal() and len(number) < 16 else None

@@ -342,6 +342,8 @@ class Scheduler:
     async def _host(self, stay: Stay) -> None:
         """A stay from the look at the devices until they are seen to be free again."""
         await self.refresh()
+        if stay.leaving:
+            return  # it was turned out while we looked
         if why := self._taken([stay]):
             stay.refuse(why)
             return

@@ -126,9 +126,13 @@ class KubernetesSettings:
 
     def __post_init__(self) -> None:
         if self.heartbeat_seconds < 30:
-            raise ValueError(f"heartbeat: must be 30 s at least, not {self.heartbeat_seconds:g} s; each write costs etcd")
+            raise ValueError(
+                f"heartbeat: must be 30 s at least, not {self.heartbeat_seconds:g} s; each write costs etcd"
+            )
         if self.condition is not None and not _CONDITION.fullmatch(self.condition):
-            raise ValueError(f"condition: {self.condition!r} must be DOMAIN/Name; without a domain it is Kubernetes' own")
+            raise ValueError(
+                f"condition: {self.condition!r} must be DOMAIN/Name; without a domain it is Kubernetes' own"
+            )
 
     @property
     def on(self) -> bool:

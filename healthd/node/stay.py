@@ -29,8 +29,12 @@ class Stay:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def leave(self, why: str) -> None:
-        """Stop it, once: a second time would disturb the cleaning up after it."""
-        if self.task is not None and not self.leaving:
-            self.leaving = True
-            self.tell(why)
+        """Stop it, once: a second time would disturb the cleaning up after it. One that has not begun never does."""
+        if self.leaving:
+            return
+        self.leaving = True
+        self.tell(why)
+        if self.task is None:
+            self.refuse(why)
+        else:
             self.task.cancel()

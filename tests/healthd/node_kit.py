@@ -169,7 +169,7 @@ def run_order(name: str = "R1", tier: Tier = Tier.QUICK, *, deadline: float = 30
 
 
 class ScriptedProbes:
-    """The edge to the machine: runs take as long as `gate` is closed, and say what `outcome` says."""
+    """The edge to the machine: runs take as long as `gate` is closed, looks as long as `look_gate` is."""
 
     def __init__(self) -> None:
         self.holders: tuple[str, ...] | None = ()
@@ -181,10 +181,13 @@ class ScriptedProbes:
         self.probe_device_seconds = 0.0
         self.gate = asyncio.Event()
         self.gate.set()
+        self.look_gate = asyncio.Event()
+        self.look_gate.set()
         self.outcome: Callable[[str, Plan], CheckResult] = lambda check, plan: result(check, tier=plan.tier)
 
     async def survey(self) -> Survey:
         self.surveys += 1
+        await self.look_gate.wait()
         self.latest = survey(self.holders)
         return self.latest
 

@@ -71,6 +71,20 @@ def test_own_container_is_found_in_control_groups_and_mounts(tmp_path: Path) -> 
     assert ecs.own_containers(tmp_path / "none", "ip-10-0-0-1") == frozenset()
 
 
+def test_containers_of_the_host_are_not_ours_where_we_run_on_the_host(tmp_path: Path) -> None:
+    """Docker mounts memory for each container in the host's own tree; a job of those tasks must not be overlooked."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/system.slice/healthd.service\n")
+    (tmp_path / "self/mountinfo").write_text(
+        f"412 29 0:61 / /var/lib/docker/containers/{'cd' * 32}/mounts/shm rw,nosuid - tmpfs shm rw,size=65536k\n"
+        f"413 29 8:1 /var/lib/docker/containers/{'cd' * 32}/x /mnt/logs rw - ext4 /dev/sda1 rw\n"
+        "cut\n"
+    )
+    own = ecs.own_containers(tmp_path, "ip-10-0-0-1")
+    assert own == frozenset()
+    assert len(ecs.parse_tasks(body(task()), own)) == 1
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -68,6 +68,15 @@ def test_dead_slurmd_that_nobody_waited_for_is_no_scheduler(tmp_path: Path) -> N
     assert look(tmp_path).readings == ()
 
 
+def test_job_whose_slurmd_is_being_restarted_is_still_there(tmp_path: Path) -> None:
+    """A job compiles for a long time before it opens a device, and slurmd's file of its process is gone meanwhile."""
+    process(tmp_path, 20, "slurmstepd", "slurmstepd: [5.batch]")
+    slurm_config(tmp_path)
+    found = look(tmp_path)
+    assert names(found) == ["slurm:5"]
+    assert "slurmd is not running" in found.blind
+
+
 def test_rule_is_idle_without_a_scheduler_and_where_allocations_are_seen(tmp_path: Path) -> None:
     assert unprompted_by(look(tmp_path)) == (Unprompted.IDLE, "no job scheduler is on this host")
     process(tmp_path, 7, "slurmd")

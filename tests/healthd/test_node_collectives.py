@@ -198,6 +198,38 @@ def test_another_validation_ends_the_session_of_the_one_before(tmp_path: Path) -
     run(main())
 
 
+def test_another_validation_takes_the_place_of_one_that_still_looks_at_the_devices(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Site(tmp_path) as site:
+            await quiet()
+            site.probes.look_gate.clear()
+            await site.take(collective("C1"))
+            await site.take(collective("C1"), collective("C2", validation="v2"))
+            site.probes.look_gate.set()
+            await quiet()
+            assert site.status("C1") == "refused"
+            assert site.report("C1").message == "validation v2 came"
+            assert site.status("C2") == "done"
+            assert len(site.script.sessions) == 1
+
+    run(main())
+
+
+def test_lease_that_comes_while_a_session_looks_at_the_devices_keeps_it_from_beginning(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Site(tmp_path) as site:
+            await quiet()
+            site.probes.look_gate.clear()
+            await site.take(collective("C1"))
+            await site.take(collective("C1"), lease_order(lease()))
+            site.probes.look_gate.set()
+            await eventually(lambda: site.status(lease().id) == "accepted")
+            assert site.status("C1") == "refused"
+            assert site.script.sessions == []
+
+    run(main())
+
+
 # --- called off -------------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,13 @@ CHECKS = (
     *("matmul", "memory", "digest", "all_reduce", "all_gather"),
 )
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+# Twelve ranks on a few cores start one after another; a fleet has cores enough.
+PATIENT = AGGREGATOR.replace('silent = "6s"', 'silent = "60s"') + """
+collective_start = "120s"
+collective_join = "90s"
+collective_timeout = "90s"
+collective_contact = "60s"
+"""
 # Six nodes start Python and torch a dozen times, maybe on two cores.
 START_SECONDS = 180.0
 
@@ -52,7 +59,7 @@ def start(cluster: Cluster) -> str:
     from checks.discover import builtin_checks
 
     cluster.checks = tuple(name for name in CHECKS if name in builtin_checks())
-    aggregator = cluster.aggregator(config=AGGREGATOR).start()
+    aggregator = cluster.aggregator(config=PATIENT).start()
     for name, rack in NODES.items():
         node = cluster.node(name, "--label", f"rack={rack}", aggregator=aggregator.url)
         file = cluster.folder / f"{name}.toml"

@@ -250,12 +250,14 @@ def test_the_picture_of_a_validation_shows_every_group_round_by_round_and_marks_
     assert found.rounds[0].boxes[0].tone == "unhealthy"
     assert found.rounds[1].title == "pairs"
     assert found.culprits == ("n3",)
-    marked = {name.node for round_ in found.rounds[1:] for box in round_.boxes for name in box.names if name.marked}
+    marked = {
+        name.node for round_ in found.rounds[1:] for box in round_.boxes for name in box.names if name.mark == "culprit"
+    }
     assert marked == {"n3"}
     assert (found.tone, found.outcome) == ("unhealthy", "at fault: n3")
     text = rendered(gate)
     assert text.count('class="round"') == sum(len(one.rounds) for one in gate_view.pictures(gate))
-    assert "under suspicion" in text
+    assert "n3, at fault" in text
 
 
 @pytest.mark.parametrize(
@@ -293,6 +295,7 @@ def rendered(gate: Gate) -> str:
         decision=gate.decision,
         steps=gate_view.PHASES,
         pictures=gate_view.pictures(gate),
+        left_out=(),
         states=(),
         more_states=0,
         most_nodes=9,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 from healthd.errors import ConfigError
-from healthd.fleet.actuators.desired import Rejected, Sight, Suspect, sizes_of
+from healthd.fleet.actuators.desired import Rejected, Sight, Suspect
 from healthd.fleet.actuators.hand import Hand, Note
 from healthd.fleet.actuators.model import Actuator
 from healthd.fleet.actuators.settings import ActuatorSettings
-from healthd.fleet.model import FleetNode
+from healthd.fleet.model import FleetNode, LeaseRow
+from healthd.fleet.rules.model import Breaker
+from healthd.fleet.turns import steady_clock
 from healthd.model import Quarantine
 
 # Each module has `make(settings: ActuatorSettings) -> Actuator`; loaded only where it is chosen, for what it imports.
@@ -29,11 +30,14 @@ class Source(Protocol):
     def quarantines(self) -> Mapping[str, Quarantine]:
         """All, by node."""
 
-    def leased(self) -> AbstractSet[str]:
-        """Nodes that a lease is on."""
+    def leases(self) -> Sequence[LeaseRow]:
+        """All that are not closed."""
 
-    def open_breakers(self) -> AbstractSet[str]:
-        """Pools whose breaker has tripped; "" are nodes without one."""
+    def breakers(self) -> Mapping[str, Breaker]:
+        """Breakers of the rules that have tripped, by pool; "" are nodes without one."""
+
+    def pool_of(self, node: str) -> str | None:
+        """The pool of a node as it said last."""
 
     async def note(self, subject: str, kind: str, message: str) -> None:
         """A line of a node's history."""
@@ -45,8 +49,11 @@ class Nodes(Protocol):
     def node(self, name: str) -> FleetNode | None:
         """The node as of now."""
 
-    def pools(self) -> Mapping[str, str]:
-        """Pool by node, of all known nodes; "" for none."""
+    def names(self) -> Sequence[str]:
+        """All known names."""
+
+    def pool(self, pool: str) -> Sequence[str]:
+        """The names of a pool."""
 
 
 def make_actuator(settings: ActuatorSettings) -> Actuator | None:
@@ -70,7 +77,9 @@ def make_hand(settings: ActuatorSettings, source: Source, nodes: Nodes) -> Hand 
     if actuator is None:
         return None
     note: Note = source.note
-    return Hand(actuator, settings, look=lambda rejected: sight(source, nodes, rejected), note=note)
+    return Hand(
+        actuator, settings, look=lambda rejected: sight(source, nodes, rejected), note=note, wall=steady_clock()
+    )
 
 
 def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sight:
@@ -79,7 +88,7 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
     names = sorted({*quarantines, *rejected})
     if not names:
         return Sight(suspects=(), sizes={}, breakers=frozenset())
-    leased, pools = source.leased(), nodes.pools()
+    leased = {row.node for row in source.leases()}
     suspects = []
     for name in names:
         node = nodes.node(name)
@@ -89,7 +98,7 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
                 node=name,
                 aliases=state.aliases if state is not None else (),
                 instance_id=state.instance_id if state is not None else None,
-                pool=pools.get(name, ""),
+                pool=source.pool_of(name) or "",
                 quarantine=quarantines.get(name),
                 rejected=rejected.get(name),
                 faults=bool(state is not None and state.faults),
@@ -97,4 +106,7 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
                 allocated=state is None or bool(state.allocated or state.leases) or name in leased,
             )
         )
-    return Sight(suspects=tuple(suspects), sizes=sizes_of(pools.values()), breakers=source.open_breakers())
+    sizes = {pool: len(nodes.pool(pool)) for pool in {suspect.pool for suspect in suspects} if pool}
+    if any(not suspect.pool for suspect in suspects):
+        sizes[""] = sum(source.pool_of(name) is None for name in nodes.names())
+    return Sight(suspects=tuple(suspects), sizes=sizes, breakers=source.breakers().keys())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -28,7 +28,8 @@ class Suspect:
     """
     A node that somebody or something says is bad, and what else is known of it.
 
-    `pool` is "" for a node without one. `faults`: faults are injected on it. `allocated`: a job has it, or nobody knows.
+    `pool` is "" for a node without one. `faults`: faults are injected on it. `allocated`: a job has it, or nobody
+    knows.
     """
 
     node: str
@@ -75,9 +76,13 @@ def desired(now: float, sight: Sight, out_now: AbstractSet[str], settings: Actua
         if removal.by_person:
             out[removal.node] = removal
         elif pool in sight.breakers and removal.node not in out_now:
-            kept_back[removal.node] = f"the breaker of the rules is open ({where}); `healthd fleet breaker reset` closes it"
+            kept_back[removal.node] = (
+                f"the breaker of the rules is open ({where}); `healthd fleet breaker reset` closes it"
+            )
         elif by_pool.get(pool, 0) >= most:
-            kept_back[removal.node] = f"{most} of {sight.sizes.get(pool, 0)} nodes are out already ({where}), and no more may be"
+            kept_back[removal.node] = (
+                f"{most} of {sight.sizes.get(pool, 0)} nodes are out already ({where}), and no more may be"
+            )
         else:
             by_pool[pool] = by_pool.get(pool, 0) + 1
             out[removal.node] = removal
@@ -138,11 +143,3 @@ def culprits(decision: Decision) -> Mapping[str, Reason]:
                 ):
                     found[excluded.node] = reason
     return found
-
-
-def sizes_of(pools: Iterable[str]) -> Mapping[str, int]:
-    """How many nodes there are of each pool; "" are those without one."""
-    sizes: dict[str, int] = {}
-    for pool in pools:
-        sizes[pool] = sizes.get(pool, 0) + 1
-    return sizes

@@ -190,7 +190,9 @@ class Hand:
             await self._act(plan)
         else:
             for node, removal in plan.out.items():
-                self._say(node, f"{self._actuator.name}: {node} would be taken out of the way (observe): {removal.reason}")
+                self._say(
+                    node, f"{self._actuator.name}: {node} would be taken out of the way (observe): {removal.reason}"
+                )
         self._told = {
             node: text for node, text in self._told.items() if not node or node in plan.out or node in plan.kept_back
         }

@@ -49,8 +49,8 @@ class Removal:
 
 class Done(str, enum.Enum):
     """
-    What came of it. OUT: nothing new is placed on the node, by our mark. LEFT: somebody else's mark keeps it out, or the
-    scheduler does not know it; nothing was touched. WORKING: under way; ask again. BACK: our mark is gone.
+    What came of it. OUT: nothing new is placed on the node, by our mark. LEFT: somebody else's mark keeps it out, or
+    the scheduler does not know it; nothing was touched. WORKING: under way; ask again. BACK: our mark is gone.
     """
 
     OUT = "out"
@@ -89,7 +89,7 @@ class Actuator(Protocol):
         """Nodes (by their name in the fleet) that bear our mark now, and its text: read from the scheduler itself."""
 
     async def remove(self, removal: Removal) -> Outcome:
-        """Nothing new is to be placed on the node. OUT, LEFT or WORKING. Called again at every look while it is to be out."""
+        """Nothing new is to be placed on the node: OUT, LEFT or WORKING. Repeated now and then while it is to be out."""
 
     async def restore(self, node: str) -> Outcome:
         """Take our mark away and nothing else. BACK or LEFT."""

@@ -30,6 +30,24 @@ class KubernetesActuatorSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchActuatorSettings:
+    """Draining of ECS container instances, for AWS Batch. At least one cluster or compute environment must be named."""
+
+    clusters: tuple[str, ...] = ()
+    """ECS clusters by name or ARN."""
+
+    compute_environments: tuple[str, ...] = ()
+    """Compute environments of Batch by name; Batch is asked for their clusters."""
+
+    region: str | None = None
+    """AWS region; None: as boto3 finds it (AWS_DEFAULT_REGION, its files)."""
+
+    terminate: bool = False
+    """Terminate a machine that a rule has quarantined, once it is drained and empty, so that another takes its place.
+    Off: nothing is done that a person cannot undo."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActuatorSettings:
     """The hand. ValueError names what cannot be meant."""
 
@@ -67,6 +85,9 @@ class ActuatorSettings:
 
     kubernetes: KubernetesActuatorSettings = field(default_factory=KubernetesActuatorSettings)
     """Where `kind` is kubernetes."""
+
+    batch: BatchActuatorSettings = field(default_factory=BatchActuatorSettings)
+    """Where `kind` is batch."""
 
     def __post_init__(self) -> None:
         if not _OWNER.fullmatch(self.owner):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from healthd.fleet.model import Gate, Phase
 from healthd.fleet.validation.model import Tested, Validation
 from healthd.localize import Outcome, Verdict
+from healthd.model import Decision, ExcludedNode
 
 # Names written into a box of the picture; what is more is counted.
 MOST_NAMES = 8
@@ -44,10 +45,13 @@ TONES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Name:
-    """A node in a box; `marked` when what was seen points at it or the verdict names it."""
+    """
+    A node in a box. `mark`: culprit (the verdict names it), suspect (what was seen in this test points at it), unfit
+    (it could not take part), or empty. Only a verdict accuses.
+    """
 
     node: str
-    marked: bool
+    mark: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,12 @@ class Picture:
     outcome: str
     started_at: float
     seconds: float | None
+
+
+def left_out(decision: Decision) -> list[ExcludedNode]:
+    """The excluded nodes; empty where the reasons at the top have named each of them already."""
+    named = {reason.node for reason in decision.reasons}
+    return [] if all(one.node in named for one in decision.excluded) else list(decision.excluded)
 
 
 def pictures(gate: Gate) -> list[Picture]:
@@ -148,13 +158,11 @@ def _title(number: int, boxes: Sequence[Box], run: Validation) -> str:
 
 def _box(tested: Tested, culprits: Sequence[str]) -> Box:
     tone, sign, said = TONES[tested.outcome]
-    seen = {*tested.accused, *culprits, *tested.unfit}
+    marks = dict.fromkeys(tested.unfit, "unfit") | dict.fromkeys(tested.accused, "suspect")
+    marks |= {name: "culprit" for name in culprits if name in tested.members}
     # Those that something is said of come first, so that a box of a thousand nodes still names them.
-    names = (
-        sorted(tested.members, key=lambda name: name not in seen)
-        if len(tested.members) > MOST_NAMES
-        else tested.members
-    )
+    large = len(tested.members) > MOST_NAMES
+    names = sorted(tested.members, key=lambda name: name not in marks) if large else tested.members
     accused = next(iter(tested.accused.values()), None)
     first = tested.reasons[0] if tested.reasons else accused
     return Box(
@@ -162,7 +170,7 @@ def _box(tested: Tested, culprits: Sequence[str]) -> Box:
         sign=sign,
         said=said,
         size=len(tested.members),
-        names=tuple(Name(node=name, marked=name in seen) for name in names[:MOST_NAMES]),
+        names=tuple(Name(node=name, mark=marks.get(name, "")) for name in names[:MOST_NAMES]),
         more=max(0, len(names) - MOST_NAMES),
         seconds=tested.seconds,
         busbw=min(tested.busbw_bytes_per_second.values(), default=None),
@@ -177,7 +185,7 @@ def _under_way(members: Sequence[str]) -> Box:
         sign="…",
         said="under way",
         size=len(members),
-        names=tuple(Name(node=name, marked=False) for name in members[:MOST_NAMES]),
+        names=tuple(Name(node=name, mark="") for name in members[:MOST_NAMES]),
         more=max(0, len(members) - MOST_NAMES),
         seconds=None,
         busbw=None,

@@ -98,8 +98,11 @@ def _counted(count: Count, policy: Policy) -> Cause:
 
 
 def moment(at: float) -> str:
-    """A time for people: `2026-11-21 12:00Z`."""
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%MZ")
+    """A time for people: `2026-11-21 12:00Z`. Ages are what nodes say, so that it may be none of the calendar."""
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%MZ")
+    except (ValueError, OverflowError, OSError):
+        return "long ago" if at < 0 else "a time to come"
 
 
 def span(seconds: float) -> str:

@@ -119,8 +119,9 @@ def device_of(target: str, inventory: Inventory | None) -> str | None:
     if inventory is None:
         return None
     devices = inventory.devices
-    if target.startswith("rank:") and target[5:].isdigit() and int(target[5:]) < len(inventory.rank_targets):
-        target = inventory.rank_targets[int(target[5:])]
+    number = target.removeprefix("rank:")
+    if number != target and number.isdecimal() and len(number) < 10 and int(number) < len(inventory.rank_targets):
+        target = inventory.rank_targets[int(number)]
     if any(device.target == target for device in devices):
         return target
     if target not in inventory.workers:

@@ -30,7 +30,7 @@ _UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "St
 _OURS = ("CheckError", "Garbage")
 # Another program has the port of the first rank: the next group gets another one.
 _PORT = "is in use"
-_RANK = re.compile(r"rank:(\d+)")
+_RANK = re.compile(r"rank:(\d{1,9})(?!\d)")
 _SLOW = ("SlowLink", "SlowDevice")
 
 
@@ -239,7 +239,7 @@ def _tested(
 
 def _owner(target: str, owners: Mapping[int, str]) -> str | None:
     kind, _, number = target.partition(":")
-    return owners.get(int(number)) if kind == "rank" and number.isdecimal() else None
+    return owners.get(int(number)) if kind == "rank" and number.isdecimal() and len(number) < 10 else None
 
 
 def _called(rank: int, group: Group) -> str:
@@ -284,9 +284,10 @@ def _bandwidth(check: str, findings: Sequence[Finding]) -> dict[str, float]:
     """The bus bandwidth of the largest size."""
     name = f"{check}_busbw_bytes_per_second"
     sized = [
-        (int(one.labels.get("size_bytes", "0")), one.value)
+        (int(size), one.value)
         for finding in findings
         for one in finding.measurements
         if one.name == name and one.value is not None
+        if (size := one.labels.get("size_bytes", "0")).isdecimal() and len(size) < 16
     ]
     return {check: max(sized)[1]} if sized else {}

@@ -24,6 +24,9 @@ MAX_BODY_BYTES = 4 << 20
 # Docker's ids of containers as they stand in control groups and mounts.
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
+# What Docker mounts into each container, out of its own folder for that container.
+_GIVEN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+
 
 class NotUnderstoodError(ValueError):
     """An answer in a form that is not the documented one."""
@@ -74,7 +77,12 @@ def own_containers(proc: Path, host_name: str | None) -> frozenset[str]:
             text = (proc / name).read_text(errors="replace")
         except OSError:
             continue
-        rows = [row for row in text.split("\n") if name.endswith("cgroup") or "/containers/" in row]
+        rows = text.split("\n")
+        if name.endswith("mountinfo"):
+            # On the host itself all containers show, by the memory that is mounted for them: theirs is not ours.
+            # Source: proc(5), mountinfo: the fourth field is the root of the mount, the fifth where it is mounted.
+            mounts = (row.split()[3:5] for row in rows)
+            rows = [each[0] for each in mounts if len(each) == 2 and "/containers/" in each[0] and each[1] in _GIVEN]
         found |= {match for row in rows for match in _CONTAINER.findall(row)}
     if host_name and re.fullmatch(r"[0-9a-f]{12}", host_name):
         found.add(host_name)  # Docker names a container's host by the beginning of its id

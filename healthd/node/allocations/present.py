@@ -11,6 +11,7 @@ from healthd.node.allocations.processes import Process
 # Names of processes as the kernel has them: cut after 15 characters.
 _PROCESSES = {
     "slurmd": "Slurm",
+    "slurmstepd": "Slurm",  # jobs go on while slurmd is restarted, which has no file of its process then
     "kubelet": "Kubernetes",
     "ecs-agent": "ECS",
     "amazon-ecs-agent"[:15]: "ECS",

@@ -1,0 +1,98 @@
+#!/bin/bash
+# User data of a container host of AWS Batch (Amazon Linux 2023, ECS-optimised, Neuron or GPU): installs the daemon and
+# orders the boot check before the ECS agent. The agent waits for the end of user data, so nothing here may wait for it,
+# and services are started with --no-block.
+#
+# Fill in the five settings, or leave them as they are. Whatever fails here must not keep the machine from working, unless
+# ENFORCE says so: then an agent without a verdict does not start.
+set -u
+
+# What pip installs: a version, a wheel (a path, https://... or s3://...), or a folder with all wheels that are needed.
+HEALTHD_PACKAGE=${HEALTHD_PACKAGE:-s3://BUCKET/healthd-0.1.0-py3-none-any.whl}
+# Where deploy/systemd is; beside the package by default.
+UNITS=${UNITS:-s3://BUCKET/systemd}
+# The interpreter on this machine that has the jobs' torch. Empty: the host has none, so the daemon reads only, and the
+# probes run in the job's container alone.
+PROBE_PYTHON=${PROBE_PYTHON:-}
+# yes: the agent starts on a fit node alone. Begin with no.
+ENFORCE=${ENFORCE:-no}
+# yes: a machine with broken devices switches itself off and is replaced. Needs ENFORCE.
+REPLACE=${REPLACE:-no}
+
+ROOT=${ROOT:-}
+HOME_DIR=/opt/healthd
+say() { echo "healthd user data: $*"; }
+
+fetch() { # FROM TO: a file or folder from S3, or of this machine
+  case $1 in
+    s3://*.whl) aws s3 cp --only-show-errors "$1" "$2" ;;
+    s3://*) aws s3 cp --only-show-errors --recursive "$1" "$2" ;;
+    *) cp -r "$1" "$2" ;;
+  esac
+}
+
+install_package() {
+  command -v python3.11 >/dev/null || dnf install -y -q python3.11 || return 1
+  python3.11 -m venv "$ROOT$HOME_DIR" || return 1
+  local package=$HEALTHD_PACKAGE
+  if [[ $package == s3://* ]]; then
+    fetch "$package" "/tmp/${package##*/}" && package=/tmp/${package##*/} || return 1
+  fi
+  "$ROOT$HOME_DIR/bin/pip" install --quiet --disable-pip-version-check "$package"
+}
+
+configure() {
+  mkdir -p "$ROOT/etc/healthd" && cat >"$ROOT/etc/healthd/healthd.toml" <<EOF
+[node]
+listen = "0.0.0.0:8080"
+labels = { pool = "batch" }
+
+EOF
+  if [[ -n $PROBE_PYTHON ]]; then
+    printf '[probe]\npython = "%s"\n' "$PROBE_PYTHON" >>"$ROOT/etc/healthd/healthd.toml"
+    echo BOOT_TIER=quick >"$ROOT/etc/healthd/boot.env"
+  else
+    # Nothing here can run the probes, so nothing tries, and the boot check asks for what can be read.
+    printf '[node.active]\nunprompted = "off"\n' >>"$ROOT/etc/healthd/healthd.toml"
+    echo BOOT_TIER=passive >"$ROOT/etc/healthd/boot.env"
+  fi
+}
+
+install_units() {
+  local from=/tmp/healthd-systemd to=$ROOT/etc/systemd/system
+  rm -rf "$from" && fetch "$UNITS" "$from" || return 1
+  mkdir -p "$to" "$ROOT$HOME_DIR/libexec" || return 1
+  cp "$from/healthd-node.service" "$from/healthd-boot.service" "$to/" || return 1
+  install -m 0755 "$from/healthd-boot" "$ROOT$HOME_DIR/libexec/healthd-boot"
+}
+
+require_boot() { # written first of all: if the rest fails, the agent must not start
+  mkdir -p "$ROOT/etc/systemd/system/ecs.service.d" || return 1
+  printf '[Unit]\nRequires=healthd-boot.service\nAfter=healthd-boot.service\n' \
+    >"$ROOT/etc/systemd/system/ecs.service.d/healthd.conf"
+}
+
+replace_broken() {
+  mkdir -p "$ROOT/etc/systemd/system/healthd-boot.service.d" &&
+    cp /tmp/healthd-systemd/replace.conf "$ROOT/etc/systemd/system/healthd-boot.service.d/replace.conf"
+}
+
+main() {
+  [[ $ENFORCE != yes ]] || require_boot || say "the agent could not be made to wait for a fit node"
+  install_package || { say "the package could not be installed: $HEALTHD_PACKAGE"; return 1; }
+  configure || { say "/etc/healthd could not be written"; return 1; }
+  install_units || { say "the units could not be installed from $UNITS"; return 1; }
+  [[ $ENFORCE != yes || $REPLACE != yes ]] || replace_broken || say "replace.conf could not be installed"
+}
+
+# Folders that jobs' containers mount.
+mkdir -p "$ROOT/var/lib/healthd/compile-cache"
+if main; then
+  systemctl daemon-reload
+  systemctl enable --now --no-block healthd-node.service healthd-boot.service
+  say "installed; the ECS agent starts after the boot check"
+else
+  systemctl daemon-reload
+  say "not installed; with ENFORCE=yes no job comes to this machine, else jobs come unchecked"
+  exit 1
+fi

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Slurm's PrologSlurmctld: asks the aggregator whether a job may start on the nodes that Slurm has chosen, while they show
+# CONFIGURING. Exit 75: a batch job goes back into the queue; one of srun or salloc is cancelled.
+# Settings: hooks.conf beside this file, and [gate] in /etc/healthd/healthd.toml. Runs as SlurmUser, without a PATH.
+PATH=/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/opt/healthd/bin:/opt/slurm/bin
+export PATH
+gate_wait=10m healthd=healthd
+here=${0%/*}
+# shellcheck source=/dev/null
+[ ! -r "$here/hooks.conf" ] || . "$here/hooks.conf"
+
+# shellcheck disable=SC2086
+exec $healthd slurm gate --wait "$gate_wait" ${gate_options-}

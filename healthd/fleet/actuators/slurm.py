@@ -1,0 +1,107 @@
+"""
+Drains nodes in Slurm by `scontrol`, run where the aggregator is, as SlurmUser or an operator of Slurm.
+
+A drain places nothing new on a node and ends no job. Its reason begins with `OWNER-fleet: `, so that only our own is
+undone; the drains of `healthd slurm health` (`healthd: ...`) are the node's own word and not ours. Warning: AWS
+ParallelCluster terminates nodes that are drained; leave the mode at observe there unless you want that.
+
+Verified against Slurm 22.05.8 (Debian 12). Unverified on hardware: ParallelCluster's reaction, as AWS documents it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+
+from healthd.fleet.actuators.model import ActuatorError, Done, Outcome, Removal
+from healthd.fleet.actuators.settings import ActuatorSettings
+from healthd.slurm import Scontrol, SlurmError, SlurmNode, one_node, reason_text
+
+# Where Slurm has a node under another name than the fleet, the reason says the fleet's: the mark is all that is kept.
+_AS = re.compile(r"as (\S+): ")
+
+
+class SlurmActuator:
+    """See the module. `scontrol` is how Slurm is asked."""
+
+    name = "slurm"
+
+    def __init__(self, scontrol: Scontrol, *, owner: str) -> None:
+        self._scontrol = scontrol
+        self._mark = f"{owner}-fleet: "
+
+    async def marked(self) -> Mapping[str, str]:
+        """As in `model.Actuator`."""
+        return await asyncio.to_thread(self._marked)
+
+    async def remove(self, removal: Removal) -> Outcome:
+        """As in `model.Actuator`. A node that somebody else has taken out, for whatever reason, is left as it is."""
+        return await asyncio.to_thread(self._remove, removal)
+
+    async def restore(self, node: str) -> Outcome:
+        """As in `model.Actuator`."""
+        return await asyncio.to_thread(self._restore, node)
+
+    def _marked(self) -> Mapping[str, str]:
+        try:
+            nodes = self._scontrol.nodes()
+        except SlurmError as error:
+            raise ActuatorError(str(error)) from None
+        return {self._fleet_name(node): node.reason for node in nodes if node.bears(self._mark)}
+
+    def _remove(self, removal: Removal) -> Outcome:
+        try:
+            node = self._find(removal)
+            if node is None:
+                return Outcome(done=Done.LEFT, note=f"Slurm knows no node {' or '.join(removal.names)}")
+            if node.bears(self._mark):
+                return Outcome(done=Done.OUT, note=f"{node.name} is drained: {node.reason}")
+            if node.off:
+                return Outcome(
+                    done=Done.LEFT, note=f"{node.name} is powered off by Slurm; there is nothing to keep out"
+                )
+            if node.out:
+                return Outcome(
+                    done=Done.LEFT, note=f"{node.name} is out of service by others: {node.reason or 'no reason'}"
+                )
+            whose = "" if node.name == removal.node else f"as {removal.node}: "
+            self._scontrol.drain(node.name, reason_text(self._mark, whose + removal.reason))
+        except SlurmError as error:
+            raise ActuatorError(str(error)) from None
+        return Outcome(done=Done.OUT, note=f"{node.name} is drained; jobs that run there go on")
+
+    def _restore(self, name: str) -> Outcome:
+        try:
+            node = self._drained_for(name)
+            if node is None:
+                return Outcome(done=Done.LEFT, note=f"no drain of ours on {name}")
+            self._scontrol.undrain(node.name)
+        except SlurmError as error:
+            raise ActuatorError(str(error)) from None
+        return Outcome(done=Done.BACK, note=f"{node.name} is drained no more")
+
+    def _find(self, removal: Removal) -> SlurmNode | None:
+        """The node under the first of its names that Slurm knows."""
+        for name in removal.names:
+            if one_node(name) and (node := self._scontrol.node(name)) is not None:
+                return node
+        return None
+
+    def _drained_for(self, name: str) -> SlurmNode | None:
+        """The node that bears our mark for a node of the fleet: looked at anew, right before it is undrained."""
+        node = self._scontrol.node(name)
+        if node is not None and node.bears(self._mark) and self._fleet_name(node) == name:
+            return node
+        return next(
+            (one for one in self._scontrol.nodes() if one.bears(self._mark) and self._fleet_name(one) == name), None
+        )
+
+    def _fleet_name(self, node: SlurmNode) -> str:
+        match = _AS.match(node.reason, len(self._mark))
+        return match[1] if match else node.name
+
+
+def make(settings: ActuatorSettings) -> SlurmActuator:
+    """As the configuration has it."""
+    return SlurmActuator(Scontrol(), owner=settings.owner)

@@ -1,0 +1,132 @@
+"""`healthd gate --join` as its users have it: hooks, daemons and an aggregator as processes of their own."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fleet.cluster import AGGREGATOR, Cluster
+from tests.fleet.service import Command, Service, until
+from tests.healthd.cli_kit import healthd
+
+POLICY = AGGREGATOR + 'member = "4s"\njoin = "25s"\ncollective = false\n'
+NODES = ("n0", "n1", "n2", "n3")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def join(cluster: Cluster, aggregator: Service, rank: int, *more: str, size: int = 4, node: str = "") -> Command:
+    who = ("--join", "train", "--size", str(size), "--rank", str(rank), "--node", node or f"n{rank}")
+    return cluster.start("gate", "--aggregator", aggregator.url, *who, "--wait", "30s", *more)
+
+
+def waiting(aggregator: Service) -> str:
+    """What the newest gate waits for, or why it is decided."""
+    gates = aggregator.get("/v1/gates").json()["gates"]
+    told = aggregator.get(f"/v1/gates/{gates[0]['id']}").json() if gates else {}
+    return "; ".join(reason["message"] for reason in told.get("reasons", ()))
+
+
+def test_four_hooks_of_which_one_is_late_and_one_is_recreated_start_together(cluster: Cluster) -> None:
+    aggregator = cluster.fleet(*NODES, config=POLICY)
+    hooks = {rank: join(cluster, aggregator, rank) for rank in (0, 1, 2)}
+    until(lambda: "missing: rank 3" in waiting(aggregator))
+    hooks[1].process.kill()
+    hooks[1].process.communicate()
+    hooks[1] = join(cluster, aggregator, 1)
+    time.sleep(1.0)
+    assert all(hook.process.poll() is None for hook in hooks.values()), "nobody starts before all have come"
+    hooks[3] = join(cluster, aggregator, 3, "--json")
+    said = {rank: hook.said() for rank, hook in hooks.items()}
+    assert {rank: one.code for rank, one in said.items()} == dict.fromkeys(range(4), 0), said
+    assert [node["node"] for node in said[3].json["nodes"]] == list(NODES)
+    leases = aggregator.get("/v1/fleet").json()
+    assert leases, "the fleet has something to say"
+    for name in NODES:
+        (lease,) = cluster.services[name].get("/v1/node").json()["leases"]
+        assert lease["gate"] == said[3].json["id"]
+
+
+def test_a_node_that_is_bad_keeps_all_from_starting_and_each_is_told_which(cluster: Cluster) -> None:
+    aggregator = cluster.fleet("n0", "n1", config=POLICY)
+    cluster.prove(0.5)
+    hooks = [join(cluster, aggregator, rank, "--max-age", "1s", size=2) for rank in (0, 1)]
+    for hook in hooks:
+        said = hook.said()
+        assert said.code == 75, said.err
+        assert "SlowDevice" in said.out + said.err
+
+
+def test_a_hook_that_is_stopped_leaves_its_group_at_once(cluster: Cluster) -> None:
+    aggregator = cluster.fleet("n0", config=POLICY)
+    hook = join(cluster, aggregator, 0, size=2)
+    until(lambda: "1 of 2 members have come" in waiting(aggregator))
+    hook.process.send_signal(signal.SIGTERM)
+    said = hook.said(5)
+    assert said.code == 75
+    assert "stopped by SIGTERM; its group is told" in said.err
+    until(lambda: "0 of 2 members have come" in waiting(aggregator))
+
+
+def test_a_rank_that_comes_after_the_others_have_started_is_left_out(cluster: Cluster) -> None:
+    aggregator = cluster.fleet("n0", "n1", config=POLICY.replace('join = "25s"', 'join = "2s"'))
+    alone = join(cluster, aggregator, 0, "--min-nodes", "1", size=2).said()
+    assert alone.code == 0, alone.err
+    late = join(cluster, aggregator, 1, "--min-nodes", "1", size=2).said()
+    assert late.code == 75
+    assert "rank 1 on n1 is left out, the others start without it: rank 1 of group train did not come" in late.err
+
+
+def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_together(cluster: Cluster) -> None:
+    """Both are admitted, one is killed before it could confirm: the other does not start alone, and asks anew."""
+    aggregator = cluster.aggregator(config=POLICY + '[aggregator]\nhandshake = "2s"\n').start()
+    for name in ("n0", "n1"):
+        cluster.node(name, aggregator=aggregator.url).start(ready=False)
+    cluster.healthy("n0", "n1")
+    other = {"group": "train", "size": 2, "rank": 1, "member": "dies", "node": "n1"}
+    hook = join(cluster, aggregator, 0, size=2)
+    body = {"job": "train", "wait_seconds": 30.0, "join": other}
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        told = httpx.post(f"{aggregator.url}/v1/gates?wait=1", json=body, trust_env=False, timeout=10).json()
+        if told["decision"] == "admit":
+            break
+    assert told["decision"] == "admit", told
+    again = join(cluster, aggregator, 1, size=2)
+    first, second = hook.said(), again.said()
+    assert (first.code, second.code) == (0, 0), (first, second)
+    assert "n1 did not confirm the start; the group comes together again" in first.err
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (("--join", "g", "--rank", "0"), {}, "--size is missing, and no launcher's variables say it"),
+        (("--join", "g", "--size", "2"), {}, "--rank is missing"),
+        (("--join", "g", "--size", "2", "--rank", "2"), {}, "--rank 2 is not one of 0 to 1"),
+        (("--join", "g", "--size", "2", "--rank", "0", "--pool", "p"), {}, "--pool does not go with --join"),
+        (("--join", "g", "--size", "2", "--rank", "0", "--node", "a", "--node", "b"), {}, "takes one --node"),
+        (("--join", "g", "--size", "2", "--rank", "0", "--min-nodes", "3"), {}, "--min-nodes must be between 1 and 2"),
+        (("--job", "j", "--node", "n", "--size", "2"), {}, "--size goes with --join GROUP"),
+        (("--job", "j", "--node", "n", "--execute"), {}, "--execute goes with --join GROUP"),
+        (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETIONS is not"),
+    ],
+)
+def test_usage_is_one_clear_line(
+    arguments: tuple[str, ...], variables: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    done = healthd(tmp_path, "gate", "--aggregator", "http://127.0.0.1:1", *arguments, env=variables)
+    assert done.code == 2, done.err
+    assert said in done.err
