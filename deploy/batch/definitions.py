@@ -102,7 +102,7 @@ def environment() -> list[Json]:
 
 
 def resources(machine: Machine, *, share: float = 1.0) -> list[Json]:
-    """vCPUs and memory, all of the machine's or a share of them."""
+    """Processors and memory, all of the machine's or a share of them."""
     return [
         {"type": "VCPU", "value": str(max(1, int(machine.vcpus * share)))},
         {"type": "MEMORY", "value": str(int(machine.memory_mib * share))},
@@ -143,8 +143,8 @@ def gate_container(machine: Machine, image: str, command: Sequence[str]) -> dict
     """
     The gate in a container of its own, which the job's waits for: for images that cannot have healthd in them.
 
-    `gate` may not be essential, or Batch refuses a dependency on its success. The two divide vCPUs and memory, which ECS
-    counts for both at once; the devices are in both, since the gate is gone before the job starts.
+    `gate` may not be essential, or Batch refuses a dependency on its success. The two divide vCPUs and memory, which
+    ECS counts for both at once; the devices are in both, since the gate is gone before the job starts.
     """
     gate = container(machine, "ACCOUNT.dkr.ecr.REGION.amazonaws.com/healthd:latest", (*GATE, "true"), share=1 / 8)
     job = container(machine, image, command, share=7 / 8)

@@ -3,9 +3,9 @@ Submits a job to AWS Batch and follows it until it is over, over Batch's own att
 
     python submit.py --job train-7b --queue healthd --definition train --checkpoint s3://BUCKET/train-7b
 
-What ends a job decides what follows: 75 (the gate did not admit) and a host that went away are worth another job, after a
-pause that doubles; anything else is the job's own, and is told. Each attempt and each new job finds CHECKPOINT_PATH in
-its environment, the same every time: the training script goes on from the newest whole checkpoint in there.
+What ends a job decides what follows: 75 (the gate did not admit) and a host that went away are worth another job, after
+a pause that doubles; anything else is the job's own, and is told. Each attempt and each new job finds CHECKPOINT_PATH
+in its environment, the same every time: the training script goes on from the newest whole checkpoint in there.
 
 Started again by the same name it adopts the job that is still open instead of submitting a second one: Batch has no
 token against double submission. Exit code 0: succeeded. 75: never admitted. 1: failed. 2: usage, or AWS refused.
@@ -254,7 +254,8 @@ def main(arguments: Sequence[str]) -> int:
     from botocore.exceptions import BotoCoreError, ClientError
 
     def say(line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stderr.flush()
 
     order = Order(
         job=asked.job, queue=asked.queue, definition=asked.definition, checkpoint=asked.checkpoint, nodes=asked.nodes

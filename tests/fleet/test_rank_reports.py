@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from checks.contract import Blame
+from checks.contract import Blame, Finding, Measurement, Status
 from healthd.fleet.validation.model import Group, Seat
 from healthd.fleet.validation.model import Tested as Seen
 from healthd.fleet.validation.reading import read_group
@@ -174,3 +175,29 @@ def test_words_of_a_rank_without_sense_break_nothing() -> None:
     odd = [rank(1, None, events=10**9, last="x entered", reason="Timeout"), rank(2, None, events=-5, last="")]
     tested = read(rank(0, data(0)), *odd)
     assert tested.outcome is not Outcome.PASS
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "77"])
+def test_ranks_that_no_group_has_in_the_words_of_a_rank_break_nothing(number: str) -> None:
+    lost = rank(1, None, reason="CheckError", message=f"rank:{number} did something")
+    assert set(read(rank(0, data(0)), lost, rank(2, data(2))).accused) == {"n1"}
+
+
+@pytest.mark.parametrize("odd", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "none", ""])
+def test_labels_and_targets_of_a_main_node_are_only_words(odd: str) -> None:
+    measured = Measurement(
+        name="nccom_nodes_all_reduce_busbw_bytes_per_second",
+        value=1.0,
+        lower=None,
+        upper=None,
+        origin="none",
+        labels={"size_bytes": odd},
+    )
+    finding = Finding(status=Status.PASS, reason=None, message="fine", target=f"rank:{odd}", measurements=(measured,))
+    group = dataclasses.replace(GROUP, hosts=("a", "b", "c"))
+    check = "nccom_nodes_all_reduce"
+    reports = {f"n{i}": OrderReport(status="done") for i in range(3)}
+    for status, outcome in ((Status.PASS, Outcome.PASS), (Status.FAIL, Outcome.FAIL)):
+        found = {check: (dataclasses.replace(finding, status=status, reason=None if outcome is Outcome.PASS else "X"),)}
+        reports["n0"] = OrderReport(status="done", findings=found)
+        assert read_group(group, reports, (check,), round_number=0, seconds=1.0).outcome is outcome

@@ -357,3 +357,18 @@ def test_what_no_machine_would_say_is_cut_and_breaks_no_write(tmp_path: Path) ->
             assert "latched on node:n1" in found.reason
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("age", [1e12, 1e300])
+@pytest.mark.parametrize("target", ["rank:\N{SUPERSCRIPT TWO}", "rank:" + "9" * 5000, "rank:7"])
+def test_what_a_node_says_without_sense_ends_nobody_but_at_most_itself(target: str, age: float) -> None:
+    async def main() -> None:
+        async with running(World("n1", "n2", "n3")) as run:
+            (wrong,) = [one for one in with_wrong() if one.status is Status.FAIL]
+            finding = dataclasses.replace(wrong.findings[0], target=target)
+            odd = dataclasses.replace(wrong, findings=(finding,), age_seconds=age)
+            measured(run, "n1", (odd,), inventory=serials("S0", "S1"))
+            await run.engine.turn()
+            assert kept(run, "n2") is None
+
+    asyncio.run(main())

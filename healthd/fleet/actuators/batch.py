@@ -1,5 +1,5 @@
 """
-AWS Batch: the container instance of a bad node is set to DRAINING in ECS, and where it is asked for, the empty machine is
+AWS Batch: the container instance of a bad node is set to DRAINING in ECS. Where that is asked for, the empty machine is
 terminated, so that the compute environment starts another.
 
 Batch has no way of its own to keep jobs off an instance; its compute environments are ECS clusters, and ECS places
@@ -8,8 +8,8 @@ name, and only what bears them is ever made ACTIVE again or terminated: an insta
 somebody else's.
 
 Source: botocore's service models of ecs, batch and ec2; Amazon ECS developer guide, "Draining container instances".
-Unverified on AWS: run against moto's server alone; whether Batch places nodes of multi-node jobs by the same rule at once
-was not seen.
+Unverified on AWS: run against moto's server alone; whether Batch places nodes of multi-node jobs by the same rule at
+once was not seen.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class _Attribute(msgspec.Struct, frozen=True):
     value: str | None = None
 
 
-class _Instance(msgspec.Struct, frozen=True):
+class _Instance(msgspec.Struct, frozen=True, rename="camel"):
     """A container instance as ECS describes it. What is missing has no default: then nothing is known."""
 
-    containerInstanceArn: str
+    container_instance_arn: str
     status: str
-    runningTasksCount: int
-    pendingTasksCount: int
-    ec2InstanceId: str | None = None
+    running_tasks_count: int
+    pending_tasks_count: int
+    ec2_instance_id: str | None = None
     attributes: list[_Attribute] = []
 
     def value(self, name: str) -> str | None:
@@ -209,10 +209,10 @@ class BatchActuator:
             for one in msgspec.convert(answer.get("containerInstances"), list[_Instance]):
                 yield Found(
                     cluster=cluster,
-                    arn=one.containerInstanceArn,
-                    instance_id=one.ec2InstanceId,
+                    arn=one.container_instance_arn,
+                    instance_id=one.ec2_instance_id,
                     draining=one.status == "DRAINING",
-                    tasks=one.runningTasksCount + one.pendingTasksCount,
+                    tasks=one.running_tasks_count + one.pending_tasks_count,
                     owner=one.value(OWNER),
                     node=one.value(NODE),
                     reason=one.value(REASON),
@@ -241,7 +241,7 @@ def _ids(removal: Removal) -> tuple[str, ...]:
 
 
 def _kept(removal: Removal, terminate: bool, tasks: int) -> str | None:
-    """Why a drained machine is not terminated; None where it may be. Nothing can undo that, so all must speak for it."""
+    """Why a drained machine is not terminated; None where it may be. Nothing can undo it, so all must speak for it."""
     if not terminate:
         return "terminate is off"
     if removal.injected:
@@ -282,7 +282,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
 def make(settings: ActuatorSettings) -> BatchActuator:
     """The actuator that the settings describe. ConfigError where boto3 is missing or no cluster is named."""
     if not settings.batch.clusters and not settings.batch.compute_environments:
-        raise ConfigError("actuator.batch: name clusters of ECS, or compute_environments of Batch, whose nodes are ours")
+        raise ConfigError(
+            "actuator.batch: name clusters of ECS, or compute_environments of Batch, whose nodes are ours"
+        )
     try:
         import boto3
         from botocore.config import Config
