@@ -68,6 +68,10 @@ docs: $(STAMP) ## generate docs/checks, docs/reasons.md and docs/runbooks/reason
 dashboards: $(STAMP) ## write the Grafana dashboards of deploy/grafana from their code
 	@$(BIN)/python -m deploy.grafana.build
 
+.PHONY: screenshots
+screenshots: $(STAMP) ## pictures of the page in docs/pictures, of a real fleet by a real browser (needs chromium; two minutes)
+	@$(BIN)/python -m tests.page.pictures
+
 pins: ## write requirements.txt anew from what is installed
 	@( echo "# The whole local environment, pinned, so that tomorrow's clone behaves as today's. Made by 'make pins'."; \
 	   $(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu//' ) > requirements.txt

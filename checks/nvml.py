@@ -106,8 +106,11 @@ class Gpu:
         active: dict[int, bool] = {}
         errors: dict[str, int] = {}
         for link in range(MAX_LINKS):
-            state = flag(ask(f"NVLink {link}", "nvmlDeviceGetNvLinkState", link))
+            said = ask(f"NVLink {link}", "nvmlDeviceGetNvLinkState", link)
+            state = flag(said)
             if state is None:
+                if said is not None:
+                    ask.failed_to_say(f"NVLink {link}", said)
                 break
             active[link] = state
             for name, number in _LINK_ERRORS.items() if state else ():
@@ -204,6 +207,10 @@ class _Asking:
     @property
     def failed(self) -> tuple[str, ...]:
         return tuple(f"{what}: {words}" for what, words in self._failed.items())
+
+    def failed_to_say(self, what: str, said: object) -> None:
+        """An answer that is none."""
+        self._failed[what] = f"{said!r} means nothing"[:200]
 
     def __call__(self, what: str, name: str, *arguments: Any) -> Any:
         """The value of a call; None where it is not supported or fails. Raises GpuLostError."""

@@ -8,6 +8,7 @@ aggregator and from there to the node, and each of the three asks `judge` by the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -86,7 +87,7 @@ def judge(order: CollectiveOrder, launch: Launch, known: Sequence[Launch]) -> Ac
             continue
         if one.node == launch.node:
             return Refused(reason=f"{launch.node} was told to start something else for {launch.check} already")
-        found = accepts(plan, one.argv)
+        found = _known(plan.round, plan.mode, plan.hosts, plan.main_addresses, one.argv)
         if isinstance(found, Accepted):
             before.append(found)
     if before:
@@ -95,6 +96,15 @@ def judge(order: CollectiveOrder, launch: Launch, known: Sequence[Launch]) -> Ac
     if isinstance(found, Accepted) and found.daemon in [one.daemon for one in before]:
         return Refused(reason=f"daemon {found.daemon} of job {found.job_id} is another node's")
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _known(
+    name: str, mode: str, hosts: tuple[str, ...], main_addresses: tuple[str, ...], argv: tuple[str, ...]
+) -> Accepted | Refused:
+    """Of a launch that was judged before: each new one asks for all of them, and words take a millisecond to read."""
+    plan = Plan(round=name, mode=mode, hosts=hosts, main_addresses=main_addresses, argv=(), environment={})
+    return accepts(plan, argv)
 
 
 def launch_of(order: CollectiveOrder, check: str, argv: Sequence[str]) -> Launch | Refused:

@@ -170,10 +170,15 @@ class Scontrol:
         self._update(name, "State=UNDRAIN")
 
     def explain(self, job: str, why: str) -> None:
-        """Write why a job waits where its owner can read it, unless an administrator's own comment is there."""
+        """
+        Write why a job waits where its owner can read it, unless an administrator's own comment is there.
+
+        Empty takes our own comment back.
+        """
         shown = self._run("show", "job", job)
         comment = re.search(r"^\s*AdminComment=(.*)$", shown, re.MULTILINE)
-        if comment is None or comment[1].strip() in ("", "(null)") or comment[1].startswith(MARK):
+        said = "" if comment is None else comment[1].strip().removeprefix("(null)")
+        if said.startswith(MARK) or (why and not said):
             self._run("update", f"JobId={job}", f"AdminComment={why}")
 
     def hostnames(self, text: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from checks.nvml_records import Links
 from checks.system.bounds import bound
 from checks.system.gpu_reading import Reading, earlier, not_told, read_gpus, risen
 
+_LINK_STATE = re.compile(r"NVLink \d+: ")  # of what NVML failed to tell: the state of a link, where its list ends
 _FABRIC_STATES = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState; 0: not supported, 3: completed
 
 
@@ -76,7 +78,11 @@ def _wanted(ctx: Context[Params], said: list[Links]) -> int | None:
     known = find_type(read_identity(ctx.host, inventory=ctx.inventory, imds=False)["instance_type"])
     if known is not None and known.topology == "switch" and known.chip.accelerator == "cuda":
         return None
-    counts = Counter(sum(links.nvlink_active.values()) for links in said)
+    counts = Counter(
+        sum(links.nvlink_active.values())
+        for links in said
+        if not any(_LINK_STATE.match(words) for words in links.failed)
+    )
     return max(counts, key=lambda active: (counts[active], active), default=0)
 
 
@@ -104,7 +110,14 @@ def _judge_nvlink(target: str, said: Links, wanted: int | None) -> Iterator[Find
     elif said.fabric_state == 3 and said.fabric_status:
         text = f"the GPU could not join the NVLink fabric (status {said.fabric_status}): see nvidia-fabricmanager"
         yield _finding(Status.FAIL, "LinkDown", text, target)
+    if any(_LINK_STATE.match(words) for words in said.failed):
+        return  # not all are known, so that none of them is missing
     links = said.nvlink_active
+    if wanted is None and not links:
+        # NVML lists none where it cannot tell, as well as where there are none.
+        text = "tells of no NVLink, and on this instance type all GPUs are linked"
+        yield _finding(Status.UNKNOWN, "NoData", text, target)
+        return
     active = sum(links.values())
     expected = len(links) if wanted is None else wanted
     if active < expected:

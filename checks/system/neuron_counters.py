@@ -71,7 +71,7 @@ def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     devices = choose(seen, ctx.inventory)
     known = {target: device for target, device in devices.items() if device is not None}
     history = next_history(
-        data["history"] if data else None,
+        data.get("history") if data else None,
         elapsed,
         {target: totals(device) for target, device in known.items()},
         {target: device.inode for target, device in known.items() if device.inode is not None},
@@ -80,7 +80,7 @@ def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     lacking = find_lacking(devices)
     watch: Watch | None = None
     if lacking or not devices:
-        watch = next_watch(ctx.host, data["watch"] if data else None, elapsed, ctx.params)
+        watch = next_watch(ctx.host, data.get("watch") if data else None, elapsed, ctx.params)
         # Where nothing says which devices there are, those are judged that it names.
         findings += judge_watch(watch, lacking or dict.fromkeys(watch.seen, REQUIRED), why)
     yield from findings or [_all_well(known, history)]

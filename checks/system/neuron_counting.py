@@ -9,7 +9,7 @@ set back and counts from 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 WINDOW_SECONDS = 3600.0
@@ -66,7 +66,8 @@ def next_history(
     """
     if data is None:
         return History(counts=_nonzero(counts), inodes=dict(inodes))
-    last = History(**data)
+    # What another version of this check has left may have other members.
+    last = History(**{one.name: data[one.name] for one in fields(History) if one.name in data})
     rises = {target: dict(names) for target, names in last.rises.items()}
     wiped = {target: dict(names) for target, names in last.wiped.items()}
     for target, names in counts.items():

@@ -50,7 +50,9 @@ class Watch(NamedTuple):
 
 def next_watch(host: Host, data: Mapping[str, Any] | None, elapsed_seconds: float, params: WatchParams) -> Watch:
     """The watch after this look: neuron-monitor is started where it has not been for a while."""
-    last = Watch(**data) if data else Watch(float("inf"), 0.0, {}, 0, None, ())
+    last = Watch(float("inf"), 0.0, {}, 0, None, ())
+    if data:  # what another version of this check has left may have other members
+        last = last._replace(**{name: data[name] for name in Watch._fields if name in data})
     last = last._replace(age_seconds=last.age_seconds + elapsed_seconds)
     if not params.monitor:
         return last._replace(age_seconds=0.0, error=("NoData", "neuron-monitor is not to be started (monitor = false)"))

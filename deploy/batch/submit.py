@@ -143,7 +143,7 @@ def follow(batch: Any, job_id: str, patience: Patience, *, sleep: Sleep, say: Ca
     """Look at a job until it is over. Never gives up by itself: jobs wait in queues for days."""
     told = ""
 
-    def look() -> Mapping[str, Any] | None:
+    def look() -> Mapping[str, Any]:
         nonlocal told
         found = batch.describe_jobs(jobs=[job_id])["jobs"]
         if not found:
@@ -152,10 +152,11 @@ def follow(batch: Any, job_id: str, patience: Patience, *, sleep: Sleep, say: Ca
         if status != told:
             say(f"{job_id}: {status}")
             told = status
-        return found[0] if found[0]["status"] not in OPEN else None
+        job: Mapping[str, Any] = found[0]
+        return job
 
     over = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda job: job is None),
+        retry=tenacity.retry_if_result(lambda job: job["status"] in OPEN),
         wait=tenacity.wait_exponential(
             multiplier=patience.first_look_seconds, min=patience.first_look_seconds, max=patience.longest_look_seconds
         ),
@@ -201,8 +202,9 @@ def run(
         raise ValueError(f"{order.definition}: Batch has no active job definition of this name")
     newest = max(definitions, key=lambda one: int(one["revision"]))
     request = request_of(order, newest)
+    ends: list[End] = []
 
-    def once() -> tuple[End, str]:
+    def once() -> End:
         job_id = open_job(batch, order)
         if job_id is None:
             job_id = (submitter or batch).submit_job(**request)["jobId"]
@@ -211,10 +213,11 @@ def run(
             say(f"{job_id}: adopted, it is still open under the name {order.job}")
         end, why = follow(batch, job_id, patience, sleep=sleep, say=say)
         say(f"{job_id}: {end.value}: {why}")
-        return end, why
+        ends.append(end)
+        return end
 
-    last: tuple[End, str] = tenacity.Retrying(
-        retry=tenacity.retry_if_result(lambda outcome: outcome[0] in RETRYABLE),
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_result(lambda end: end in RETRYABLE),
         stop=tenacity.stop_after_attempt(patience.jobs),
         wait=tenacity.wait_exponential(
             multiplier=patience.first_pause_seconds,
@@ -222,9 +225,8 @@ def run(
             max=patience.longest_pause_seconds,
         ),
         sleep=sleep,
-        retry_error_callback=lambda state: state.outcome.result(),
+        retry_error_callback=lambda _: ends[-1],
     )(once)
-    return last[0]
 
 
 def _which(definition: str) -> dict[str, Any]:

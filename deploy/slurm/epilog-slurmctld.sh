@@ -9,4 +9,7 @@ here=${0%/*}
 [ ! -r "$here/hooks.conf" ] || . "$here/hooks.conf"
 
 # shellcheck disable=SC2086
-exec $healthd slurm end
+said=$($healthd slurm end 2>&1)
+code=$?
+[ -z "$said" ] || logger -t healthd-gate -- "job ${SLURM_JOB_ID:-?}: $said" 2>/dev/null || echo "healthd-gate: $said" >&2
+exit "$code"

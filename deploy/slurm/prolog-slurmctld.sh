@@ -10,4 +10,7 @@ here=${0%/*}
 [ ! -r "$here/hooks.conf" ] || . "$here/hooks.conf"
 
 # shellcheck disable=SC2086
-exec $healthd slurm gate --wait "$gate_wait" ${gate_options-}
+said=$($healthd slurm gate --wait "$gate_wait" ${gate_options-} 2>&1)
+code=$?
+logger -t healthd-gate -- "job ${SLURM_JOB_ID:-?}: $said" 2>/dev/null || echo "healthd-gate: $said" >&2
+exit "$code"

@@ -24,6 +24,10 @@ from healthd.errors import BadInputError
 FORMAT = 1
 MOST_BYTES = 4 << 20
 MOST_ENTRIES = 2000
+MOST_COUNT = 10**9
+MOST_WORD = 512
+LAST_TIME = 4e9
+"""The year 2096: databases, and whoever shows a time, have their bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +192,16 @@ def _check(entry: Entry) -> None:
         raise BadInputError(f"{name}: a lower limit of {entry.lower} with a median of {entry.median} makes no sense")
     if entry.upper is not None and (better or not entry.median <= entry.upper < math.inf):
         raise BadInputError(f"{name}: an upper limit of {entry.upper} with a median of {entry.median} makes no sense")
-    if entry.version < 1 or min(entry.samples, entry.sources, entry.outside) < 0:
-        raise BadInputError(f"{name}: its version and counts cannot be negative")
+    counts = (entry.version - 1, entry.samples, entry.sources, entry.outside)
+    if min(counts) < 0 or max(counts) > MOST_COUNT:
+        raise BadInputError(f"{name}: its version and counts cannot be negative, or above {MOST_COUNT}")
+    if not all(0 <= at <= LAST_TIME for at in (entry.learned_at, entry.decided_at or 0.0)):
+        raise BadInputError(f"{name}: learned_at and decided_at are seconds since the epoch")
     if not entry.hardware or not entry.accelerator or not entry.versions or len(entry.versions) > 16:
         raise BadInputError(f"{name}: hardware, accelerator and versions say whom it is for, and must be there")
+    words = (entry.hardware, entry.accelerator, entry.by or "", *entry.versions, *entry.versions.values())
+    if not all(word.isprintable() and len(word) <= MOST_WORD for word in words):
+        raise BadInputError(f"{name}: its words must be printable, with at most {MOST_WORD} characters each")
 
 
 def _entry(series: Series, baseline: Baseline) -> Entry:

@@ -18,6 +18,7 @@ from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Learned, Rule,
 
 SIGMA_OF_MAD = 1.4826
 LEAST_MAD_RATIO = 0.005
+MOST_VALUE = 1e100
 
 
 def higher_is_better(name: str) -> bool | None:
@@ -55,9 +56,14 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return middle, max(deviation, LEAST_MAD_RATIO * abs(middle))
 
 
+def is_usable(value: float) -> bool:
+    """Whether a value can be that of anything: sums of larger ones would be no numbers any more."""
+    return 0 < value <= MOST_VALUE
+
+
 def learn(samples: Iterable[Sample], name: str, rule: Rule) -> Learned | None:
     """What the samples of a series come to; None where there are too few, or they are no rates or durations."""
-    good = [sample for sample in samples if math.isfinite(sample.value) and sample.value > 0]
+    good = [sample for sample in samples if is_usable(sample.value)]
     sources = {(sample.node, sample.target) for sample in good}
     better = higher_is_better(name)
     if len(good) < LEAST_SAMPLES or len(sources) < LEAST_SOURCES or better is None:
@@ -87,7 +93,7 @@ def is_outside(value: float, lower: float | None, upper: float | None) -> bool:
 
 def drift_of(samples: Iterable[Sample], approved: Learned, rule: Rule) -> float | None:
     """How far the median of recent samples is from the approved one, where it is further than it may be; else None."""
-    recent = [sample for sample in samples if math.isfinite(sample.value) and sample.value > 0]
+    recent = [sample for sample in samples if is_usable(sample.value)]
     if len(recent) < LEAST_SAMPLES or len({(one.node, one.target) for one in recent}) < LEAST_SOURCES:
         return None
     moved = median(sample.value for sample in recent) / approved.median - 1

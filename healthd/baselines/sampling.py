@@ -98,7 +98,11 @@ def limit_name(measurement: Measurement, ranks: int) -> str | None:
         if labels.pop("dtype", MAIN_DTYPE) != MAIN_DTYPE or labels.pop("ranks", str(ranks)) != str(ranks):
             return None
         size = labels["size_bytes"]
-        if not size.isdecimal() or len(size) > 15 or (name.endswith("_bytes_per_second") and int(size) < LEAST_BANDWIDTH_BYTES):
+        if (
+            not size.isdecimal()
+            or len(size) > 15
+            or (name.endswith("_bytes_per_second") and int(size) < LEAST_BANDWIDTH_BYTES)
+        ):
             return None
     if len(labels) > 1:
         return None

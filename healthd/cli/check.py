@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checks.contract import Status, Tier, worst
+from checks.contract import SEVERITY, Status, Tier, worst
 from healthd.cli.settings import Settings, common_options, load_settings
 from healthd.errors import ConfigError
 from healthd.model import NodeState
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 # As monitoring plug-ins: the worst status, not the largest code.
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
+# npd: the node-problem-detector's plugins say 0 OK, 1 not OK, 2 and above unknown. slurm: a prolog's node is fit or
+# not, and one that nobody knows anything about is not. Neither knows warnings: a node with them may run jobs.
+STYLES = {
+    "plain": EXIT_CODES,
+    "npd": {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2},
+    "slurm": {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 1},
+}
 
 
 @click.command()
@@ -33,12 +40,21 @@ EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Judge by the approved limits in it.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
 @click.option("--localize", is_flag=True, help="Where a collective fails, find which rank it is (deep does anyway).")
+@click.option(
+    "--exit-style",
+    type=click.Choice(list(STYLES)),
+    default="plain",
+    help="Exit codes and one line for node-problem-detector (npd) or Slurm's prologs (slurm).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the node's state as JSON, and nothing else.")
-def check(names: tuple[str, ...], tier: str | None, localize: bool, as_json: bool, **options: Any) -> int:
+def check(
+    names: tuple[str, ...], tier: str | None, localize: bool, exit_style: str, as_json: bool, **options: Any
+) -> int:
     """
     Check this node now: all checks of a tier, or those named.
 
-    Exit code: 0 pass, 1 warn, 2 fail, 3 unknown (also for usage and configuration), the worst of all.
+    Exit code: 0 pass, 1 warn, 2 fail, 3 unknown (also for usage and configuration), the worst of all. With
+    --exit-style npd: 0 pass or warn, 1 fail, 2 and above unknown; slurm: 0 pass or warn, else not 0.
     """
     settings = load_settings(options, section="node")
     state = asyncio.run(examine(settings, names, _tier(tier), quiet=as_json, localize=localize))
@@ -49,12 +65,21 @@ def check(names: tuple[str, ...], tier: str | None, localize: bool, as_json: boo
         from healthd import wire
 
         sys.stdout.write(wire.encode(state).decode() + "\n")
+    elif exit_style != "plain":
+        click.echo(one_line(state))
     else:
         from healthd.cli import render
 
         console = render.out()
         render.show(console, render.node_report(state))
-    return EXIT_CODES[worst([reason.status for reason in state.reasons] or [Status.PASS])]
+    return STYLES[exit_style][worst([reason.status for reason in state.reasons] or [Status.PASS])]
+
+
+def one_line(state: NodeState) -> str:
+    """The node's health and its worst reason: what fits into a node condition or a drain reason."""
+    worst_first = sorted(state.reasons, key=lambda reason: -SEVERITY[reason.status])
+    why = f": {worst_first[0].code} {' '.join(worst_first[0].message.split())}" if worst_first else ""
+    return f"{state.health.value}{why}"
 
 
 async def examine(

@@ -37,7 +37,9 @@ WITHDRAW_SECONDS = 2.0
 @click.option("--size", type=int, metavar="N", help="With --join: how many they are (else from the launcher).")
 @click.option("--rank", type=int, metavar="R", help="With --join: which of them this is (else from the launcher).")
 @click.option("--member", metavar="ID", help="With --join: what tells this process from a former one (default: new).")
-@click.option("--execute", is_flag=True, default=None, help="With --join: run the ordered checks here, in this process.")
+@click.option(
+    "--execute", is_flag=True, default=None, help="With --join: run the ordered checks here, in this process."
+)
 @click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
 @click.option("--tier", help="What evidence is asked: passive, quick, deep.")
 @click.option("--max-age", metavar="T", help="How old evidence may be.")
@@ -50,6 +52,7 @@ WITHDRAW_SECONDS = 2.0
 @click.option("--mode", help="enforce or observe (default: the aggregator's).")
 @click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
 @click.option("--on-unreachable", help="hold (default), local (this node's own verdict) or admit.")
+@click.option("--exit-style", help="plain (default), npd (node-problem-detector) or slurm (prologs).")
 @click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
 def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
@@ -77,7 +80,7 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
         click.echo(f"healthd: stopped by {stop}; {done}", err=True)
         return NOT_ADMITTED
     try:
-        return finish(decision, settings.gate.hostfile_out, as_json=as_json)
+        return finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
         raise UnreachableError(f"{error}; {_withdraw(settings, request)}") from None
 
@@ -131,19 +134,24 @@ def own_workload(environ: Mapping[str, str], nodes: int) -> str | None:
     return f"pod:{namespace}/{name}" if name and namespace and nodes == 1 else None
 
 
-def finish(decision: Decision, hostfile: Path | None, *, as_json: bool) -> int:
+def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
     """Show a decision, write the host file, and say the exit code."""
     from healthd import wire
 
+    hostfile, plain = asked.hostfile_out, asked.exit_style == "plain"
     if as_json:
         sys.stdout.write(wire.encode(decision).decode() + "\n")
+    elif not plain:
+        why = " ".join(decision.reasons[0].message.split()) if decision.reasons else f"{len(decision.nodes)} nodes"
+        click.echo(f"{decision.decision.value}: {why}")
     else:
         from healthd.cli import render
 
         console = render.out()
         render.show(console, render.decision_report(decision))
     if decision.decision is not Verdict.ADMIT:
-        return NOT_ADMITTED if decision.retryable else IMPOSSIBLE
+        # In other styles every "no" is 1: what is not known is never said here, but by UnreachableError (75).
+        return NOT_ADMITTED if decision.retryable and plain else IMPOSSIBLE
     if hostfile is not None:
         try:
             hostfile.write_text("".join(f"{node.node}\n" for node in decision.nodes), encoding="utf-8")

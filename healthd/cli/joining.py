@@ -141,7 +141,11 @@ def left_out(decision: Decision, join: Join) -> str | None:
     if any(node.node == join.node for node in decision.nodes):
         return None
     why = next(
-        (out.reasons[0].message for out in decision.excluded if out.node in (join.node, f"rank-{join.rank}") and out.reasons),
+        (
+            out.reasons[0].message
+            for out in decision.excluded
+            if out.node in (join.node, f"rank-{join.rank}") and out.reasons
+        ),
         "it came when the group had started",
     )
     return f"rank {join.rank} on {join.node} is left out, the others start without it: {why}"
@@ -211,17 +215,17 @@ def run(settings: Settings, *, as_json: bool) -> int:
         click.echo(f"healthd: stopped by {stop}; {leave(hook)}", err=True)
         return command.NOT_ADMITTED
     try:
-        code = command.finish(decision, settings.gate.hostfile_out, as_json=as_json)
+        code = command.finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
         raise UnreachableError(f"{error}; {leave(hook)}") from None
     why = left_out(decision, hook.join)
     if why is not None:
         click.echo(f"healthd: {why}", err=True)
-        return command.NOT_ADMITTED
+        return command.NOT_ADMITTED if settings.gate.exit_style == "plain" else command.IMPOSSIBLE
     return code
 
 
 def _executed(hook: Hook, ask: Callable[[], Decision]) -> Decision:
     from healthd.cli.executing import executed
 
-    return executed(hook.settings, hook.join, hook.request.job, ask)
+    return executed(hook.settings, lambda: hook.join, hook.request.job, ask)

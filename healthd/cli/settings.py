@@ -212,6 +212,9 @@ class GateSettings:
     workload: str | None = None
     """What the lease lives with."""
 
+    exit_style: Literal["plain", "npd", "slurm"] = "plain"
+    """Exit codes for those who know others than ours. npd: 0 admitted, 1 not, 2 and above unknown. slurm: 0 or not."""
+
     on_unreachable: Literal["hold", "local", "admit"] = "hold"
     """What to do while the aggregator is away. hold: not knowing is not health."""
 

@@ -47,8 +47,8 @@ def slurm() -> None:
     """
     Hooks of Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
 
-    Warning: AWS ParallelCluster terminates static and dynamic nodes that are drained. There, run these with --observe
-    until you want that.
+    Warning: AWS ParallelCluster terminates nodes that are drained. There, use `health --observe` and `gate --no-drain`
+    until that is what you want.
     """
 
 
@@ -73,7 +73,7 @@ def health(node: str | None, patience: float, refused: Path | None, observe: boo
     Drains bear a reason that begins with 'healthd: '. A drain of anybody else survives, also on a node that this had
     drained before. Jobs that run go on. Warning: AWS ParallelCluster terminates drained nodes.
 
-    Exit code 0: done, or nothing to do. 1: Slurm could not be asked. 2: usage.
+    Exit code 0: done, or nothing to do. 75: Slurm could not be asked. 2: usage.
     """
     name = node or os.environ.get("SLURMD_NODENAME", "")
     if not one_node(name):
@@ -170,7 +170,11 @@ def gate(drain: bool, **options: Any) -> int:
             _say("stopped; the gate is withdrawn")
             return NOT_ADMITTED
     if decision.decision is Verdict.ADMIT:
+        if job.attempt > 0:
+            _explain(scontrol, job.id, "")
         click.echo(f"job {job.id} is admitted on {len(decision.nodes)} nodes (gate {decision.id})")
+        if decision.would not in (None, Verdict.ADMIT):
+            _say(f"without observe mode or override it would be: {decision.would.value}; see 'healthd fleet explain'")
         return DONE
     why = decision.reasons[0].message if decision.reasons else "no reason was given"
     _say(f"job {job.id} is not admitted (gate {decision.id}): {why}")
@@ -214,7 +218,7 @@ def _drain(scontrol: Scontrol, decision: Decision, *, of: int) -> None:
 
 def _explain(scontrol: Scontrol, job: str, why: str) -> None:
     with contextlib.suppress(SlurmError):  # the log has it
-        scontrol.explain(job, reason_text(MARK, why))
+        scontrol.explain(job, reason_text(MARK, why) if why else "")
 
 
 @slurm.command()

@@ -15,6 +15,8 @@ from healthd.fleet.history import read_history
 from healthd.fleet.record import check_name
 
 MOST_EVENTS = 1000
+MOST_ID = 2**63 - 1
+"""Of an event: what the databases count with."""
 
 router = APIRouter(prefix="/v1")
 Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
@@ -26,7 +28,7 @@ async def history(
     request: Request,
     node: str,
     limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = 100,
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
 ) -> Response:
     """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
     check_name(node)

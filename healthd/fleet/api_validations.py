@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from checks.contract import Tier
-from healthd.errors import NotFoundError
+from healthd.errors import BadInputError, NotFoundError
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import answer, body_of, needs, parts_of, wait_seconds
 from healthd.fleet.model import Gate
@@ -39,6 +39,10 @@ async def start(request: Request, wait: Wait) -> Response:
     """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
     body = await body_of(request, ValidationBody)
+    wanted = len(body.nodes) or body.count or 0
+    if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
+        # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
+        raise BadInputError("collectives are run by two nodes at least; name more, or set min_nodes to 2 or more")
     asked = GateRequest(
         job=f"validation-{secrets.token_hex(6)}",
         nodes=body.nodes,

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, select
 
 from healthd import wire
 from healthd.baselines.model import Sample, Series
+from healthd.errors import BadInputError
 from healthd.fleet.changes import PutEvent
 from healthd.fleet.tables import BASELINES
 from healthd.fleet.writing import apply_changes, upsert
@@ -31,7 +32,11 @@ def read(connection: Connection) -> tuple[Kept, ...]:
     for row in connection.execute(select(BASELINES).order_by(BASELINES.c.id)):
         what = f"baseline {row.id}"
         series = wire.decode(row.record.encode(), Series, what=what)
-        samples = wire.decode(zlib.decompress(row.samples), _Samples, what=f"samples of {what}")
+        try:
+            plain = zlib.decompress(row.samples)
+        except zlib.error as error:
+            raise BadInputError(f"samples of {what}: {error}") from None
+        samples = wire.decode(plain, _Samples, what=f"samples of {what}")
         kept = tuple(Sample(node=node, target=target, day=day, value=value) for node, target, day, value in samples)
         found.append(Kept(series=series, samples=kept))
     return tuple(found)

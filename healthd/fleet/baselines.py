@@ -35,6 +35,8 @@ SOON_SECONDS = 60.0
 TURN_SECONDS = 1.0
 LOOKS_EACH_TURN = 50
 """Fifty milliseconds of each second at most, right after a start; ten thousand nodes have been met in three minutes."""
+READY_SECONDS = 10.0
+"""So long people wait for what is on disk: reading it takes a second or two, or fails."""
 LEARN_SECONDS = 600.0
 """How often candidates and drifts are worked out, stragglers looked for, and samples written: some are lost in a crash,
 and come again within a day."""
@@ -48,7 +50,13 @@ class Learner:
     """
 
     def __init__(
-        self, fleet: Fleet, store: Store, settings: BaselineSettings, *, clock: Callable[[], float] = time.time
+        self,
+        fleet: Fleet,
+        store: Store,
+        settings: BaselineSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        ready_seconds: float = READY_SECONDS,
     ) -> None:
         self.settings = settings
         self.book = Book(settings.rule)
@@ -56,6 +64,7 @@ class Learner:
         self._fleet = fleet
         self._store = store
         self._clock = clock
+        self._ready_seconds = ready_seconds
         self._loaded = asyncio.Event()
         self._kinds: dict[str, Kind] = {}
         self._known: dict[Kind, Kind] = {}
@@ -81,8 +90,13 @@ class Learner:
                 await self._turn()
 
     async def ready(self) -> None:
-        """Wait until what is on disk was read."""
-        await self._loaded.wait()
+        """Wait until what is on disk was read. StoreError when it still cannot be after a while."""
+        try:
+            async with asyncio.timeout(self._ready_seconds):
+                await self._loaded.wait()
+        except TimeoutError:
+            why = self._trouble or "the database does not answer"
+            raise StoreError(f"baselines could not be read yet: {why}") from None
 
     # --- what people ask ----------------------------------------------------------------------------------------------
 

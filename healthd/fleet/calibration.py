@@ -21,6 +21,9 @@ from healthd.model import Decision, Mode, NodeState, Reason, Verdict
 MOST_FAULTS = 512
 """Faults kept of one gate: a pool that fails as a whole need not be written down node by node."""
 
+MOST_DEVICES = 1024
+"""Of a node, as far as its costs go."""
+
 # Somebody else has the node: that is not a word about its health, and in a busy fleet it would drown all others.
 _TAKEN = frozenset({"Reserved", "Allocated"})
 
@@ -176,8 +179,9 @@ def run_seconds(gate: Gate, name: str, state: NodeState) -> float:
     since = gate.decision.decided_at - gate.ordered[name].ordered_at
     active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
     devices = (state.inventory.device_count if state.inventory is not None else None) or 1
-    return devices * sum(
-        max(0.0, result.duration_seconds)
+    # Numbers of a node's own, which go into sums that are kept: none is more than it can be.
+    return min(max(1, devices), MOST_DEVICES) * sum(
+        min(max(0.0, result.duration_seconds), since)
         for result in state.results
         if result.check in active and result.age_seconds <= since
     )

@@ -96,7 +96,13 @@ def arrive(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
     if len(gate.members) >= 4 * join.size + 64:
         raise ConflictError(f"group {join.group}: {len(gate.members)} members have come for {join.size} ranks")
     newcomer = Member(
-        member=join.member, rank=join.rank, node=join.node, workload=workload, joined_at=now, heard_at=now
+        member=join.member,
+        rank=join.rank,
+        node=join.node,
+        workload=workload,
+        joined_at=now,
+        heard_at=now,
+        execute=join.execute,
     )
     replaced = any(one.rank == join.rank for one in gate.members)
     return dataclasses.replace(gate, members=(*gate.members, newcomer), generation=gate.generation + int(replaced))
@@ -107,8 +113,16 @@ def leave(gate: Gate, member: str) -> Gate:
     gone = {member}
     for one in gate.members:
         if one.member == member:
-            gone |= {m.member for m in gate.members if m.rank == one.rank and m.heard_at <= one.joined_at and m is not one}
+            gone |= {
+                m.member for m in gate.members if m.rank == one.rank and m.heard_at <= one.joined_at and m is not one
+            }
     return dataclasses.replace(gate, members=tuple(one for one in gate.members if one.member not in gone))
+
+
+def executors(gate: Gate) -> Mapping[str, str]:
+    """Which member is to run the checks of which node: the newest of each rank, if it said so."""
+    newest = {one.rank: one for one in gate.members}
+    return {one.node: one.member for one in newest.values() if one.execute}
 
 
 def belongs(gate: Gate, join: Join) -> bool:
@@ -139,7 +153,9 @@ def collect(work: Work) -> Pending | None:
             return _unheard(work)
         if work.gate.restarts >= work.policy.most_restarts:
             text = f"group {join.group}: members were replaced so often that the gate began anew {work.gate.restarts}"
-            return Pending(failed=(reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(work, present)))
+            return Pending(
+                failed=(reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(work, present))
+            )
         _start_over(work)
     if unheard := _unheard(work):
         return unheard
@@ -230,7 +246,9 @@ def _both(work: Work, what: str, one: Member, other: Member) -> str:
     first, second = (
         f"{m.member} (rank {m.rank} on {m.node}{', ' + m.workload if m.workload else ''})" for m in (one, other)
     )
-    return f"group {join.group if join else '?'}: {what} is claimed by two members at once, {first} and {second}; end one"
+    return (
+        f"group {join.group if join else '?'}: {what} is claimed by two members at once, {first} and {second}; end one"
+    )
 
 
 def _whole(roster: Sequence[str], present: Mapping[int, Member], rivals: Sequence[Rivals]) -> bool:

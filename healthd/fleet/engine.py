@@ -68,6 +68,10 @@ class Engine(Turns):
         def act(batch: Batch) -> Gate:
             gate = requests.open_gate(batch, self._ledger, self.policy, request, decided)
             self._dirty.add(gate.id)
+            join = request.join
+            executes = join is not None and join.execute and gate.decision is None
+            if join is not None and executes and not self._registry.has_daemon(join.node):
+                requests.free_for_executor(batch, self._ledger, gate, join.node)
             return gate
 
         return await self._do(act)

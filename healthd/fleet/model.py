@@ -95,6 +95,12 @@ class Registry(Protocol):
     def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
         """The aggregator's word on the node from now on; also for a node that is not known yet."""
 
+    def set_executors(self, members: Mapping[str, str]) -> None:
+        """Which member runs the checks of which node now, instead of its daemon."""
+
+    def has_daemon(self, node: str) -> bool:
+        """Whether a daemon of this name was ever heard of, here or by the store."""
+
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
 
@@ -202,9 +208,9 @@ class FleetView:
 
 class Phase(str, enum.Enum):
     """
-    Where a gate is. COLLECTING: members of a `join` come together. WAITING: nothing is reserved. CHECKING: nodes are reserved, ordered runs may be under way.
-    VALIDATING: the reserved nodes run collectives together. GRANTING: leases are granted, acknowledgements come in.
-    DECIDED: answered, for good.
+    Where a gate is. COLLECTING: members of a `join` come together. WAITING: nothing is reserved. CHECKING: nodes are
+    reserved, ordered runs may be under way. VALIDATING: the reserved nodes run collectives together. GRANTING: leases
+    are granted, acknowledgements come in. DECIDED: answered, for good.
     """
 
     COLLECTING = "collecting"
@@ -259,7 +265,7 @@ class Member:
     """
     A hook that has joined a gate. `member` names its process, `workload` what the host's scheduler calls its pod.
 
-    `heard_at` is when it last asked; it is not kept on disk.
+    `heard_at` is when it last asked; it is not kept on disk. `execute`: it runs the checks of its node itself.
     """
 
     member: str
@@ -268,6 +274,7 @@ class Member:
     workload: str | None
     joined_at: float
     heard_at: float
+    execute: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import http
 
 from healthd.errors import BadInputError, ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.fleet.auth import AuthError
-from healthd.fleet.registry import DuplicateError
+from healthd.fleet.registry import DuplicateError, NotExecutorError
 from healthd.fleet.roster import FullError
 from healthd.model import Problem
 from healthd.wire import encode
@@ -35,7 +35,7 @@ def problem_of(error: HealthdError) -> tuple[Problem, dict[str, str]]:
             headers = {"www-authenticate": 'Bearer realm="healthd"'}
     elif isinstance(error, DuplicateError):
         status, title = 409, "DuplicateNode"
-    elif isinstance(error, ConflictError):
+    elif isinstance(error, (ConflictError, NotExecutorError)):
         status = 409
     elif isinstance(error, NotFoundError):
         status = 404

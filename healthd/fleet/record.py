@@ -85,6 +85,21 @@ class NodeRecord:
     revision: int = 0
     answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
     held: asyncio.Future[None] | None = None
+    # a hook that runs the node's checks: what it says, who it is, and who is to be it now
+    executor: NodeRecord | None = None
+    member: str | None = None
+    expected: str | None = None
+    all_orders: tuple[Order, ...] | None = None
+
+    @property
+    def executing(self) -> bool:
+        """Whether the hook that is to run the checks of this node is there."""
+        return self.expected is not None and self.executor is not None and self.executor.member == self.expected
+
+    @property
+    def shown(self) -> NodeRecord:
+        """Whose word people see: the daemon's, or that of a hook where there never was a daemon."""
+        return self.executor if self.executor is not None and self.incarnation is None else self
 
     def take(self, request: SyncRequest, now: float) -> Arrival:
         """Take in a sync whose key was checked. BadInputError when it makes no sense; then nothing was changed."""

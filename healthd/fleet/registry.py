@@ -13,11 +13,12 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from healthd.errors import HealthdError
+from healthd.fleet import executors
 from healthd.fleet.record import Arrival, NodeRecord, check_name
-from healthd.fleet.roster import Roster
+from healthd.fleet.roster import FullError, Roster
 from healthd.model import LearnedLimits, Order, Quarantine, SyncAnswer, SyncRequest
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ Enrol = Callable[[str, str], Awaitable[str]]
 
 # Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede.
 SEND_ALL_PER_SECOND = 1000
+# The evidence of each executor is counted from another number: a new one is never taken for the last.
+FIRST_VERSIONS = 1_000_000
 # An earlier incarnation has nothing to say; it may look again after this.
 FORMER_RETRY_SECONDS = 5.0
 
@@ -34,6 +37,10 @@ FORMER_RETRY_SECONDS = 5.0
 def boottime() -> float:
     """Seconds since boot, sleep of the machine included: evidence grows old while we sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class NotExecutorError(HealthdError):
+    """A hook speaks for a node, and no open gate has it as the executor there."""
 
 
 class DuplicateError(HealthdError):
@@ -67,6 +74,8 @@ class Fleet(Roster):
         self._nonce = secrets.token_hex(4)
         self._answers = 0
         self._first_seq = first_seq
+        self._executing: set[str] = set()
+        self._executors = 0
         self._stopping = False
 
     # --- the nodes' side ----------------------------------------------------------------------------------------------
@@ -83,6 +92,35 @@ class Fleet(Roster):
             record = await self._admit(node, key_hash)
         if record.key_hash is None or not hmac.compare_digest(record.key_hash, key_hash):
             self._refuse_key(record, key_hash)
+        known = record.incarnation is not None
+        answer = await self._exchange(node, record, request, wait_seconds)
+        if not known and record.executor is not None:
+            self._share(record)  # a daemon is there now: leases are its own
+        return answer
+
+    async def sync_executor(
+        self, node: str, member: str, key_hash: str, request: SyncRequest, wait_seconds: float
+    ) -> SyncAnswer:
+        """
+        As `sync`, of the hook that runs the checks of the node while its gate is open: a line beside the daemon's.
+
+        NotExecutorError for any other. The daemon's key and incarnation are not touched.
+        """
+        record = self._records.get(node)
+        if record is None or record.expected != member:
+            raise NotExecutorError(f"{node}: no open gate has member {member[:80]!r} as its executor (yet)")
+        inner = record.executor
+        if inner is None or inner.member != member:
+            self._executors += 1
+            first = self._executors * FIRST_VERSIONS
+            inner = record.executor = NodeRecord(node=node, key_hash=key_hash, member=member, version=first)
+            self._share(record)
+        elif inner.key_hash is None or not hmac.compare_digest(inner.key_hash, key_hash):
+            raise DuplicateError(f"{node}: member {member[:80]!r} came with another key; a member is one process")
+        return await self._exchange(node, inner, request, wait_seconds)
+
+    async def _exchange(self, node: str, record: NodeRecord, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
+        """Take in what a line says, hold it, and answer."""
         now = self.clock()
         before = record.pool
         arrival = record.take(request, now)
@@ -95,7 +133,7 @@ class Fleet(Roster):
         send_all = record.digest != request.digest
         if arrival is Arrival.TAKEN:
             pool = request.state.labels.get("pool") if request.state is not None else before
-            if pool != before:
+            if pool != before and record.member is None:
                 self._index(record, pool)
             self._notify(node)
             if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
@@ -189,9 +227,38 @@ class Fleet(Roster):
     def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
         """The open orders of the node from now on; see the protocol."""
         record = self._record(node)
-        if record.orders != orders:
-            record.orders = orders
-            record.changed()
+        record.all_orders = orders
+        self._share(record)
+
+    def _share(self, record: NodeRecord) -> None:
+        """Tell daemon and executor what is for each; the same again changes nothing."""
+        own, hooks = executors.shared(
+            record.all_orders, executing=record.expected is not None, has_daemon=record.incarnation is not None
+        )
+        for one, orders in ((record, own), (record.executor, hooks)):
+            if one is not None and one.orders != orders:
+                one.orders = orders
+                one.changed()
+
+    def set_executors(self, members: Mapping[str, str]) -> None:
+        """Which member runs the checks of which node from now on, instead of its daemon."""
+        for name in sorted(self._executing | members.keys()):
+            if name not in self._records:
+                try:
+                    self._make_room()
+                except FullError as error:
+                    log.warning("%s: a hook cannot run its checks: %s", name, error)
+                    continue
+            record = self._record(name)
+            if record.expected != members.get(name):
+                record.expected = members.get(name)
+                self._share(record)
+        self._executing = set(members)
+
+    def has_daemon(self, node: str) -> bool:
+        """Whether a daemon of this name was ever heard of, here or by the store."""
+        record = self._records.get(node)
+        return record is not None and (record.incarnation is not None or record.key_hash is not None)
 
     def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
         """The aggregator's word on the node from now on."""
@@ -213,14 +280,18 @@ class Fleet(Roster):
         record = self._records.get(node)
         new = frozenset(order_ids) - record.acknowledged if record is not None else frozenset()
         if record is not None and new:
-            record.acknowledged |= new
-            record.changed()
+            for one in (record, record.executor):
+                if one is not None:
+                    one.acknowledged |= new
+                    one.changed()
 
     def release_all(self) -> None:
         """Answer every held request now and hold none from here on: the aggregator stops."""
         self._stopping = True
         for record in self._records.values():
             record.wake()
+            if record.executor is not None:
+                record.executor.wake()
 
 
 def _release(held: asyncio.Future[None]) -> None:

@@ -127,9 +127,7 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
             )
 
 
-def open_gate(
-    batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, decided: Gate | None = None
-) -> Gate:
+def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, decided: Gate | None = None) -> Gate:
     """
     The gate of this job and attempt: the open one, or a new one, which takes the place of earlier attempts.
 
@@ -163,9 +161,7 @@ def _check_room(ledger: Ledger, policy: Policy) -> None:
         raise StoreError(f"{policy.max_open_gates} gates are open already; ask again later, or raise max_open_gates")
 
 
-def _join(
-    batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, join: Join, decided: Gate | None
-) -> Gate:
+def _join(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, join: Join, decided: Gate | None) -> Gate:
     """
     The gate of this member's group: the open one, the decided one if it answers this member, or the group's next.
 
@@ -211,6 +207,16 @@ def _arrived(batch: Batch, ledger: Ledger, gate: Gate, request: GateRequest, joi
             ledger.end_lease(batch, lease_id, f"rank {rank} of group {join.group} asks anew (gate {gate.id})")
     ledger.carry_out(batch, after, (), ())
     return after
+
+
+def free_for_executor(batch: Batch, ledger: Ledger, gate: Gate, node: str) -> None:
+    """
+    A hook has the devices of a node that has no daemon: jobs before it are over there, and nobody else could say so.
+    """
+    for lease_id in ledger.leases_of.get(node, ()):
+        row = ledger.leases[lease_id]
+        if row.lease.gate != gate.id:
+            ledger.close_lease(batch, row, f"a hook of job {gate.request.job} has the devices; no daemon is there")
 
 
 def left(batch: Batch, ledger: Ledger, gate: Gate, member: str) -> Gate:

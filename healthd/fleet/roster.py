@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd.errors import HealthdError
+from healthd.fleet import executors
 from healthd.fleet.model import FleetNode
 from healthd.fleet.record import NodeRecord
 from healthd.model import Health, Order, Quarantine, Reason
@@ -59,7 +60,17 @@ class Roster:
     def node(self, name: str) -> FleetNode | None:
         """The node as of now; None when nobody ever heard of it."""
         record = self._records.get(name)
-        return None if record is None else record.view(self.clock())
+        return None if record is None else self._joined(record)
+
+    def _joined(self, record: NodeRecord) -> FleetNode:
+        """The daemon's word, that of the hook that runs the checks meanwhile, or both."""
+        now = self.clock()
+        own = record.view(now)
+        if record.expected is not None:
+            return executors.joined(own, record.executor.view(now) if record.executor and record.executing else None)
+        if record.shown is record:
+            return own
+        return executors.joined(own, record.shown.view(now))
 
     def names(self) -> Sequence[str]:
         """All known names, sorted. Not a copy: to be read at once."""
@@ -92,12 +103,12 @@ class Roster:
     def health_of(self, name: str) -> Health:
         """The verdict alone, which costs little."""
         record = self._records.get(name)
-        return Health.UNKNOWN if record is None else record.health(self.clock(), self.silent_seconds)
+        return Health.UNKNOWN if record is None else record.shown.health(self.clock(), self.silent_seconds)
 
     def survey(self) -> Iterator[tuple[Health, float | None, Quarantine | None]]:
         """Of every node its health, the seconds since it was heard, and its quarantine: for counting."""
         now, silent = self.clock(), self.silent_seconds
-        for record in self._records.values():
+        for record in (one.shown for one in self._records.values()):
             heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
             yield record.health(now, silent), heard, record.quarantine
 
@@ -154,9 +165,9 @@ class Roster:
 
     def _view(self, record: NodeRecord) -> NodeView:
         now = self.clock()
-        reasons = record.reasons(now, self.silent_seconds)
-        health = record.health(now, self.silent_seconds)
-        return NodeView(node=record.view(now), health=health, reasons=reasons, orders=record.orders)
+        reasons = record.shown.reasons(now, self.silent_seconds)
+        health = record.shown.health(now, self.silent_seconds)
+        return NodeView(node=self._joined(record), health=health, reasons=reasons, orders=record.orders)
 
     def _record(self, node: str) -> NodeRecord:
         record = self._records.get(node)

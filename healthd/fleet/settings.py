@@ -60,6 +60,11 @@ class AggregatorSettings:
     stop_seconds: float = 3.0
     """Time that requests under way have to end after SIGTERM: with the rest of the stop it stays under 5 s."""
 
+    runbooks_url: str | None = None
+    """Where this team publishes docs/runbooks: the page links each reason to its runbook below it
+    (`RUNBOOKS_URL/reasons/CODE.md`). None: the page has what the catalogue says of a reason and no link, because no
+    address would be right for everybody."""
+
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key go together; set both or neither")
@@ -76,6 +81,8 @@ class AggregatorSettings:
                 raise ConfigError(f"{name} must be greater than 0, not {getattr(self, name)}")
         if not 0 <= self.hold_seconds <= 60:
             raise ConfigError(f"hold must be between 0 s and 60 s, not {self.hold_seconds} s")
+        if self.runbooks_url is not None and not self.runbooks_url.startswith(("https://", "http://")):
+            raise ConfigError(f"runbooks_url must begin with https:// or http://, not {self.runbooks_url[:80]!r}")
         check_exposure(
             hosts=[self.address[0]],
             tokens=self.token_file is not None,

@@ -78,7 +78,8 @@ class SyncEndpoint:
             raise HttpError(
                 401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
             )
-        wait_seconds = min(_wait(scope["query_string"]), self._settings.hold_seconds)
+        wait_seconds, executor = _query(scope["query_string"])
+        wait_seconds = min(wait_seconds, self._settings.hold_seconds)
         body = await read_body(
             receive, headers, max_bytes=self._max_bytes, timeout_seconds=self._settings.read_timeout_seconds
         )
@@ -87,6 +88,8 @@ class SyncEndpoint:
             raise BadInputError(
                 f"protocol {request.protocol} is not spoken here, only {PROTOCOL}; update the older side"
             )
+        if executor is not None:
+            return encode(await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds))
         return encode(await self._fleet.sync(node, key_hash(key), request, wait_seconds))
 
 
@@ -132,14 +135,18 @@ async def respond(send: Send, status: int, body: bytes, media_type: str, headers
     await send({"type": "http.response.body", "body": body})
 
 
-def _wait(query: bytes) -> float:
-    """Seconds of `?wait=`; 0 without. BadInputError for what is no such number, or an unknown parameter."""
+def _query(query: bytes) -> tuple[float, str | None]:
+    """
+    Seconds of `?wait=`, 0 without; and `?executor=`, the member that runs the node's checks, None for its daemon.
+
+    BadInputError for what is no such number, or an unknown parameter.
+    """
     if query.startswith(b"wait=") and query[5:].isdigit():
-        return float(query[5:12])
+        return float(query[5:12]), None
     values = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-    if unknown := values.keys() - {"wait"}:
-        raise BadInputError(f"unknown query parameter {min(unknown)!r}; a sync has: wait")
-    return parse_wait(values.get("wait", ["0"])[-1])
+    if unknown := values.keys() - {"wait", "executor"}:
+        raise BadInputError(f"unknown query parameter {min(unknown)!r}; a sync has: wait, executor")
+    return parse_wait(values.get("wait", ["0"])[-1]), values.get("executor", [None])[-1]
 
 
 def parse_wait(text: str) -> float:

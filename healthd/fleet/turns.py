@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from healthd.errors import HealthdError, StoreError
-from healthd.fleet import changes, requests
+from healthd.fleet import changes, collecting, requests
 from healthd.fleet.changes import PutRecord
 from healthd.fleet.gate import step
 from healthd.fleet.ledger import Batch, Ledger
@@ -259,6 +259,7 @@ class Turns:
             settling=self._reports.settling(now),
             judge=self._judge,
         )
+        self._set_executors()
         freed_before = len(batch.freed)
         for gate_id in sorted(dirty):
             self._step(batch, self._ledger.gates[gate_id], view)
@@ -266,6 +267,14 @@ class Turns:
             self._dirty.update(self._waiting())
             self._wake.set()
         return dirty
+
+    def _set_executors(self) -> None:
+        """Hooks of open gates that run the checks of their nodes."""
+        found: dict[str, str] = {}
+        for gate in self._ledger.gates.values():
+            if gate.request.join is not None:
+                found.update(collecting.executors(gate))
+        self._registry.set_executors(found)
 
     def _waiting(self) -> set[str]:
         """Gates that would take nodes if there were any."""
@@ -315,6 +324,8 @@ class Turns:
     def _tell(self, batch: Batch, heard: set[str]) -> None:
         """All of it is on disk: tell nodes, clients and metrics."""
         self._reports.tell(batch, heard)
+        if any(gate.request.join is not None for gate in batch.decided):
+            self._set_executors()
         for gate in batch.decided:
             self._ledger.remember(gate)
             self._due.pop(gate.id, None)

@@ -93,8 +93,8 @@ def _conclude(work: Work, validation: Validation) -> Proof | None:
         work.effects.append(Unreserve(nodes=validation.partners))
     found = consequence(validation)
     for node, why in found.out.items():
-        if node in work.gate.reserved:
-            work.fail(node, (why,))
+        if node in work.gate.reserved or work.gate.request.pool is not None:
+            work.fail(node, (why,))  # a borrowed partner too, which would be the next spare
         if why.blame is Blame.NODE and why.status is Status.FAIL:
             work.effects.append(Accuse(node=node, reason=why))
     give_back(work, tuple(node for node in work.gate.reserved if node in found.out), "the collectives failed with it")

@@ -100,9 +100,7 @@ def _job_name(environ: Mapping[str, str], index: int) -> str | None:
     return match[1] if match else None
 
 
-def _main(
-    environ: Mapping[str, str], index: int, size: int, full_name: Callable[[], str], *, first_job: bool
-) -> str:
+def _main(environ: Mapping[str, str], index: int, size: int, full_name: Callable[[], str], *, first_job: bool) -> str:
     """The host of rank 0 by the headless Service; empty where neither its name nor the Service's is known."""
     if size == 1:
         return "127.0.0.1"

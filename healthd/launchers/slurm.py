@@ -38,7 +38,11 @@ def find(environ: Mapping[str, str]) -> Place | None:
                 "them; write: srun --ntasks-per-node=1 healthd preflight ..."
             )
     whole(environ, (*STEP, size_name), "Slurm")
-    size, rank, local_rank = number(environ, size_name), number(environ, "SLURM_NODEID"), number(environ, "SLURM_LOCALID")
+    size, rank, local_rank = (
+        number(environ, size_name),
+        number(environ, "SLURM_NODEID"),
+        number(environ, "SLURM_LOCALID"),
+    )
     text = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     hosts = expand(text) if text else ()
     if hosts and len(hosts) != size:
@@ -57,7 +61,7 @@ def find(environ: Mapping[str, str]) -> Place | None:
 
 
 def _local_size(environ: Mapping[str, str], rank: int, local_rank: int) -> int:
-    """How many tasks the step has on this node, out of `2(x3),1`; as many as are known to be there where it is silent."""
+    """How many tasks the step has on this node, out of `2(x3),1`; as many as are known of where it is silent."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts: list[int] = []
     for part in text.split(",") if text else ():

@@ -209,11 +209,10 @@ class Visit:
         task = self._tasks.start(f"ranks of {order.group}", work)
         self._now = wanted, task
         try:
-            wanted.ranks = await task
+            await _ended(task)
+            wanted.ranks = task.result()
         except asyncio.CancelledError:
             # Either this order was called off, or the whole session, in which case the ranks are gone as well.
-            if not task.done():
-                await asyncio.wait([task])
             wanted.end("cancelled", wanted.why or self.why)
             if is_cancelling():
                 raise
@@ -249,6 +248,23 @@ class Visit:
         wanted.launches.clear()
         wanted.told = await wanted.round.run()
         return ()
+
+
+async def _ended(task: asyncio.Task[tuple[RankReport, ...]]) -> None:
+    """
+    Wait for the end of a round; when we are cancelled, for its end after that.
+
+    It is cancelled once, whoever wants its end: a second time would disturb the cleaning up after the first.
+    """
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if not task.cancelling():
+            task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
+        raise
 
 
 class Collectives:

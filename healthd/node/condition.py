@@ -132,12 +132,16 @@ class ConditionWriter:
         *,
         clock: Clock,
         seed: int | None = None,
+        least_seconds: float = LEAST_SECONDS,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
     ) -> None:
         self._book = book
         self._settings = settings
         self._server = server
         self._clock = clock
         self._chance = random.Random(seed)  # noqa: S311
+        self._least_seconds = least_seconds
+        self._first_pause_seconds = first_pause_seconds
         self._node = settings.node or book.settings.name
         self._news = asyncio.Event()
         self._written: Mapping[str, tuple[str, str]] | None = None
@@ -164,7 +168,7 @@ class ConditionWriter:
         """Until something has changed that is to be told at once, or the heartbeat is due."""
         # Spread, so that a fleet that started together does not write in one second.
         due = self._clock.boot() + self._settings.heartbeat_seconds * self._chance.uniform(0.9, 1.0)
-        await asyncio.sleep(LEAST_SECONDS)
+        await asyncio.sleep(self._least_seconds)
         while (left := due - self._clock.boot()) > 0:
             if self._changed():
                 return
@@ -217,7 +221,7 @@ class ConditionWriter:
 
     def pause(self, error: KubernetesError, failures: int) -> float:
         """How long to wait after so many failures in a row."""
-        grown = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10), self._settings.heartbeat_seconds)
+        grown = min(self._first_pause_seconds * 2.0 ** min(failures - 1, 10), self._settings.heartbeat_seconds)
         if error.status in HOPELESS:
             grown = HOPELESS_SECONDS
             self._written = None  # the node may be another one by then

@@ -264,7 +264,8 @@ def _unseen(lease: Lease, age: float, what: str) -> Fate:
 def process_of(workload: str | None) -> int | None:
     """The process id in `pid:N`; None for another kind of workload or none."""
     kind, _, number = (workload or "").partition(":")
-    return int(number) if kind == "pid" and number.isdecimal() and len(number) < 11 and 0 < int(number) < 2**31 else None
+    known = kind == "pid" and number.isdecimal() and len(number) < 11 and 0 < int(number) < 2**31
+    return int(number) if known else None
 
 
 def process_start(proc: Path, pid: int) -> int | None:

@@ -246,7 +246,7 @@ class Scheduler:
         if not due:
             await self.refresh()
             return
-        plan = Plan(tier=Tier.PASSIVE, checks=due, executor="daemon")
+        plan = Plan(tier=Tier.PASSIVE, checks=due, executor=self._settings.executor)
         work = self._probes.run(plan, faults=self._faults(), on_result=self._recorder(()))
         await asyncio.gather(work, self._ask_schedulers())
         self._take_look()
@@ -320,7 +320,7 @@ class Scheduler:
         self._book.set_running(f"{flight.tier.value} (order {order_id})" if order_id else flight.tier.value)
         for ordered in flight.ordered:
             ordered.report(OrderReport(status="running"))
-        plan = Plan(tier=flight.tier, checks=flight.checks, executor="daemon", order=order_id)
+        plan = Plan(tier=flight.tier, checks=flight.checks, executor=self._settings.executor, order=order_id)
         try:
             work = self._probes.run(plan, faults=self._faults(), on_result=self._recorder(flight.ordered))
             flight.task = self._tasks.start(f"run of {flight.tier.value}", work)

@@ -59,6 +59,9 @@ class SyncSettings:
     full_seconds: float = 60.0
     """The whole state is sent at least this often, so that measured values in the fleet's views are never older."""
 
+    executor: str | None = field(default=None, metadata={"internal": True})
+    """The member of a group as which a hook speaks beside the node's daemon; none in a daemon. No setting."""
+
     backoff_max_seconds: float = 30.0
     """Longest pause between attempts while no aggregator answers. Short, since a gate may be waiting for this node."""
 
@@ -209,6 +212,9 @@ class NodeSettings:
 
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     """The condition of the node in Kubernetes."""
+
+    executor: str = field(default="daemon", metadata={"internal": True})
+    """Who runs the checks, as results say it. No setting."""
 
     history_results: int = 16
     """Recent results kept of each check; as many that did not pass are kept besides. Shows a day of quick runs."""

@@ -75,6 +75,7 @@ class Line:
         self._full_at = 0.0
         self._told: tuple[str, Mapping[str, OrderReport]] | None = None
         self._complaint = ""
+        self._executor = {"executor": settings.executor} if settings.executor is not None else {}
         self._news = asyncio.Event()
         self._tls = _tls_context(settings.ca_file) if any(u.startswith("https") for u in settings.aggregators) else None
         for url in settings.aggregators:
@@ -245,7 +246,7 @@ class Line:
             async with http.stream(
                 "POST",
                 address,
-                params={"wait": f"{wait_seconds:g}"},
+                params={"wait": f"{wait_seconds:g}", **self._executor},
                 content=wire.encode(request),
                 headers=headers,
                 timeout=timeout,

@@ -51,6 +51,15 @@ def test_worst_evidence_fits_into_a_line_of_the_protocol() -> None:
     assert MAX_LINE_BYTES / 4 < len(line) < MAX_LINE_BYTES
 
 
+def test_what_another_version_has_left_is_taken_as_far_as_it_is_known() -> None:
+    counts = {"neuron:0": {"a": 3}}
+    data = {**next_history(None, 0.0, counts, {"neuron:0": 1}).as_data(), "later": 1}
+    del data["before"]
+    history = next_history(data, 60.0, {"neuron:0": {"a": 5}}, {"neuron:0": 1})
+    assert history.recent("neuron:0", "a") == 2
+    assert next_history({}, 60.0, counts, {"neuron:0": 1}).counts == counts
+
+
 # --- parsers ----------------------------------------------------------------------------------------------------------
 
 

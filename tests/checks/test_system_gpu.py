@@ -359,11 +359,29 @@ def test_elsewhere_a_gpu_with_fewer_than_the_others_has_lost_one(tmp_path: Path)
     assert judged(machine, gpu_links) == [(Status.FAIL, "LinkDown", "cuda:2")]
 
 
+def test_a_gpu_whose_links_cannot_all_be_read_has_lost_none(tmp_path: Path) -> None:
+    machine = GpuMachine(tmp_path / "machine", count=4, instance_type=None)
+    for index in range(4):
+        machine.gpu(index, nvlinks=[1] * 12)
+    machine.gpu(2, nvlinks=[1] * 3 + [7] + [1] * 8)
+    assert judged(machine, gpu_links) == [(Status.UNKNOWN, "NoData", "cuda:2")]
+    machine.gpu(2, nvlinks=[1] * 12)
+    machine.state["errors"] = {"nvmlDeviceGetNvLinkState@3": 999}
+    machine.gpu(3)
+    assert judged(machine, gpu_links) == [(Status.UNKNOWN, "NoData", "cuda:3")]
+
+
 def test_gpus_that_are_not_linked_are_in_order(tmp_path: Path) -> None:
     machine = GpuMachine(tmp_path / "machine", count=2, instance_type="g5.12xlarge")
     machine.gpu(0, nvlinks=None, fabric=None)
     machine.gpu(1, nvlinks=[0] * 12, fabric=[0, 0])
     assert judged(machine, gpu_links) == []
+
+
+def test_gpus_that_should_be_linked_and_tell_of_no_link_are_unknown(tmp_path: Path) -> None:
+    machine = GpuMachine(tmp_path / "machine", count=1)
+    machine.gpu(0, nvlinks=None, fabric=None)
+    assert judged(machine, gpu_links) == [(Status.UNKNOWN, "NoData", "cuda:0")]
 
 
 @pytest.mark.parametrize(("fabric", "fails"), [([1, 0], True), ([2, 0], True), ([3, 999], True), ([3, 0], False)])

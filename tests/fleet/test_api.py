@@ -447,3 +447,24 @@ def test_one_that_does_not_acknowledge_stops_the_start_of_all(tmp_path: Path) ->
             assert (got["go"], got["missing"], got["over"]) == (False, ["rank-1"], True)
 
     scenario(test, tmp_path, handshake_seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"nodes": ["n1"]},
+        {"nodes": ["n1", "n2"], "min_nodes": 1},
+        {"pool": "train", "count": 1},
+        {"pool": "train", "count": 4, "min_nodes": 1},
+    ],
+)
+def test_a_validation_by_hand_that_could_end_without_any_collective_is_refused(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n1", "n2"):
+            answer = await client.post("/v1/validations", json=asked)
+            assert (answer.status_code, "two nodes at least" in answer.text) == (400, True)
+
+    scenario(test, tmp_path)

@@ -26,6 +26,7 @@ from healthd.fleet.baselines import Learner
 from healthd.fleet.record import NodeRecord
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
+from healthd.fleet.tables import BASELINES
 from healthd.model import (
     Allocation,
     DeviceRecord,
@@ -388,6 +389,28 @@ def test_a_decision_that_the_disk_does_not_take_is_not_made() -> None:
             await learner.decide([series.id], State.APPROVED, by="ann")
         assert learner.book.get(series.id) == series
         assert learner.book.limits_of(series.kind) is None
+
+    asyncio.run(main())
+
+
+def test_who_asks_while_the_database_cannot_be_read_is_told_so_in_time() -> None:
+    async def main() -> None:
+        store = Store.open("sqlite://")
+        series, samples = learned_series()
+        kept = baseline_rows.Kept(series=series, samples=samples)
+        await store.run(lambda connection: baseline_rows.write(connection, [kept], (), ()))
+        await store.run(lambda connection: connection.execute(BASELINES.update().values(samples=b"cut")))
+        learner = Learner(fleet(), store, BaselineSettings(), ready_seconds=0.1)
+        running = asyncio.create_task(learner.run())
+        try:
+            async with asyncio.timeout(5):
+                with pytest.raises(StoreError, match="samples of baseline"):
+                    await learner.ready()
+            assert not running.done()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            store.close()
 
     asyncio.run(main())
 

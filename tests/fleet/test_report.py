@@ -294,6 +294,19 @@ def test_how_a_gate_ended_is_told_by_its_first_reason(changes: dict[str, Any], w
     assert way_of(gate, gate.decision) is way
 
 
+@pytest.mark.parametrize(("count", "seconds"), [(10**400, 1e308), (-(10**400), -1e308), (4, 1e308)])
+def test_costs_are_numbers_whatever_a_node_says_of_itself(count: int, seconds: float) -> None:
+    run = OrderedRun(order_id="o", round=1, ordered_at=NOW + 20, deadline_seconds=60.0)
+    inventory = Inventory(
+        accelerator="cpu", device_count=count, core_count=4, memory_bytes=None, efa_count=None, devices=()
+    )
+    results = tuple(dataclasses.replace(r, age_seconds=1.0, duration_seconds=seconds) for r in with_wrong())
+    known = dataclasses.replace(state("n1", results), inventory=inventory)
+    facts = facts_of(dataclasses.replace(decided(), ordered={"n1": run}), [known])
+    assert facts is not None
+    assert 0 <= facts.device_seconds <= 1024 * 2 * 10
+
+
 def test_runs_that_the_gate_ordered_cost_device_seconds_and_others_do_not() -> None:
     run = OrderedRun(order_id="o", round=1, ordered_at=NOW + 20, deadline_seconds=60.0)
     inventory = Inventory(

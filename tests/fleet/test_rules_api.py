@@ -38,6 +38,7 @@ def test_history_is_paged_newest_first_and_the_node_shows_what_is_remembered(tmp
                 before = None if page["next"] is None else f"&before={page['next']}"
             assert pages == whole["events"]
             assert (await client.get("/v1/nodes/n1/history?limit=0")).status_code == 400
+            assert (await client.get(f"/v1/nodes/n1/history?before={10**20}")).status_code == 400
             assert (await client.get("/v1/nodes/nobody/history")).status_code == 404
             assert (await client.get("/v1/nodes/a..%20b/history")).status_code == 400
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from checks.contract import Blame, Status
 from healthd import wire
-from healthd.fleet.model import Gate, Phase
+from healthd.fleet.model import Accuse, FleetNode, Gate, Phase
 from healthd.localize import Outcome
 from healthd.model import Decision, Verdict
 from tests.fleet.lab import POLICY, Lab
@@ -77,6 +78,33 @@ def test_spares_of_the_pool_take_the_place_of_culprits_and_the_new_whole_is_vali
     assert len(included(decision)) == 4
     assert "n2" not in included(decision)
     assert set(lab.groups[-1]) == set(included(decision))
+    assert lab.accused() == {"n2"}
+
+
+def test_a_borrowed_partner_that_was_found_at_fault_is_no_spare_and_accused_once() -> None:
+    lab = Lab(SIX, bad={"n1": "corrupt", "n3": "corrupt"})
+    decision = lab.decide(lab.ask(pool="a", count=2))
+    assert decision.decision is Verdict.ADMIT
+    assert sorted(effect.node for effect in lab.effects if isinstance(effect, Accuse)) == ["n1", "n3"]
+    assert set(codes(decision)) == {"n1", "n3"}
+
+
+def test_an_idle_node_that_cannot_take_part_is_not_borrowed() -> None:
+    """Its devices, or its address, are not known: it would end the search and the job with it."""
+
+    class Lame(Lab):
+        def _node(self, name: str, current: Gate) -> FleetNode:
+            found = super()._node(name, current)
+            assert found.state is not None
+            changes: dict[str, dict[str, Any]] = {
+                "n3": {"inventory": None},
+                "n4": {"peer_address": None, "address": None},
+            }
+            return dataclasses.replace(found, state=dataclasses.replace(found.state, **changes.get(name, {})))
+
+    lab = Lame(("n1", "n2", "n3", "n4", "n5"), bad={"n2": "corrupt"})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2")))
+    assert codes(decision) == {"n2": "CollectiveFault"}
     assert lab.accused() == {"n2"}
 
 

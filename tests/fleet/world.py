@@ -7,7 +7,7 @@ A fleet for tests of the gate: nodes as data, and a registry whose nodes do what
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from checks.contract import Blame, Finding, Status, Tier
 from healthd.fleet.model import Claim, FleetNode, FleetView, Gate, Override
@@ -242,6 +242,12 @@ class World:
     def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
         if node in self.daemons:
             self.daemons[node].quarantine = quarantine
+
+    def set_executors(self, members: Mapping[str, str]) -> None:
+        self.executors = dict(members)
+
+    def has_daemon(self, node: str) -> bool:
+        return node in self.daemons
 
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         for order_id in order_ids:

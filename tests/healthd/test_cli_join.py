@@ -49,8 +49,6 @@ def test_four_hooks_of_which_one_is_late_and_one_is_recreated_start_together(clu
     said = {rank: hook.said() for rank, hook in hooks.items()}
     assert {rank: one.code for rank, one in said.items()} == dict.fromkeys(range(4), 0), said
     assert [node["node"] for node in said[3].json["nodes"]] == list(NODES)
-    leases = aggregator.get("/v1/fleet").json()
-    assert leases, "the fleet has something to say"
     for name in NODES:
         (lease,) = cluster.services[name].get("/v1/node").json()["leases"]
         assert lease["gate"] == said[3].json["id"]
@@ -59,6 +57,8 @@ def test_four_hooks_of_which_one_is_late_and_one_is_recreated_start_together(clu
 def test_a_node_that_is_bad_keeps_all_from_starting_and_each_is_told_which(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n0", "n1", config=POLICY)
     cluster.prove(0.5)
+    for name in ("n0", "n1"):
+        cluster.aged(name)
     hooks = [join(cluster, aggregator, rank, "--max-age", "1s", size=2) for rank in (0, 1)]
     for hook in hooks:
         said = hook.said()
@@ -130,3 +130,123 @@ def test_usage_is_one_clear_line(
     done = healthd(tmp_path, "gate", "--aggregator", "http://127.0.0.1:1", *arguments, env=variables)
     assert done.code == 2, done.err
     assert said in done.err
+
+
+# --- the hook as executor ---------------------------------------------------------------------------------------------
+
+
+def executing(cluster: Cluster, aggregator: Service, rank: int, *more: str, size: int = 2) -> Command:
+    """A hook that runs the checks itself, with the settings of its node."""
+    name = f"n{rank}"
+    cluster.node(name)  # its files; nobody starts it here
+    run = cluster.folder / f"{name}-container"
+    run.mkdir(exist_ok=True)
+    config = ("--config", str(cluster.folder / f"{name}.toml"), "--run-dir", str(run))
+    return join(cluster, aggregator, rank, "--execute", *config, *more, size=size)
+
+
+def test_without_any_daemon_hooks_check_their_own_nodes_and_start_together(cluster: Cluster) -> None:
+    aggregator = cluster.aggregator(config=POLICY).start()
+    hooks = [executing(cluster, aggregator, rank, "--json") for rank in (0, 1)]
+    for hook in hooks:
+        said = hook.said()
+        assert said.code == 0, said.err
+        assert [node["node"] for node in said.json["nodes"]] == ["n0", "n1"]
+    gate = said.json["id"]
+    states = aggregator.get(f"/v1/gates/{gate}/evidence").json()["states"]
+    assert {result["executor"] for state in states for result in state["results"]} == {"hook:train"}
+    assert {result["check"] for result in states[0]["results"]} >= {"proof"}
+
+
+def test_four_executing_hooks_of_which_one_is_late_and_one_is_recreated_start_together(cluster: Cluster) -> None:
+    aggregator = cluster.aggregator(config=POLICY).start()
+    hooks = {rank: executing(cluster, aggregator, rank, size=4) for rank in (0, 1, 2)}
+    until(lambda: "missing: rank 3" in waiting(aggregator), 25)
+    hooks[1].process.kill()
+    hooks[1].process.communicate()
+    hooks[1] = executing(cluster, aggregator, 1, size=4)
+    hooks[3] = executing(cluster, aggregator, 3, "--json", size=4)
+    said = {rank: hook.said(60) for rank, hook in hooks.items()}
+    assert {rank: one.code for rank, one in said.items()} == dict.fromkeys(range(4), 0), said
+    assert [node["node"] for node in said[3].json["nodes"]] == list(NODES)
+
+
+def test_an_executing_hook_that_is_stopped_leaves_its_group_and_nothing_behind(cluster: Cluster) -> None:
+    aggregator = cluster.aggregator(config=POLICY).start()
+    hook = executing(cluster, aggregator, 0)
+    until(lambda: "1 of 2 members have come" in waiting(aggregator), 25)
+    time.sleep(1.5)
+    hook.process.send_signal(signal.SIGTERM)
+    said = hook.said(10)
+    assert said.code == 75
+    assert "its group is told" in said.err
+    until(lambda: "0 of 2 members have come" in waiting(aggregator))
+
+
+def test_a_fault_that_a_hook_finds_keeps_all_from_starting(cluster: Cluster) -> None:
+    aggregator = cluster.aggregator(config=POLICY).start()
+    hooks = [executing(cluster, aggregator, rank) for rank in (0, 1)]
+    cluster.prove(0.5)
+    for hook in hooks:
+        said = hook.said()
+        assert said.code == 75, said.err
+        assert "SlowDevice" in said.out + said.err
+
+
+def test_the_next_job_gets_a_node_without_a_daemon_again(cluster: Cluster) -> None:
+    aggregator = cluster.aggregator(config=POLICY).start()
+    for job in ("first", "second"):
+        said = executing(cluster, aggregator, 0, "--job", job, size=1).said()
+        assert said.code == 0, said.err
+
+
+def test_beside_a_daemon_the_hook_checks_and_the_daemon_keeps_the_lease(cluster: Cluster) -> None:
+    """The same node name from two processes, and neither is taken for a duplicate of the other."""
+    aggregator = cluster.aggregator(config=POLICY).start()
+    hooks = []
+    for rank in (0, 1):
+        cluster.node(f"n{rank}", aggregator=aggregator.url).start(ready=False)
+    cluster.healthy("n0", "n1")
+    daemons = {name: cluster.services[name] for name in ("n0", "n1")}
+    hooks = [executing(cluster, aggregator, rank, "--json") for rank in (0, 1)]
+    cluster.services.update(daemons)
+    said = [hook.said() for hook in hooks]
+    assert [one.code for one in said] == [0, 0], [one.err for one in said]
+    states = aggregator.get(f"/v1/gates/{said[0].json['id']}/evidence").json()["states"]
+    by_executor = {(r["check"], r["executor"]) for state in states for r in state["results"]}
+    assert ("proof", "hook:train") in by_executor
+    assert ("memory_free", "daemon") in by_executor, "the daemon keeps its word on what it alone can know"
+    for name in ("n0", "n1"):
+        state = daemons[name].get("/v1/node").json()
+        assert [lease["job"] for lease in state["leases"]] == ["train"]
+        assert not any(reason["code"] == "DuplicateNode" for reason in state["reasons"])
+
+
+def test_a_quarantined_node_is_out_whatever_its_hook_finds(cluster: Cluster) -> None:
+    aggregator = cluster.aggregator(config=POLICY).start()
+    body = {"reason": "a person looks at it", "owner": "ops"}
+    told = httpx.put(f"{aggregator.url}/v1/nodes/n0/quarantine", json=body, trust_env=False, timeout=10)
+    assert told.status_code in (200, 204), told.text
+    said = executing(cluster, aggregator, 0, size=1).said()
+    assert said.code == 75
+    assert "Quarantined" in said.out + said.err
+
+
+def test_nobody_speaks_for_a_node_without_an_open_gate_that_says_so(cluster: Cluster) -> None:
+    aggregator = cluster.aggregator(config=POLICY).start()
+    url = f"{aggregator.url}/v1/nodes/n0/sync?wait=0&executor=stranger"
+    body = {
+        "protocol": 1,
+        "incarnation": "i",
+        "seq": 1,
+        "last_answer": None,
+        "since_answer_seconds": None,
+        "state": None,
+        "digest": "d",
+        "ages": {},
+        "orders": {},
+        "issuer": None,
+    }
+    told = httpx.post(url, json=body, headers={"X-Healthd-Node-Key": "k" * 20}, trust_env=False, timeout=10)
+    assert told.status_code == 409
+    assert "no open gate has member 'stranger' as its executor" in told.json()["detail"]

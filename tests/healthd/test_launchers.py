@@ -86,6 +86,10 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in names}
 
 
+def one_line(error: ConfigError) -> None:
+    assert "\n" not in str(error)
+
+
 def place(variables: dict[str, str]) -> Place:
     found = find_place(variables)
     assert found is not None
@@ -202,9 +206,7 @@ def test_a_single_job_and_a_child_of_an_array_are_jobs_of_one_node() -> None:
 
 
 def test_a_pod_finds_the_headless_service_in_its_own_full_name() -> None:
-    found = kubernetes.find(
-        without(indexed(), "JOB_SUBDOMAIN"), full_name=lambda: "train-1.peers.ml.svc.cluster.local"
-    )
+    found = kubernetes.find(without(indexed(), "JOB_SUBDOMAIN"), full_name=lambda: "train-1.peers.ml.svc.cluster.local")
     assert found is not None
     assert found.main == "train-0.peers.ml.svc.cluster.local"
 
@@ -260,7 +262,7 @@ def test_any_text_is_a_list_of_nodes_or_one_clear_line(text: str) -> None:
     try:
         hosts = slurm.expand(text)
     except ConfigError as error:
-        assert "\n" not in str(error)
+        one_line(error)
     else:
         assert hosts
         assert all(hosts)
@@ -271,7 +273,9 @@ def test_any_text_is_a_list_of_nodes_or_one_clear_line(text: str) -> None:
 
 def test_a_container_of_ones_own_has_only_the_file(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
-    file.write_text(json.dumps({"current_host": "algo-2", "hosts": ["algo-2", "algo-1"], "network_interface_name": "x"}))
+    file.write_text(
+        json.dumps({"current_host": "algo-2", "hosts": ["algo-2", "algo-1"], "network_interface_name": "x"})
+    )
     found = sagemaker.find({"TRAINING_JOB_NAME": "t"}, file=file)
     assert found is not None
     assert (found.rank, found.size, found.main, found.job) == (1, 2, "algo-1", "t")
@@ -295,7 +299,7 @@ def test_any_resource_config_is_a_place_or_one_clear_line(
     try:
         found = sagemaker.find({}, file=file)
     except ConfigError as error:
-        assert "\n" not in str(error)
+        one_line(error)
     else:
         assert found is not None
         assert found.rank < found.size
@@ -332,7 +336,7 @@ def test_any_loss_or_change_of_variables_is_a_place_that_can_be_or_one_clear_lin
     try:
         found = find_place(variables)
     except ConfigError as error:
-        assert "\n" not in str(error)
+        one_line(error)
     else:
         assert found is None or (0 <= found.rank < found.size and 0 <= found.local_rank < found.local_size)
         assert found is None or found.main

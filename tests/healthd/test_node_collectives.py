@@ -59,6 +59,11 @@ class ScriptedSession:
         try:
             await self.script.gate.wait()
         except asyncio.CancelledError:
+            try:
+                await self.script.kill_gate.wait()
+            except asyncio.CancelledError:
+                self.events.append("disturbed")
+                raise
             self.events.append("killed")
             on_report((report(order, reason="Cancelled"),))
             raise
@@ -83,6 +88,8 @@ class Script:
         self.sessions: list[ScriptedSession] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.kill_gate = asyncio.Event()
+        self.kill_gate.set()
         self.refusal = ""
         self.error: Exception | None = None
 
@@ -299,6 +306,25 @@ def test_lease_ends_the_session_before_it_is_accepted(tmp_path: Path) -> None:
             await site.take(collective("C2"), lease_order(lease()))
             assert site.status("C2") == "refused"
             assert "job train" in site.report("C2").message
+
+    run(main())
+
+
+def test_lease_that_comes_while_ranks_are_being_killed_waits_for_their_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Site(tmp_path) as site:
+            await quiet()
+            site.script.gate.clear()
+            await site.take(collective("C1"))
+            site.script.kill_gate.clear()
+            await site.take()  # called off: its ranks are being killed
+            await site.take(lease_order(lease()))
+            assert site.script.events == ["open", "join"]
+            assert site.status(lease().id) == "running"
+            site.script.kill_gate.set()
+            await eventually(lambda: site.status(lease().id) == "accepted")
+            assert site.script.events == ["open", "join", "killed", "close"]
+            assert site.status("C1") == "cancelled"
 
     run(main())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 from collections.abc import Iterator
@@ -150,11 +149,10 @@ def _kube(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def writer(kube: Cluster, tmp_path: Path, **changes: Any) -> tuple[ConditionWriter, NodeBook, MovedClock]:
+def writer(kube: Cluster, tmp_path: Path, **pace: float) -> tuple[ConditionWriter, NodeBook, MovedClock]:
     moved = MovedClock()
     book = NodeBook(settings(tmp_path), specs(), clock=moved.clock, boot_id=BOOT)
-    wanted = dataclasses.replace(PLAIN, **changes)
-    return ConditionWriter(book, wanted, kube.server, clock=moved.clock, seed=1), book, moved
+    return ConditionWriter(book, PLAIN, kube.server, clock=moved.clock, seed=1, **pace), book, moved
 
 
 def test_condition_joins_those_of_the_kubelet(kube: Cluster, tmp_path: Path) -> None:
@@ -249,7 +247,7 @@ def test_what_goes_wrong_is_one_clear_line(kube: Cluster, tmp_path: Path, break_
 def test_server_of_another_ca_is_not_trusted_with_the_token(kube: Cluster, tmp_path: Path) -> None:
     made, _, _ = writer(kube, tmp_path)
     trustme.CA().cert_pem.write_to_path(kube.folder / "ca.crt")
-    with pytest.raises(KubernetesError, match="cannot be reached.*certificate"):
+    with pytest.raises(KubernetesError, match=r"cannot be reached.*certificate"):
         asyncio.run(made.write())
     assert kube.calls == []
 
@@ -266,15 +264,13 @@ def test_pauses_grow_and_heed_what_the_server_asks_for(kube: Cluster, tmp_path: 
 
 
 def test_loop_writes_a_change_at_once_and_complains_once(
-    kube: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kube: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("healthd.node.condition.LEAST_SECONDS", 0.01)
-    monkeypatch.setattr("healthd.node.condition.FIRST_PAUSE_SECONDS", 0.02)
     caplog.set_level(logging.WARNING)
     kube.said = [(503, {}, b"")] * 3
 
     async def scene() -> None:
-        made, book, _ = writer(kube, tmp_path)
+        made, book, _ = writer(kube, tmp_path, least_seconds=0.01, first_pause_seconds=0.02)
         task = asyncio.create_task(made.run())
         await _until(lambda: kube.condition("n1", OWN) is not None)
         written = len(kube.writes())
@@ -290,7 +286,7 @@ def test_loop_writes_a_change_at_once_and_complains_once(
 
 async def _until(true: Any) -> None:
     async with asyncio.timeout(10.0):
-        while not true():
+        while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -2,7 +2,7 @@
 `make screenshots`: the pictures of README and docs, taken of a real fleet by a real browser. Nothing in them is acted.
 
 An aggregator and six node daemons start on this machine; devices are CPUs, and the tensor operations and collectives on
-them are real. Two faults are injected, as in a fire drill, and marked so on the pictures as everywhere. A minute or two.
+them are real. Two faults are injected, as in a fire drill, and marked so on the pictures as everywhere. Two minutes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ CHECKS = (
     *("device_count", "memory_free", "disk_space", "clock", "shared_memory"),
     *("matmul", "memory", "digest", "all_reduce", "all_gather"),
 )
-DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 # Twelve ranks on a few cores start one after another; a fleet has cores enough.
-PATIENT = AGGREGATOR.replace('silent = "6s"', 'silent = "60s"') + """
+PATIENT = (
+    AGGREGATOR.replace('silent = "6s"', 'silent = "60s"')
+    + """
 collective_start = "120s"
 collective_join = "90s"
 collective_timeout = "90s"
 collective_contact = "60s"
 """
+)
 # Six nodes start Python and torch a dozen times, maybe on two cores.
 START_SECONDS = 180.0
 
@@ -129,10 +132,10 @@ def shoot(browser: Any, url: str, gates: dict[str, str]) -> None:
         "waiting": f"/gates/{gates['waits']}",
     }
     for scheme in ("light", "dark"):
-        context = browser.new_context(viewport=DESK, color_scheme=scheme, device_scale_factor=1.5)
+        context = browser.new_context(viewport=DESK, color_scheme=scheme, device_scale_factor=1.25)
         shown = pages if scheme == "light" else {"fleet": pages["fleet"], "validation": pages["validation"]}
         for name, path in shown.items():
-            picture(context, f"{url}{path}", name if scheme == "light" else f"{name}-dark")
+            picture(context, f"{url}{path}", name if scheme == "light" else f"{name}-dark", whole=name != "node")
         context.close()
     context = browser.new_context(viewport=PHONE, device_scale_factor=2, color_scheme="light")
     for name in ("fleet", "node"):

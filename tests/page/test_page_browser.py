@@ -24,22 +24,26 @@ WIDE = """() => [...document.querySelectorAll("body *:not(.skip)")]
 # What no page may miss, by hand: names of controls, headings in order, landmarks, one id once.
 BASICS = """() => {
   const said = [];
-  const named = (e) => (e.getAttribute("aria-label") || e.innerText || e.textContent || "").trim();
-  for (const e of document.querySelectorAll("a[href], button")) if (!named(e)) said.push("no name: " + e.outerHTML.slice(0, 90));
-  for (const e of document.querySelectorAll("input:not([type=hidden]), select"))
-    if (!e.labels || !e.labels.length) said.push("no label: " + e.outerHTML.slice(0, 90));
-  for (const e of document.querySelectorAll("table")) {
-    if (!e.querySelector("thead th[scope=col]")) said.push("a table without column headers");
-    for (const r of e.querySelectorAll("tbody tr")) if (!r.querySelector("th[scope=row]")) { said.push("a row without header"); break; }
-  }
-  for (const e of document.querySelectorAll("svg")) if (!e.getAttribute("aria-label") && e.getAttribute("aria-hidden") !== "true") said.push("a picture without words");
-  const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+  const all = (what) => [...document.querySelectorAll(what)];
+  const short = (e) => e.outerHTML.slice(0, 90);
+  const name = (e) => (e.getAttribute("aria-label") || e.innerText || e.textContent || "").trim();
+  for (const e of all("a[href], button")) if (!name(e)) said.push("no name: " + short(e));
+  for (const e of all("input:not([type=hidden]), select")) if (!e.labels?.length) said.push("no label: " + short(e));
+  for (const e of all("table")) if (!e.querySelector("thead th[scope=col]")) said.push("no column headers");
+  for (const e of all("tbody tr")) if (!e.querySelector("th[scope=row]")) said.push("no row header: " + short(e));
+  for (const e of all("svg"))
+    if (!e.getAttribute("aria-label") && e.getAttribute("aria-hidden") !== "true") said.push("no words: " + short(e));
+  const ids = all("[id]").map((e) => e.id);
   const twice = ids.filter((id, i) => ids.indexOf(id) !== i);
   if (twice.length) said.push("ids twice: " + twice.slice(0, 5));
-  for (const e of document.querySelectorAll("[aria-labelledby]")) if (!document.getElementById(e.getAttribute("aria-labelledby"))) said.push("labelled by nothing");
+  for (const e of all("[aria-labelledby]"))
+    if (!document.getElementById(e.getAttribute("aria-labelledby"))) said.push("labelled by nothing: " + short(e));
   let level = 0;
-  for (const e of document.querySelectorAll("h1, h2, h3")) { const l = +e.tagName[1]; if (l > level + 1) said.push("heading skipped at " + e.innerText); level = l; }
-  for (const tag of ["main", "header", "nav", "footer", "h1"]) if (!document.querySelector(tag)) said.push("no " + tag);
+  for (const e of all("h1, h2, h3")) {
+    if (+e.tagName[1] > level + 1) said.push("a heading is skipped at " + e.innerText);
+    level = +e.tagName[1];
+  }
+  for (const tag of ["main", "header", "nav", "footer", "h1"]) if (!all(tag).length) said.push("no " + tag);
   if (!document.documentElement.lang || !document.title) said.push("no language or title");
   return said;
 }"""
@@ -59,6 +63,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             made.say(
                 f"node-{i:03d}", status=status, inventory=inventory, labels={"pool": "train", "rack": f"r{i // 30}"}
             )
+        failed = result("matmul", status=Status.FAIL)
+        evil = tuple(dataclasses.replace(f, message=EVIL, target=EVIL, reason=EVIL) for f in 2 * failed.findings)
+        evil_device = dataclasses.replace(devices[0], target=EVIL)
         made.say(
             "evil-node",
             pool=EVIL,
@@ -67,20 +74,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             boot_id=EVIL,
             faults=(EVIL,),
             versions={EVIL: EVIL},
-            inventory=dataclasses.replace(inventory, accelerator=EVIL, devices=(dataclasses.replace(devices[0], target=EVIL),)),
-            results=(
-                dataclasses.replace(
-                    result("matmul", status=Status.FAIL),
-                    check="matmul",
-                    error=EVIL,
-                    executor=EVIL,
-                    findings=tuple(
-                        dataclasses.replace(f, message=EVIL, target=EVIL, reason=EVIL)
-                        for f in (*result("matmul", status=Status.FAIL).findings, *result("x", status=Status.FAIL).findings)
-                    ),
-                ),
-            ),
-        )  # fmt: skip
+            inventory=dataclasses.replace(inventory, accelerator=EVIL, devices=(evil_device,)),
+            results=(dataclasses.replace(failed, error=EVIL, executor=EVIL, findings=evil),),
+        )
         with made.http() as client:
             question = {"job": EVIL.replace("\u202e", ""), "nodes": ["evil-node", "node-001"]}
             made.job = client.post("/v1/gates", json=question).json()["id"]  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import httpx
 import pytest
 
 from checks.contract import Status
+from healthd.errors import ConfigError
 from healthd.fleet.auth import Scope
+from healthd.fleet.settings import AggregatorSettings
 from tests.page.stage import Stage, stage, tokens
 
 PATHS = ("/", "/?part=top", "/nodes/n1", "/gates", "/reasons", "/reasons/WrongResult")
@@ -221,6 +224,33 @@ def test_the_form_of_one_visitor_is_no_good_for_another(closed: tuple[Stage, dic
         kept = boss.get("/v1/nodes/n1", headers={"authorization": f"Bearer {made['boss']}"}).json()["quarantine"]
         assert (kept["owner"], kept["until"]) == ("boss", None)
         assert boss.post("/nodes/n1/release", data={"word": word, "reason": "done"}).status_code == 303
+
+
+def test_reasons_link_to_the_runbooks_where_a_team_publishes_them(tmp_path: Path, open_stage: Stage) -> None:
+    with open_stage.http() as client:
+        assert "runbook of" not in client.get("/reasons/SlowDevice").text
+    with stage(tmp_path, runbooks_url="https://docs.example/runbooks/") as found, found.http() as client:
+        text = client.get("/reasons/SlowDevice").text
+        assert 'href="https://docs.example/runbooks/reasons/SlowDevice.md"' in text
+        assert (Path(__file__).parents[2] / "docs/runbooks/reasons/SlowDevice.md").is_file()
+    with pytest.raises(ConfigError, match="runbooks_url must begin"):
+        AggregatorSettings(runbooks_url="javascript:alert(1)")
+
+
+def test_over_tls_the_cookie_is_bound_to_the_host_and_to_tls(tmp_path: Path) -> None:
+    file, made = tokens(tmp_path, looker=Scope.READ, daemon=Scope.SYNC)
+    pem = tmp_path / "pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", str(pem) + ".key", "-out", str(pem)], check=True, capture_output=True)
+    key = Path(f"{pem}.key")
+    with stage(tmp_path, token_file=file, sync_token=made["daemon"], tls_cert=pem, tls_key=key) as found:
+        url = found.url.replace("http://", "https://")
+        with httpx.Client(base_url=url, verify=False, trust_env=False, timeout=20) as client:
+            answer = client.post("/log-in", data={"token": made["looker"]}, headers={"origin": url})
+            cookie = answer.headers["set-cookie"]
+            assert cookie.startswith("__Host-healthd-page=")
+            assert "Secure" in cookie
+            assert client.get("/").status_code == 200
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from healthd.slurm import Scontrol, SlurmNode
@@ -37,7 +37,6 @@ SlurmctldLogFile={folder}/controller.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SchedulerType=sched/builtin
-SchedulerParameters=sched_interval=1,sched_min_interval=100000
 SelectType=select/linear
 MpiDefault=none
 KillWait=1
@@ -45,10 +44,13 @@ Include healthd-slurm.conf
 {nodes}
 PartitionName=p Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
-# What a site sets, plus a switch that keeps the health check still while a test looks at another hook.
+# What a site sets, plus switches that keep one hook still while a test looks at another.
 SETTINGS = """
 export SLURM_CONF={folder}/slurm.conf HEALTHD_CONFIG={folder}/hooks.toml PYTHONPATH={root} HEALTHD_STATE_DIR={folder}
-case $0 in */health-check.sh) [ ! -e {folder}/still ] || exit 0 ;; esac
+case $0 in
+    */health-check.sh) [ ! -e {folder}/still ] || exit 0 ;;
+    */prolog-slurmctld.sh) [ ! -e {folder}/ungated ] || exit 0 ;;
+esac
 case ${{SLURMD_NODENAME-}} in
 {urls}
 esac
@@ -86,9 +88,7 @@ class SlurmCluster:
             f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port()} CPUs=1 State=UNKNOWN"
             for name in urls
         )
-        self.config.write_text(
-            CONFIG.format(folder=folder, controller=free_port(), nodes=nodes, names=",".join(urls))
-        )
+        self.config.write_text(CONFIG.format(folder=folder, controller=free_port(), nodes=nodes, names=",".join(urls)))
         for name in ("state", *(f"spool-{name}" for name in urls)):
             (folder / name).mkdir()
         self._install(urls, aggregator, wait)
@@ -109,6 +109,7 @@ class SlurmCluster:
         )
         fragment = (HOOKS / "healthd-slurm.conf").read_text().replace("/etc/slurm/healthd", str(etc))
         fragment = fragment.replace("HealthCheckInterval=60", "HealthCheckInterval=2")
+        fragment = fragment.replace("nohold_on_prolog_fail", "nohold_on_prolog_fail,sched_interval=1")
         (self.folder / "healthd-slurm.conf").write_text(fragment)
         (self.folder / "hooks.toml").write_text(f'[gate]\naggregator = "{aggregator}"\n')
 
@@ -159,9 +160,7 @@ class SlurmCluster:
 
     def job_is(self, number: str, *states: str, seconds: float = 25.0) -> dict[str, str]:
         """The job once it is in one of these states."""
-        until(
-            lambda: self.job(number)["JobState"] in states, seconds, lambda: f"{self.job(number)}; {self.log()}"
-        )
+        until(lambda: self.job(number)["JobState"] in states, seconds, lambda: f"{self.job(number)}; {self.log()}")
         return self.job(number)
 
     def log(self) -> str:
@@ -185,8 +184,3 @@ class SlurmCluster:
             with contextlib.suppress(OSError):
                 if any(mark in (Path("/proc") / str(pid) / "environ").read_bytes() for mark in marks):
                     os.kill(pid, signal.SIGKILL)
-
-
-def nodes_of(job: dict[str, str]) -> Sequence[str]:
-    """The nodes that a job of one node runs on."""
-    return [job["NodeList"]]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 
-from healthd.slurm import MARK
+from healthd.cli.slurm_job import read_job
+from healthd.errors import ConfigError
+from healthd.fleet.actuators.model import ActuatorError, Done, Removal, Why
+from healthd.fleet.actuators.slurm import SlurmActuator
+from healthd.slurm import MARK, Scontrol, SlurmError
 from tests.fleet.cluster import Cluster, ask, release
 from tests.fleet.service import Service
 from tests.slurm.slurm_kit import SlurmCluster, missing, until
@@ -97,23 +101,30 @@ def test_drain_of_an_operator_survives_on_a_node_that_was_ours_before(site: Site
 
 def test_prolog_refuses_the_job_and_its_drain_is_undone_after_the_repair(site: Site) -> None:
     site.still(True)
-    site.fault("n2", "set", "proof=fail")
-    # The gate of the aggregator would find it, too: here it is the node alone that knows.
-    site.slurm.said("scontrol", "update", "nodename=n2", "comment=x")
-    until(lambda: site.fleet.services["n2"].get("/readyz").status_code == 503, 10, lambda: "n2 is ready")
-    with_override = site.fleet.healthd(
-        "override", "slurm-" + str(int(site.slurm.submit("-N1", "--hold", "-w", "n2"))), "--reason", "drill",
-        "--until", "1h", "--aggregator", site.aggregator.url,
-    )
-    assert with_override.code == 0, with_override.err
+    ungated = site.slurm.folder / "ungated"  # here the node alone knows
+    ungated.touch()
+    try:
+        site.fault("n2", "set", "proof=fail")
+        until(lambda: site.fleet.services["n2"].get("/readyz").status_code == 503, 10, lambda: "n2 is ready")
+        number = site.slurm.submit("-N1", "-w", "n2")
+        refused = site.slurm.node_is("n2", lambda node: node.drained)
+        assert refused.reason == "Prolog error"
+        assert site.slurm.job_is(number, "PENDING")["Priority"] != "0"  # not held
+        site.still(False)
+        site.slurm.node_is("n2", lambda node: node.reason.startswith(MARK + "proof"))
+        site.fault("n2", "clear")
+        site.slurm.node_is("n2", lambda node: not node.out)
+        assert site.slurm.job_is(number, "COMPLETED")["NodeList"] == "n2"
+    finally:
+        ungated.unlink()
 
 
 def test_two_nodes_are_held_until_the_gate_admits_and_given_back_at_the_end(site: Site) -> None:
     other = ask(site.aggregator.url, "other", ["n2"], wait=10)
-    assert other["decision"] == "admit"
+    assert other["decision"] == "admit", other
     number = site.slurm.submit("-N2", "-w", "n[1-2]", script="sleep 1")
     site.slurm.job_is(number, "CONFIGURING")
-    time.sleep(2)
+    time.sleep(1)
     assert site.slurm.job(number)["JobState"] == "CONFIGURING"
     release(site.aggregator.url, other["id"])
     site.slurm.job_is(number, "RUNNING", "COMPLETED")
@@ -125,13 +136,80 @@ def test_two_nodes_are_held_until_the_gate_admits_and_given_back_at_the_end(site
 def test_rejected_job_goes_back_and_lands_elsewhere(site: Site) -> None:
     site.still(True)
     url = f"{site.aggregator.url}/v1/nodes/n1/quarantine"
-    with httpx.Client(trust_env=False) as client:
-        assert client.put(url, json={"reason": "drill"}).status_code == 200
+    assert httpx.put(url, json={"reason": "drill"}, trust_env=False).status_code == 200
+    try:
         number = site.slurm.submit("-N1")
         drained = site.slurm.node_is("n1", lambda node: node.drained)
-        assert drained.reason.startswith(MARK), drained
+        assert drained.reason.startswith(MARK + "n1 is quarantined"), drained
         site.slurm.job_is(number, "PENDING")
-        assert "AdminComment" in site.slurm.job(number)
+        shown = site.slurm.said("scontrol", "show", "job", number)
+        assert "AdminComment=healthd: n1 is quarantined" in shown  # its owner can read why
         job = site.slurm.job_is(number, "COMPLETED")
         assert (job["NodeList"], job["Restarts"]) == ("n2", "1")
-        assert client.delete(url).status_code == 200
+        assert "AdminComment=healthd" not in site.slurm.said("scontrol", "show", "job", number)
+    finally:
+        assert httpx.delete(url, trust_env=False).status_code == 200
+        (site.slurm.folder / "hooks/n1.clear").unlink(missing_ok=True)  # as after five minutes
+
+
+def removal(node: str, *aliases: str) -> Removal:
+    return Removal(
+        node=node,
+        aliases=aliases,
+        instance_id=None,
+        pool=None,
+        why=Why.QUARANTINE,
+        reason="two faults in an hour",
+        by_person=False,
+        injected=False,
+        allocated=False,
+        since=0.0,
+        until=None,
+    )
+
+
+def test_actuator_drains_and_takes_back_only_its_own(site: Site) -> None:
+    site.still(True)
+    hand = SlurmActuator(site.slurm.scontrol, owner="healthd")
+    assert asyncio.run(hand.remove(removal("n1"))).done is Done.OUT
+    assert asyncio.run(hand.remove(removal("n1"))).done is Done.OUT  # again, at the next look
+    assert asyncio.run(hand.remove(removal("i-0abc", "n2"))).done is Done.OUT
+    assert asyncio.run(hand.remove(removal("elsewhere"))).done is Done.LEFT
+    marked = asyncio.run(hand.marked())
+    assert marked == {
+        "n1": "healthd-fleet: two faults in an hour",
+        "i-0abc": "healthd-fleet: as i-0abc: two faults in an hour",
+    }
+    other = SlurmActuator(site.slurm.scontrol, owner="other")
+    assert asyncio.run(other.marked()) == {}
+    assert asyncio.run(other.remove(removal("n1"))).done is Done.LEFT
+    assert asyncio.run(other.restore("n1")).done is Done.LEFT
+    assert asyncio.run(hand.restore("i-0abc")).done is Done.BACK
+    site.slurm.said("scontrol", "update", "nodename=n1", "state=drain", "reason=fan is loud")
+    assert asyncio.run(hand.restore("n1")).done is Done.LEFT
+    assert asyncio.run(hand.remove(removal("n1"))).done is Done.LEFT
+    assert site.slurm.node("n1").reason == "fan is loud"
+    site.slurm.said("scontrol", "update", "nodename=n1", "state=resume")
+
+
+def test_word_for_all_nodes_never_reaches_slurm(site: Site) -> None:
+    hand = SlurmActuator(site.slurm.scontrol, owner="healthd")
+    assert asyncio.run(hand.remove(removal("ALL", "n[1-3]", "n1,n2"))).done is Done.LEFT
+    with pytest.raises(SlurmError, match="does not name one node"):
+        site.slurm.scontrol.drain("ALL", "healthd: x")
+    assert not any(node.out for node in site.slurm.scontrol.nodes())
+
+
+def test_controller_that_is_away_is_an_error_and_no_answer(site: Site) -> None:
+    nowhere = {**site.slurm.environment, "SLURM_CONF": "/nowhere/slurm.conf"}
+    with pytest.raises(ActuatorError, match="scontrol"):
+        asyncio.run(SlurmActuator(Scontrol(environ=nowhere, timeout_seconds=0.5), owner="healthd").marked())
+
+
+def test_names_are_expanded_by_slurm_and_counted(site: Site) -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3],m07", "SLURM_JOB_NUM_NODES": "4"}
+    assert read_job(environ, site.slurm.scontrol).nodes == ("n1", "n2", "n3", "m07")
+    with pytest.raises(ConfigError, match="names"):
+        read_job({**environ, "SLURM_JOB_NUM_NODES": "5"}, site.slurm.scontrol)
+    with pytest.raises(ConfigError, match=r"n\[1-"):  # scontrol itself answers this with exit code 0
+        read_job({**environ, "SLURM_JOB_NODELIST": "n[1-"}, site.slurm.scontrol)

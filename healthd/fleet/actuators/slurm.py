@@ -18,6 +18,9 @@ from healthd.fleet.actuators.model import ActuatorError, Done, Outcome, Removal
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.slurm import Scontrol, SlurmError, SlurmNode, one_node, reason_text
 
+# Less than a gate's reject is held back for (`actuator.answer`), so that a controller that is away is said in time.
+ANSWER_SECONDS = 8.0
+
 # Where Slurm has a node under another name than the fleet, the reason says the fleet's: the mark is all that is kept.
 _AS = re.compile(r"as (\S+): ")
 
@@ -104,4 +107,4 @@ class SlurmActuator:
 
 def make(settings: ActuatorSettings) -> SlurmActuator:
     """As the configuration has it."""
-    return SlurmActuator(Scontrol(), owner=settings.owner)
+    return SlurmActuator(Scontrol(timeout_seconds=ANSWER_SECONDS), owner=settings.owner)

@@ -234,7 +234,7 @@ class Trouble:
 
 
 def troubles(cells: Iterable[Cell]) -> list[Trouble]:
-    """What is wrong, by reason: the worst first, then what most nodes have. Those kept out already come last in each."""
+    """What is wrong, by reason: the worst first, then what most nodes have; in each, those kept out already last."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell.health is not Health.HEALTHY:

@@ -24,7 +24,7 @@ from healthd.fleet.page.entry import (
     local_path,
     visitor_of,
 )
-from healthd.fleet.page.routes import PageRoute
+from healthd.fleet.page.route import PageRoute
 from healthd.fleet.record import check_name
 from healthd.model import Quarantine
 

@@ -41,6 +41,9 @@ SAMPLES_A_TICK = 4
 # A page that was just rendered asks for its stream within this time; until then changes are kept for it.
 EXPECT_SECONDS = 10.0
 MOST_EXPECTED = 500
+# Looking at all nodes may take a tenth of the time; 2,000 take some 15 ms, so what a page shows is 0.2 s old at most.
+OLD_FOR_TIMES = 10
+LONGEST_OLD_SECONDS = 3.0
 # Load balancers cut what is silent for 30 or 60 s.
 BEAT_SECONDS = 15.0
 
@@ -76,6 +79,8 @@ class Feed:
         self._topics: Counter[str] = Counter()
         self._expected: dict[str, float] = {}
         self._active_until = 0.0
+        self._cells: tuple[list[Cell], str] = ([], "")
+        self._cells_until = 0.0
         self._heard: dict[str, None] = {}
         self._unsampled: dict[str, None] = {}
         self._versions: dict[str, int] = {}
@@ -107,16 +112,29 @@ class Feed:
         self._schedule()
         return self.cursor
 
-    def all_cells(self) -> list[Cell]:
-        """Every node as it is now; what is different from what was told is told."""
+    def all_cells(self) -> tuple[list[Cell], str]:
+        """
+        Every node as it is now, and where a page of them reads on; what is different from what was told is told.
+
+        In a large fleet this takes a while, so it is not done anew for each who looks: all of them get what is a little
+        old, with the cursor of that time.
+        """
+        now = time.monotonic()
+        if now < self._cells_until:
+            return self._cells
         cells = self.board.cells(self._fleet.names())
         if not self._told:
             self._told = {cell.node: cell for cell in cells}
-        else:
-            for cell in cells:
-                if self._told.get(cell.node) != cell:
-                    self._compare(cell.node)
-        return cells
+        for cell in cells:
+            if self._told.get(cell.node) != cell:
+                self._compare(cell.node)
+        if len(self._told) > len(cells):
+            for name in self._told.keys() - {cell.node for cell in cells}:
+                self._compare(name)
+        self._cells = (cells, self.cursor)
+        done = time.monotonic()
+        self._cells_until = done + min(LONGEST_OLD_SECONDS, (done - now) * OLD_FOR_TIMES)
+        return self._cells
 
     def _watched(self, topic: str) -> bool:
         return topic in self._topics or self._expected.get(topic, 0.0) > time.monotonic()

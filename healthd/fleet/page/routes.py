@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.params import Depends
-from fastapi.routing import APIRoute
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
-from healthd.errors import BadInputError, HealthdError, NotFoundError
+from healthd.errors import BadInputError, NotFoundError
 from healthd.fleet.auth import AuthError
 from healthd.fleet.handling import Parts, parts_of
 from healthd.fleet.history import read_history
-from healthd.fleet.page import board, gate_view, node_view, rendering
+from healthd.fleet.page import board, deeds, gate_view, node_view, rendering
 from healthd.fleet.page.board import Cell
 from healthd.fleet.page.entry import visitor_of
-from healthd.fleet.page.feed import FLEET, GATES, Feed, FullError
+from healthd.fleet.page.feed import FLEET, GATES, Feed
+from healthd.fleet.page.route import PageRoute, feed_of
 from healthd.fleet.page.words import WORST_FIRST
-from healthd.fleet.problems import problem_of
 from healthd.model import Health
 
 # What one page may show; what is more is counted, or on the next page.
@@ -38,56 +36,9 @@ MOST_NODES_OF_REASON = 200
 
 def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
     """Give the application the page."""
-    from healthd.fleet.page import deeds
-
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
     app.include_router(router, dependencies=dependencies)
     app.include_router(deeds.router, dependencies=dependencies)
-
-
-def feed_of(request: Request) -> Feed:
-    """The feed of this aggregator."""
-    feed: Feed = request.app.state.feed
-    return feed
-
-
-class PageRoute(APIRoute):
-    """A path whose errors are for people: a page that says what was wrong, or the log-in."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers, with its errors as pages."""
-        answer = super().get_route_handler()
-
-        async def handler(request: Request) -> Response:
-            try:
-                return await answer(request)
-            except HealthdError as error:
-                return error_page(request, error)
-            except RequestValidationError as error:
-                first = error.errors()[0]
-                place = " ".join(str(part) for part in first["loc"])
-                return error_page(request, BadInputError(f"{place}: {first['msg']}"))
-
-        return handler
-
-
-def error_page(request: Request, error: HealthdError) -> Response:
-    """Say it to a person; who is not known is sent to the log-in and comes back afterwards."""
-    if isinstance(error, AuthError) and error.status == 401 and request.url.path != "/log-in":
-        if request.method != "GET" or request.url.path == "/events":
-            return rendering.page("error.html", status=401, visitor=None, status_code=401, said=str(error))
-        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        target = request.url_for("log_in").include_query_params(next=asked)
-        return RedirectResponse(f"{target.path}?{target.query}", status_code=303, headers=rendering.HEADERS)
-    if isinstance(error, FullError):
-        status, headers = 503, {"retry-after": "30"}
-    else:
-        problem, headers = problem_of(error)
-        status = problem.status
-    headers.pop("www-authenticate", None)
-    return rendering.page(
-        "error.html", status=status, headers=headers, visitor=None, status_code=status, said=str(error)
-    )
 
 
 router = APIRouter(route_class=PageRoute)
@@ -106,7 +57,7 @@ async def fleet(
     visitor = visitor_of(request)
     parts, feed = parts_of(request), feed_of(request)
     feed.begin(FLEET)
-    cells = feed.all_cells()
+    cells, after = feed.all_cells()
     topology = parts.engine.policy.topology_labels
     choices = board.choices(cells, topology)
     chosen = group if group in dict(choices) else board.default_choice(cells, topology)
@@ -119,7 +70,7 @@ async def fleet(
     return rendering.page(
         "fleet.html",
         visitor=visitor,
-        after=feed.cursor,
+        after=after,
         topic=FLEET,
         part=part,
         total=len(cells),
@@ -212,7 +163,8 @@ async def node(
         cell=feed.board.cell(node),
         whys=node_view.whys(view.reasons, record),
         record=record,
-        quarantine=view.node.quarantine or (state.quarantine if state else None),
+        quarantine=view.node.quarantine,
+        own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
         rows=node_view.rows(state, feed.samples) if state else [],
         grants=[row for row in parts.engine.leases() if row.node == node],
@@ -290,7 +242,7 @@ async def reasons(request: Request) -> Response:
 async def reason(request: Request, code: str) -> Response:
     """One reason: what it means, whose fault it is, what to do, and who has it now."""
     visitor = visitor_of(request)
-    cells = [cell for cell in feed_of(request).all_cells() if cell.reason == code]
+    cells = [cell for cell in feed_of(request).all_cells()[0] if cell.reason == code]
     known = REASONS.get(code)
     if known is None:
         if not cells:
@@ -301,9 +253,16 @@ async def reason(request: Request, code: str) -> Response:
         "reason.html",
         visitor=visitor,
         reason=known,
+        runbook=runbook_of(parts_of(request), known.code),
         cells=cells[:MOST_NODES_OF_REASON],
         total=len(cells),
     )
+
+
+def runbook_of(parts: Parts, code: str) -> str | None:
+    """Where the runbook of a reason is published; None where nobody said, or the catalogue has no such reason."""
+    base = parts.settings.runbooks_url
+    return None if base is None or code not in REASONS else f"{base.rstrip('/')}/reasons/{code}.md"
 
 
 @router.get("/events")

@@ -1,0 +1,110 @@
+"""`healthd gate --execute`: the hook runs the ordered checks of its node itself while it waits for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from healthd.cli.settings import Settings
+from healthd.errors import HealthdError
+from healthd.model import Decision, Join
+
+ASK_SECONDS = 5.0
+"""How long the aggregator holds an answer to the executor: short, since the gate waits for it."""
+
+
+def executed(settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision]) -> Decision:
+    """
+    What `ask` comes to, with the executor of `join`'s node running meanwhile; it has ended when this returns.
+
+    Call it in the main thread. Raises what `ask` raises, `Stopped` for a signal, and HealthdError where the executor
+    cannot run.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="healthd-gate-", dir="/tmp"))  # short: it holds a socket
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="healthd: %(message)s")
+    try:
+        return asyncio.run(_both(settings, join, job, ask, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _both(
+    settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], folder: Path
+) -> Decision:
+    from healthd.cli.gate import Stopped
+
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Decision] = loop.create_future()
+    threading.Thread(target=_speak, args=(loop, answer, ask), name="the gate's hook", daemon=True).start()
+    member = 0
+    while True:
+        current = join()
+        member += 1
+        place = folder / str(member)
+        place.mkdir(mode=0o700)
+        executor = asyncio.create_task(_run(settings, current, job, place), name="executor")
+        changed = asyncio.create_task(_other(join, current), name="look for a new round")
+        waited: set[asyncio.Future[object]] = {answer, executor, changed}  # type: ignore[arg-type]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        ended = executor.done() and not answer.done()
+        executor.cancel()
+        await asyncio.wait({executor})
+        if answer.done():
+            return answer.result()
+        if ended:
+            if error := executor.exception():
+                raise error
+            raise Stopped("a signal")  # run_node ends by itself for no other reason
+
+
+async def _other(join: Callable[[], Join], current: Join) -> None:
+    """Until the hook asks as another member: the group comes together again."""
+    while join().member == current.member:  # noqa: ASYNC110 - the other thread changes it, once in a long while
+        await asyncio.sleep(0.2)
+
+
+async def _run(settings: Settings, join: Join, job: str, folder: Path) -> None:
+    """The node's daemon as executor: it works on order alone, and speaks beside the node's own daemon."""
+    from healthd.launchers import own_address
+    from healthd.node.daemon import run_node
+
+    node = settings.executor(
+        join.node,
+        settings.gate.aggregator,
+        folder,
+        address=own_address(),
+        ask_seconds=ASK_SECONDS,
+        token_file=settings.gate.token_file,
+    )
+    sync = dataclasses.replace(node.sync, executor=join.member, ca_file=settings.gate.ca_file, backoff_max_seconds=1.0)
+    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), settings.runner())
+
+
+def _speak(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Decision], ask: Callable[[], Decision]) -> None:
+    """In a thread that nobody waits for: a held request must not keep a hook that is told to end."""
+
+    def settle(decision: Decision | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if decision is not None:
+            answer.set_result(decision)
+        else:
+            answer.set_exception(error or HealthdError("the gate gave no answer"))
+
+    decision: Decision | None = None
+    failure: BaseException | None = None
+    try:
+        decision = ask()
+    except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+        failure = error
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+        loop.call_soon_threadsafe(settle, decision, failure)

@@ -1,0 +1,114 @@
+"""The user data of container hosts does what it says, on a root folder and with programs that only note their calls."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = ROOT / "deploy/batch/user-data.sh"
+
+
+def test_the_script_is_bash() -> None:
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True, timeout=10)
+    text = SCRIPT.read_text(encoding="ascii")
+    assert text.startswith("#!/bin/bash\n")
+    for line in text.splitlines():
+        if "systemctl" in line and ("start" in line or "--now" in line) and not line.lstrip().startswith("#"):
+            assert "--no-block" in line, f"the agent waits for user data, so this would wait for ever: {line}"
+
+
+class Machine:
+    """A root folder, and programs that note how they were called in place of those that change the machine."""
+
+    def __init__(self, folder: Path, *, pip: int = 0) -> None:
+        self.root, self.bin, self.log = folder / "root", folder / "bin", folder / "calls"
+        self.bin.mkdir()
+        self._program("systemctl", "exit 0")
+        self._program("dnf", "exit 1")
+        made = f'mkdir -p "$3/bin"; printf "#!/bin/sh\\necho pip \\"\\$@\\" >>{self.log}; exit {pip}\\n" >"$3/bin/pip"'
+        self._program("python3.11", f'{made}; chmod +x "$3/bin/pip"')
+
+    def _program(self, name: str, body: str) -> None:
+        file = self.bin / name
+        file.write_text(f'#!/bin/sh\necho {name} "$@" >>{self.log}\n{body}\n', encoding="ascii")
+        file.chmod(0o755)
+
+    def run(self, **settings: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "ROOT": str(self.root),
+            "UNITS": str(ROOT / "deploy/systemd"),
+            "HEALTHD_PACKAGE": "healthd.whl",
+            **settings,
+        }
+        return subprocess.run(
+            ["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=20, check=False
+        )
+
+    @property
+    def units(self) -> Path:
+        return self.root / "etc/systemd/system"
+
+    @property
+    def calls(self) -> list[str]:
+        return self.log.read_text(encoding="ascii").splitlines()
+
+
+def test_user_data_installs_the_daemon_and_the_boot_check(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    done = machine.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (machine.units / "healthd-boot.service").is_file()
+    assert (machine.units / "healthd-node.service").is_file()
+    assert os.access(machine.root / "opt/healthd/libexec/healthd-boot", os.X_OK)
+    assert "Before=slurmd.service ecs.service kubelet.service" in (machine.units / "healthd-boot.service").read_text()
+    assert not (machine.units / "ecs.service.d").exists(), "observe first: the agent starts in any case"
+    assert "pip install --quiet --disable-pip-version-check healthd.whl" in machine.calls
+    assert machine.calls[-1] == "systemctl enable --now --no-block healthd-node.service healthd-boot.service"
+
+
+def test_settings_that_user_data_writes_are_settings_that_healthd_has(tmp_path: Path) -> None:
+    from healthd.cli.settings import Settings
+    from healthd.config import load as load_config
+
+    machine = Machine(tmp_path)
+    for python, unprompted, tier in (("", "off", "passive"), ("/opt/venv/bin/python", None, "quick")):
+        assert machine.run(PROBE_PYTHON=python).returncode == 0
+        file = machine.root / "etc/healthd/healthd.toml"
+        defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
+        settings = load_config(Settings, file=file, environ={}, arguments={}, defaults=defaults)
+        assert str(settings.probe.python or "") == python
+        assert settings.node.active.unprompted == unprompted
+        assert (machine.root / "etc/healthd/boot.env").read_text() == f"BOOT_TIER={tier}\n"
+
+
+def test_enforcing_user_data_makes_the_agent_wait_for_a_fit_node(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    assert machine.run(ENFORCE="yes", REPLACE="yes").returncode == 0
+    assert "Requires=healthd-boot.service" in (machine.units / "ecs.service.d/healthd.conf").read_text()
+    assert "poweroff" in (machine.units / "healthd-boot.service.d/replace.conf").read_text()
+
+
+def test_a_machine_on_which_nothing_could_be_installed_takes_no_jobs_when_it_is_to_be_enforced(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, pip=1)
+    done = machine.run(ENFORCE="yes")
+    assert done.returncode == 1
+    assert "could not be installed: healthd.whl" in done.stdout
+    assert "Requires=healthd-boot.service" in (machine.units / "ecs.service.d/healthd.conf").read_text()
+    assert not (machine.units / "healthd-boot.service").exists()
+
+
+def test_a_machine_on_which_nothing_could_be_installed_works_on_as_long_as_nothing_is_enforced(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, pip=1)
+    assert machine.run().returncode == 1
+    assert not (machine.units / "ecs.service.d").exists()
+
+
+def test_both_ways_to_make_the_agent_wait_say_the_same(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.run(ENFORCE="yes")
+    written = (machine.units / "ecs.service.d/healthd.conf").read_text().split()
+    shipped = (ROOT / "deploy/systemd/require-boot.conf").read_text().splitlines()
+    assert written == [line for line in shipped if not line.startswith("#")]

@@ -1,0 +1,407 @@
+"""
+What deploy/kubernetes builds: valid for several versions of Kubernetes, no more rights than said, settings that exist.
+
+No cluster was at hand: what is proved is the schema, and that what the manifests say fits what healthd reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from checks.discover import builtin_checks
+from deploy.kubernetes import generate
+from healthd.cli.gate import gate
+from healthd.cli.settings import Settings
+from healthd.config import load
+from healthd.fleet.actuators.kubernetes import LIST, READ, WRITE
+from healthd.fleet.auth import check_exposure
+from healthd.node.condition import NEEDS
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed: it has kustomize")
+
+ROOT = Path(__file__).parent.parent.parent
+KUBERNETES = ROOT / "deploy/kubernetes"
+OVERLAYS = [f"{kind}/{profile}" for kind in ("eks-neuron", "eks-gpu", "cpu") for profile in ("observe", "active")]
+COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready")
+VERSIONS = ("1.30", "1.33", "1.35", "1.37")
+OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule"}
+# Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
+SECRETS = {"healthd-tokens", "healthd-node-token", "healthd-aggregator-tls", "healthd-gate", "healthd-prometheus"}
+
+
+@functools.cache
+def kustomize(folder: Path) -> tuple[dict[str, Any], ...]:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(item for item in yaml.safe_load_all(done.stdout) if item)
+
+
+def built(overlay: str) -> tuple[dict[str, Any], ...]:
+    return kustomize(KUBERNETES / "overlays" / overlay)
+
+
+@pytest.fixture(scope="module", name="whole")
+def _whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], ...]:
+    """An overlay of a user's own with all components."""
+    folder = tmp_path_factory.mktemp("own").resolve()
+    path = functools.partial(os.path.relpath, start=folder)
+    text = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "healthd-system",
+        "resources": [path(KUBERNETES / "overlays/eks-neuron/active")],
+        "components": [path(KUBERNETES / "components" / name) for name in COMPONENTS],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    return kustomize(folder)
+
+
+def examples() -> Iterator[dict[str, Any]]:
+    for file in (*sorted((KUBERNETES / "examples").glob("*.yaml")), KUBERNETES / "readiness-rule.yaml"):
+        yield from yaml.safe_load_all(file.read_text(encoding="utf-8"))
+
+
+def the(items: tuple[dict[str, Any], ...], kind: str, name: str) -> dict[str, Any]:
+    found = [
+        item
+        for item in items
+        if item["kind"] == kind and re.fullmatch(f"{name}(-[a-z0-9]{{10}})?", item["metadata"]["name"])
+    ]
+    assert len(found) == 1, f"{kind} {name}: {[(i['kind'], i['metadata']['name']) for i in items]}"
+    return found[0]
+
+
+def pods(items: Any) -> Iterator[dict[str, Any]]:
+    for item in items:
+        if item["kind"] in ("DaemonSet", "Deployment", "Job"):
+            yield item["spec"]["template"]["spec"]
+
+
+def node_pod(overlay: str) -> dict[str, Any]:
+    spec: dict[str, Any] = the(built(overlay), "DaemonSet", "healthd-node")["spec"]["template"]["spec"]
+    return spec
+
+
+# --- schemas --------------------------------------------------------------------------------------------------------
+
+
+def strictly(item: dict[str, Any]) -> None:
+    if item["kind"] in OTHERS:
+        other_kind(item)
+    else:
+        strictly_once(json.dumps(item))
+
+
+@functools.cache
+def strictly_once(text: str) -> None:
+    """Most of it is the same in every overlay, and each look costs."""
+    item = json.loads(text)
+    for version in VERSIONS:
+        try:
+            kubernetes_validate.validate(item, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            pytest.fail(
+                f"{item['kind']} {item['metadata']['name']} in {version}: {error.message} at {list(error.path)}"
+            )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlay_is_valid_in_every_version(overlay: str) -> None:
+    for item in built(overlay):
+        strictly(item)
+
+
+def test_all_components_together_are_valid(whole: tuple[dict[str, Any], ...]) -> None:
+    for item in whole:
+        strictly(item)
+    assert {item["kind"] for item in (*whole, *examples())} >= OTHERS
+
+
+def test_examples_are_valid() -> None:
+    for item in examples():
+        strictly(item)
+
+
+def test_validation_is_strict_enough_to_find_a_slip() -> None:
+    slip = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "x"},
+        "automountServiceAccountTokens": True,
+    }
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(slip, VERSIONS[0], strict=True)
+
+
+def other_kind(item: dict[str, Any]) -> None:
+    """What operators of others would refuse or, worse, ignore: keys that do not exist, members that must."""
+    spec = item["spec"]
+    if item["kind"] == "PodMonitor":
+        assert set(spec) <= {"selector", "jobLabel", "podMetricsEndpoints", "attachMetadata", "podTargetLabels"}
+        for endpoint in spec["podMetricsEndpoints"]:
+            known = {"port", "path", "scheme", "interval", "honorLabels", "relabelings", "authorization", "tlsConfig"}
+            assert set(endpoint) <= known
+            for rule in endpoint.get("relabelings", ()):
+                assert set(rule) <= {"sourceLabels", "targetLabel", "regex", "replacement", "action"}
+    elif item["kind"] == "PrometheusRule":
+        assert set(spec) == {"groups"}
+        names = [group["name"] for group in spec["groups"]]
+        assert names
+        assert len(names) == len(set(names))
+        for group in spec["groups"]:
+            assert set(group) <= {"name", "interval", "rules"}
+            for rule in group["rules"]:
+                assert ("alert" in rule) != ("record" in rule)
+                assert set(rule) <= {"alert", "record", "expr", "for", "keep_firing_for", "labels", "annotations"}
+    else:
+        assert item["apiVersion"] == "readiness.node.x-k8s.io/v1alpha1"
+        assert set(spec) <= {
+            "nodeSelector",
+            "conditions",
+            "conditionPolicy",
+            "taint",
+            "enforcementMode",
+            "dryRun",
+        }
+        assert spec["nodeSelector"]["matchLabels"]
+        assert spec["taint"]["key"].startswith("readiness.k8s.io/")
+        assert all(one["requiredStatus"] in ("True", "False", "Unknown") for one in spec["conditions"])
+
+
+# --- what is promised -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name.endswith("observe")])
+def test_observe_has_no_privilege_and_runs_nothing_on_devices(overlay: str) -> None:
+    pod = node_pod(overlay)
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert not security.get("privileged")
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["readOnlyRootFilesystem"] is True
+    assert not pod.get("hostPID")
+    assert not pod.get("hostIPC")
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert paths == {"/var/lib/healthd", "/run/healthd", "/var/lib/kubelet/pod-resources"}
+    settings = of_config_map(overlay, "healthd-node")
+    assert settings.node.active.unprompted is not None
+    assert settings.node.active.unprompted.value == "off"
+    active = {name for name, check in builtin_checks().items() if check.tier.value != "passive"}
+    assert active <= set(settings.node.disabled)
+
+
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name.endswith("active")])
+def test_active_has_what_is_listed_and_nothing_unprompted(overlay: str) -> None:
+    pod = node_pod(overlay)
+    (container,) = pod["containers"]
+    assert container["securityContext"]["privileged"] is True
+    assert "capabilities" not in container["securityContext"]
+    assert pod["hostPID"] is True
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert paths == {"/var/lib/healthd", "/run/healthd", "/var/lib/kubelet/pod-resources", "/dev", "/lib/modules"}
+    settings = of_config_map(overlay, "healthd-node")
+    assert settings.node.active.unprompted is not None
+    assert settings.node.active.unprompted.value == "off"
+    assert not {"matmul", "all_reduce", "device_holders", "kernel_log"} & set(settings.node.disabled)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_daemon_takes_no_device_from_the_jobs(overlay: str) -> None:
+    (container,) = node_pod(overlay)["containers"]
+    asked = {**container["resources"].get("requests", {}), **container["resources"].get("limits", {})}
+    assert set(asked) == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_bad_hardware_neither_restarts_the_daemon_nor_hides_its_answer(overlay: str) -> None:
+    (container,) = node_pod(overlay)["containers"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] == "/livez"
+    assert {"operator": "Exists"} in node_pod(overlay)["tolerations"]
+
+
+def test_no_pod_gets_variables_of_services() -> None:
+    for overlay in OVERLAYS:
+        for pod in pods(built(overlay)):
+            assert pod["enableServiceLinks"] is False
+    for pod in pods(examples()):
+        assert pod["enableServiceLinks"] is False
+
+
+def test_aggregator_is_one_and_lets_go_before_the_next_starts() -> None:
+    for overlay in OVERLAYS:
+        deployment = the(built(overlay), "Deployment", "healthd-aggregator")["spec"]
+        assert deployment["replicas"] == 1
+        assert deployment["strategy"] == {"type": "Recreate"}
+        (container,) = deployment["template"]["spec"]["containers"]
+        # Nodes have to reach it while it does not know its fleet yet.
+        assert container["readinessProbe"]["httpGet"]["path"] == "/livez"
+        assert deployment["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_images_are_named_in_one_place() -> None:
+    where = [
+        file.relative_to(KUBERNETES).as_posix()
+        for file in KUBERNETES.rglob("*.yaml")
+        if "registry.example.com/healthd" in file.read_text(encoding="utf-8")
+    ]
+    assert where == ["components/image/kustomization.yaml"]
+    for overlay in OVERLAYS:
+        for pod in pods(built(overlay)):
+            for container in pod["containers"]:
+                assert container["image"].startswith("registry.example.com/healthd")
+                assert ":" in container["image"].rpartition("/")[2]
+
+
+def test_secrets_are_those_that_the_guide_makes(whole: tuple[dict[str, Any], ...]) -> None:
+    guide = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    used = set(re.findall(r"'secretName': '([^']+)'", str([*whole, *examples()])))
+    used |= {
+        ref
+        for item in whole
+        if item["kind"] == "PodMonitor"
+        for ref in re.findall(r"'name': '(healthd-prom[^']*)'", str(item))
+    }
+    assert used == SECRETS
+    for name in used:
+        assert f"secret generic {name}" in guide or f"secret tls {name}" in guide
+
+
+# --- what the manifests say fits what healthd reads -----------------------------------------------------------------
+
+
+def of_config_map(overlay: str, name: str, items: tuple[dict[str, Any], ...] | None = None) -> Settings:
+    """The settings that healthd makes of the variables; an unknown one is an error."""
+    data: Mapping[str, str] = the(items or built(overlay), "ConfigMap", name)["data"]
+    return load(
+        Settings,
+        file=None,
+        environ=data,
+        arguments={},
+        sections=("node", "probe"),
+        defaults={"node.name": "n1", "node.state_dir": Path("/x"), "node.run_dir": Path("/x")},
+    )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_variables_are_settings_and_names_are_checks(overlay: str) -> None:
+    node = of_config_map(overlay, "healthd-node")
+    assert set(node.node.disabled) <= set(builtin_checks())
+    assert node.node.kubernetes.condition == "healthd.internal/Fit"
+    assert not node.node.kubernetes.accelerated_hardware_ready
+    aggregator = of_config_map(overlay, "healthd-aggregator").aggregator
+    assert not aggregator.insecure
+    check_exposure(hosts=["0.0.0.0"], tokens=True, tls=aggregator.tls_cert is not None, insecure=False)
+    for container in node_pod(overlay)["containers"]:
+        ours = {item["name"]: "x=y" for item in container["env"] if item["name"].startswith("HEALTHD_")}
+        load(
+            Settings,
+            file=None,
+            environ=ours,
+            arguments={},
+            sections=("node",),
+            defaults={"node.state_dir": Path("/x"), "node.run_dir": Path("/x")},
+        )
+
+
+def test_components_turn_on_what_they_say(whole: tuple[dict[str, Any], ...]) -> None:
+    settings = of_config_map("", "healthd-aggregator", whole)
+    assert settings.actuator.kind == "kubernetes"
+    assert settings.actuator.mode == "observe", "nobody's nodes are tainted by the first apply"
+    assert of_config_map("", "healthd-node", whole).node.kubernetes.accelerated_hardware_ready
+    rule = the(tuple(examples()), "NodeReadinessRule", "healthd-fit")["spec"]
+    assert rule["dryRun"] is True
+    assert rule["conditions"][0]["type"] == of_config_map("", "healthd-node", whole).node.kubernetes.condition
+
+
+def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) -> None:
+    def rights(name: str) -> set[str]:
+        rules = the(whole, "ClusterRole", name)["rules"]
+        return {f"{verb} on {resource}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+    assert rights("healthd-node") == {"get on nodes", NEEDS}
+    assert rights("healthd-actuator") == {READ, WRITE, LIST}
+    for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", "healthd-aggregator")):
+        binding = the(whole, "ClusterRoleBinding", name)
+        assert binding["roleRef"]["name"] == name
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "healthd-system"}]
+        the(whole, "ServiceAccount", account)
+
+
+def test_token_of_the_api_server_is_mounted_only_where_it_is_used(whole: tuple[dict[str, Any], ...]) -> None:
+    plain = the(built("cpu/observe"), "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
+    assert plain["automountServiceAccountToken"] is False
+    acting = the(whole, "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
+    assert acting["automountServiceAccountToken"] is True
+
+
+def test_monitors_find_the_pods_and_give_the_job_names_of_the_rules(whole: tuple[dict[str, Any], ...]) -> None:
+    rules = (KUBERNETES / "components/monitoring/prometheus-rules.yaml").read_text(encoding="utf-8")
+    for kind, name in (("DaemonSet", "healthd-node"), ("Deployment", "healthd-aggregator")):
+        monitor = the(whole, "PodMonitor", name)["spec"]
+        template = the(whole, kind, name)["spec"]["template"]
+        labels = template["metadata"]["labels"]
+        assert monitor["selector"]["matchLabels"].items() <= labels.items()
+        assert labels[monitor["jobLabel"]] == name
+        ports = {port["name"] for container in template["spec"]["containers"] for port in container["ports"]}
+        assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= ports
+        assert name in rules
+
+
+def test_rules_are_those_of_deploy_prometheus() -> None:
+    assert generate.TARGET.read_text(encoding="utf-8") == generate.rules(), "run python -m deploy.kubernetes.generate"
+    made = list(yaml.safe_load_all(generate.rules()))
+    for item, name in zip(made, generate.SOURCES, strict=True):
+        source = yaml.safe_load((ROOT / "deploy/prometheus" / name).read_text(encoding="utf-8"))
+        assert item["spec"] == source
+
+
+def test_dashboards_are_found_by_the_sidecar(whole: tuple[dict[str, Any], ...]) -> None:
+    found = [item for item in whole if item["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    assert len(found) == 3
+    assert all(len(str(item)) < 900_000 for item in found), "a ConfigMap holds 1 MiB"
+
+
+# --- the job --------------------------------------------------------------------------------------------------------
+
+
+def test_gate_of_the_example_is_a_command_that_there_is() -> None:
+    job = next(item for item in examples() if item["kind"] == "Job")
+    (hook,) = job["spec"]["template"]["spec"]["initContainers"]
+    assert [word.rpartition("/")[2] for word in hook["command"][:2]] == ["healthd", "gate"]
+    options = {option for parameter in gate.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.partition("=")[0] for word in hook["command"][2:]} <= options
+    defined = {item["name"] for item in hook["env"]}
+    assert set(re.findall(r"\$\((\w+)\)", " ".join(hook["command"]))) <= defined
+
+
+def test_gate_asks_for_all_that_the_job_has_and_its_no_is_no_failure() -> None:
+    job = next(item for item in examples() if item["kind"] == "Job")["spec"]
+    pod = job["template"]["spec"]
+    (hook,), (work,) = pod["initContainers"], pod["containers"]
+    assert hook["resources"] == work["resources"]
+    assert pod["restartPolicy"] == "Never"
+    codes = {
+        code: rule["action"]
+        for rule in job["podFailurePolicy"]["rules"]
+        for code in rule.get("onExitCodes", {}).get("values", ())
+        if rule["onExitCodes"]["containerName"] == hook["name"]
+    }
+    assert codes == {75: "Ignore", 1: "FailJob", 2: "FailJob"}
+    assert job["podReplacementPolicy"] == "Failed", "the only one that Kubernetes takes with podFailurePolicy"
+    assert job["activeDeadlineSeconds"] > 0, "what is ignored is not counted, so something else has to end it"

@@ -1,0 +1,228 @@
+"""The scripts of Slurm's hooks, against a daemon that is ready, is not, is silent, or is somebody else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from healthd.cli.slurm import ask_daemon
+from tests.fleet.service import free_port
+from tests.healthd.cli_kit import healthd
+from tests.slurm.slurm_kit import HOOKS
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="the hooks need curl: apt-get install curl")
+
+
+@dataclass
+class Daemon:
+    """What answers in place of a node's daemon: a status and a body."""
+
+    url: str
+    status: int = 200
+    body: str = "n1 is ready\n"
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon(url="")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = made.body.encode() if self.path == "/readyz?exclude=allocated" else b"?"
+            self.send_response(made.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@dataclass
+class Hooks:
+    """The hooks as they are installed, with the settings of a test."""
+
+    folder: Path
+
+    def run(self, name: str, url: str, *settings: str) -> int:
+        shutil.copytree(HOOKS, self.folder / "etc", dirs_exist_ok=True)
+        calls = f"{self.folder}/calls"
+        command = self.folder / "healthd"
+        command.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncat {self.folder}/said\n')
+        command.chmod(0o755)
+        lines = ("mode=enforce", f"node_url={url}", f"state_dir={self.folder}/run", f"healthd={command}", *settings)
+        (self.folder / "etc/hooks.conf").write_text("\n".join(lines) + "\n")
+        environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7"}  # nothing else, and no PATH: as slurmd does
+        return subprocess.run([self.folder / "etc" / name], env=environ, timeout=20, check=False).returncode
+
+    @property
+    def calls(self) -> int:
+        file = self.folder / "calls"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    @property
+    def refused(self) -> str:
+        file = self.folder / "run/n1.refused"
+        return file.read_text() if file.exists() else ""
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> Hooks:
+    (tmp_path / "said").write_text("n1 is fit\n")
+    return Hooks(tmp_path)
+
+
+def test_prolog_admits_on_a_ready_node(daemon: Daemon, hooks: Hooks) -> None:
+    assert hooks.run("prolog.sh", daemon.url) == 0
+    assert hooks.refused == ""
+
+
+def test_prolog_refuses_on_a_node_that_is_not_ready_and_notes_why_and_when(daemon: Daemon, hooks: Hooks) -> None:
+    daemon.status, daemon.body = 503, "matmul: matmul cpu:0: wrong by 3 %\nn1 is not ready\n"
+    assert hooks.run("prolog.sh", daemon.url) == 1
+    when, _, rest = hooks.refused.partition(" ")
+    assert abs(float(when) - time.time()) < 30
+    assert rest == "job 7: matmul: matmul cpu:0: wrong by 3 %\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, "<html>welcome</html>"), (200, ""), (200, "n1 is not ready"), (404, "n1 is ready"), (500, "n1 is ready")],
+)
+def test_answer_of_somebody_else_is_no_health(daemon: Daemon, hooks: Hooks, status: int, body: str) -> None:
+    daemon.status, daemon.body = status, body
+    assert hooks.run("prolog.sh", daemon.url) == 1
+    assert hooks.run("prolog.sh", daemon.url, "on_unreachable=admit") == 0
+
+
+def test_silent_daemon_refuses_in_bounded_time_unless_told_otherwise(hooks: Hooks) -> None:
+    begin = time.monotonic()
+    assert hooks.run("prolog.sh", f"http://127.0.0.1:{free_port()}") == 1
+    assert time.monotonic() - begin < 10  # MessageTimeout
+    assert "does not answer" in hooks.refused
+
+
+def test_unfit_node_is_refused_even_where_silence_is_admitted(daemon: Daemon, hooks: Hooks) -> None:
+    daemon.status, daemon.body = 503, "n1 is not ready\n"
+    assert hooks.run("prolog.sh", daemon.url, "on_unreachable=admit") == 1
+
+
+def test_observe_mode_refuses_nothing_and_leaves_no_mark(daemon: Daemon, hooks: Hooks) -> None:
+    daemon.status, daemon.body = 503, "n1 is not ready\n"
+    assert hooks.run("prolog.sh", daemon.url, "mode=observe") == 0
+    assert hooks.refused == ""
+
+
+def test_settings_as_they_are_shipped_refuse_nothing() -> None:
+    text = (HOOKS / "hooks.conf").read_text()
+    assert "\nmode=observe\n" in text
+    assert '\ngate_options="--mode observe"\n' in text
+
+
+def test_fit_node_costs_one_request_and_not_one_interpreter(daemon: Daemon, hooks: Hooks) -> None:
+    for _ in range(3):
+        assert hooks.run("health-check.sh", daemon.url) == 0
+    assert hooks.calls == 1
+    daemon.status, daemon.body = 503, "n1 is not ready\n"
+    (hooks.folder / "said").write_text("n1 fan: drain\n")
+    for _ in range(2):
+        hooks.run("health-check.sh", daemon.url)
+    assert hooks.calls == 3
+    daemon.status, daemon.body = 200, "n1 is ready\n"
+    hooks.run("health-check.sh", daemon.url)  # it was drained: this has to be undone
+    assert hooks.calls == 4
+
+
+def test_health_check_looks_anew_every_five_minutes(daemon: Daemon, hooks: Hooks) -> None:
+    hooks.run("health-check.sh", daemon.url)
+    subprocess.run(["/usr/bin/touch", "-d", "6 minutes ago", hooks.folder / "run/n1.clear"], check=True)
+    hooks.run("health-check.sh", daemon.url)
+    assert hooks.calls == 2
+
+
+def test_refusal_of_the_prolog_makes_the_health_check_look_at_once(daemon: Daemon, hooks: Hooks) -> None:
+    hooks.run("health-check.sh", daemon.url)
+    daemon.status, daemon.body = 503, "n1 is not ready\n"
+    hooks.run("prolog.sh", daemon.url)
+    daemon.status, daemon.body = 200, "n1 is ready\n"
+    hooks.run("health-check.sh", daemon.url)
+    assert hooks.calls == 2
+
+
+def test_controllers_hooks_call_the_command_with_what_the_site_set(daemon: Daemon, hooks: Hooks) -> None:
+    hooks.run("prolog-slurmctld.sh", daemon.url, "gate_wait=3m", 'gate_options="--mode observe"')
+    hooks.run("epilog-slurmctld.sh", daemon.url)
+    assert (hooks.folder / "calls").read_text().splitlines() == ["slurm gate --wait 3m --mode observe", "slurm end"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "fit"),
+    [
+        (200, "n1 is ready\n", True),
+        (503, "fan: loud\nn1 is not ready\n", False),
+        (503, "upstream is away", None),
+        (200, "<html>welcome</html>", None),
+        (200, "n1 is not ready\n", None),
+        (404, "n1 is ready\n", None),
+    ],
+)
+def test_health_check_believes_only_what_a_daemon_of_ours_says(
+    daemon: Daemon, status: int, body: str, fit: bool | None
+) -> None:
+    daemon.status, daemon.body = status, body
+    found = ask_daemon(daemon.url, patience_seconds=0)
+    assert found.fit is fit
+    assert fit or found.why
+
+
+def test_daemon_that_is_being_restarted_is_waited_for(daemon: Daemon) -> None:
+    daemon.status, daemon.body = 500, ""
+
+    def back() -> None:
+        daemon.status, daemon.body = 200, "n1 is ready\n"
+
+    timer = threading.Timer(0.2, back)
+    timer.start()
+    assert ask_daemon(daemon.url, patience_seconds=5).fit is True
+    timer.join()
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURM_CONF": "/nowhere"}
+
+
+@pytest.mark.parametrize(("rule", "code"), [("hold", 75), ("local", 75), ("admit", 0)])
+def test_aggregator_that_is_away_sends_the_job_back_unless_told_otherwise(tmp_path: Path, rule: str, code: int) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    said = healthd(
+        tmp_path,
+        *("slurm", "gate", "--aggregator", url, "--wait", "0s", "--on-unreachable", rule),
+        env={**JOB, "PATH": str(tmp_path)},
+    )
+    assert (said.code, f"on_unreachable={'admit' if code == 0 else 'hold'}" in said.err) == (code, True), said
+
+
+def test_outside_of_slurms_hooks_it_is_a_usage_error(tmp_path: Path) -> None:
+    for words in (("gate",), ("end",), ("health",)):
+        said = healthd(tmp_path, "slurm", *words, env={"SLURM_JOB_ID": "0", "SLURMD_NODENAME": ""})
+        assert (said.code, len(said.err.strip().splitlines())) == (2, 1), said
