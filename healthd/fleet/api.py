@@ -25,6 +25,7 @@ from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_r
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
 from healthd.fleet.page import add_to as add_page_to
+from healthd.fleet.page.entry import check_origin
 from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
 from healthd.model import Problem
 
@@ -41,7 +42,7 @@ def make_app(parts: Parts) -> FastAPI:
     # No schema and no documentation pages: they load scripts from elsewhere and need no token.
     app = FastAPI(title="healthd aggregator", openapi_url=None, docs_url=None, redoc_url=None)
     app.state.parts = parts
-    known = [Depends(_only_known_query)]
+    known = [Depends(_only_known_query), Depends(_from_here)]
     app.include_router(router, dependencies=known)
     app.include_router(api_gates.router, dependencies=known)
     app.include_router(api_nodes.router, dependencies=known)
@@ -66,6 +67,12 @@ async def _only_known_query(request: Request) -> None:
     for name in request.query_params:
         if name not in known:
             raise BadInputError(f"unknown query parameter {name[:80]!r}{nearest(name, known)}")
+
+
+async def _from_here(request: Request) -> None:
+    """Where no token is asked for, no web page of somebody else's may change anything through a browser on this host."""
+    if parts_of(request).guard.open and request.method not in ("GET", "HEAD"):
+        check_origin(request)
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:

@@ -117,7 +117,7 @@ class Policy:
     collective_timeout_seconds: float = 30.0
     """For each collective over a group. A sound one takes milliseconds to seconds; a hang has to end some time."""
 
-    collective_contact_seconds: float = 15.0
+    collective_contact_seconds: float = 30.0
     """A node that has not even confirmed its order for so long holds up the others no longer."""
 
     collective_grace_seconds: float = 2.0

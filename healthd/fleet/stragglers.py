@@ -21,6 +21,7 @@ from checks.limits import quantity
 from checks.reasons import action_of, blame_of
 from healthd.baselines.learning import SIGMA_OF_MAD, factor_of, higher_is_better, spread
 from healthd.baselines.model import LEAST_SAMPLES
+from healthd.fleet.validation.measured import is_number
 from healthd.fleet.validation.model import Group, Tested
 from healthd.localize import Outcome
 from healthd.model import RankReport, Reason
@@ -228,7 +229,7 @@ def _ready(reports: Mapping[int, RankReport]) -> dict[int, dict[int, tuple[float
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return is_number(value) and value >= 0
 
 
 def _reason(late: Late, *, injected: bool) -> Reason:

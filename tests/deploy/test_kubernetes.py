@@ -136,6 +136,25 @@ def test_examples_are_valid() -> None:
         strictly(item)
 
 
+def test_second_pool_is_valid_and_shares_nothing_with_the_first() -> None:
+    second, first = kustomize(KUBERNETES / "examples/second-pool"), built("eks-neuron/active")
+    for item in second:
+        strictly(item)
+
+    def name_of(item: dict[str, Any]) -> tuple[str, str]:
+        return item["kind"], item["metadata"]["name"]
+
+    assert not {name_of(item) for item in second} & {name_of(item) for item in first}
+    daemons = [next(item for item in items if item["kind"] == "DaemonSet")["spec"] for items in (first, second)]
+    selectors = [daemon["selector"]["matchLabels"] for daemon in daemons]
+    assert selectors[0] != selectors[1]
+    for daemon in daemons:
+        assert daemon["selector"]["matchLabels"].items() <= daemon["template"]["metadata"]["labels"].items()
+    binding = next(item for item in second if item["kind"] == "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == "healthd-node-inf"
+    assert binding["subjects"][0]["name"] == daemons[1]["template"]["spec"]["serviceAccountName"] == "healthd-node-inf"
+
+
 def test_validation_is_strict_enough_to_find_a_slip() -> None:
     slip = {
         "apiVersion": "v1",

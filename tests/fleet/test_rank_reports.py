@@ -110,6 +110,8 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
     "negative mismatches": lambda odd: first(odd).update(mismatches=-1),
     "no seconds": lambda odd: first(odd).pop("seconds"),
     "NaN seconds": lambda odd: first(odd).update(seconds=math.nan),
+    "seconds beyond all numbers": lambda odd: first(odd).update(seconds=10**400),
+    "a limit beyond all numbers": lambda odd: first(odd)["limits"].update(duration_seconds=[10**400, None, "config"]),
     "no time at all": lambda odd: first(odd).update(seconds=0),
     "negative time": lambda odd: first(odd).update(seconds=-1.0),
     "infinite bytes": lambda odd: first(odd).update(bytes=math.inf),
@@ -132,6 +134,12 @@ def test_rank_whose_data_are_no_measurement_gives_no_pass_and_marks_no_node(kind
     assert tested.outcome in (Outcome.FAIL, Outcome.UNKNOWN)
     assert set(tested.accused) <= {"n1"}
     assert all(one.blame is Blame.CHECK for one in tested.accused.values()), tested.accused
+
+
+@pytest.mark.parametrize("ready", [10**400, -1.0, None, "late", math.nan, True])
+def test_lateness_that_is_no_time_is_not_counted(ready: object) -> None:
+    tested = with_second(lambda odd: first(odd).update(ready_seconds=ready))
+    assert (tested.outcome, tested.accused) == (Outcome.PASS, {})
 
 
 def test_ranks_that_all_measured_nothing_do_not_pass() -> None:

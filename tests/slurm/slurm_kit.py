@@ -58,6 +58,7 @@ mode=enforce
 state_dir={folder}/hooks
 healthd="{python} -m healthd"
 gate_wait={wait}
+gate_options=--no-collective
 """
 
 

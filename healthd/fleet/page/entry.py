@@ -122,11 +122,11 @@ def check_origin(request: Request) -> None:
     origin = request.headers.get("origin")
     host = request.headers.get("host", "")
     if site not in (None, "same-origin") or (origin is not None and urlsplit(origin).netloc != host):
-        raise HttpError(403, "this form was sent from another site; use the one on this page")
+        raise HttpError(403, "this was sent from another site; use the page or the command of this one")
     parts = parts_of(request)
     if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host):
         # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
-        raise HttpError(403, f"forms are taken under localhost or an address here, not as {host[:80]!r}")
+        raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
 
 
 def _names_no_one(host: str) -> bool:

@@ -58,7 +58,7 @@ def _odd_size(one: Mapping[str, Any], size: int) -> str:
     moved, seconds, wrong = one.get("bytes"), one.get("seconds"), one.get("mismatches")
     if not _count(moved) or not 0 < moved <= max(one["size_bytes"], size * _ELEMENT_BYTES):
         return f"{_shown(moved)} bytes were moved"
-    if not _number(seconds) or not seconds > 0:
+    if not is_number(seconds) or not seconds > 0:
         return f"it took {_shown(seconds)} seconds"
     if not _count(wrong):
         return f"{_shown(wrong)} elements were wrong"
@@ -78,7 +78,7 @@ def _is_limit(limit: object) -> bool:
     if not isinstance(limit, (list, tuple)) or len(limit) != 3:
         return False
     lower, upper, origin = limit
-    return all(bound is None or _number(bound) for bound in (lower, upper)) and isinstance(origin, str)
+    return all(bound is None or is_number(bound) for bound in (lower, upper)) and isinstance(origin, str)
 
 
 def _names_rank(key: object, size: int) -> bool:
@@ -97,8 +97,11 @@ def _count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> TypeGuard[float]:
+    """A number that can be counted with: JSON knows whole ones that are beyond all others."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
 
 
 def _shown(value: object) -> str:
