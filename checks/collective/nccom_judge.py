@@ -66,11 +66,18 @@ def judge_step(
 
 
 def _rows(ran: Ran) -> dict[int, Row]:
-    """The rows by size: of the report, and of the table where the report has none."""
+    """The rows by size: of the report, and of the table where the report has none. Of two of one size the worse."""
     table = read_table(ran.output)
     report = read_report(ran.report) if ran.report is not None else None
     found = table if report is None else merged(report, table)
-    return {row.size_bytes: row for row in reversed(found) if row.size_bytes is not None}
+    return {row.size_bytes: row for row in sorted(found, key=_badness) if row.size_bytes is not None}
+
+
+def _badness(row: Row) -> tuple[bool, float]:
+    """What has no time that can be used comes last, after the slowest."""
+    seconds = row.seconds
+    usable = seconds is not None and math.isfinite(seconds) and seconds > 0
+    return (not usable, seconds if usable and seconds is not None else 0.0)
 
 
 def _killed(what: str, ran: Ran, cut_short: bool) -> Finding | None:

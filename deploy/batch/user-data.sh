@@ -68,8 +68,14 @@ install_units() {
 
 require_boot() { # written first of all: if the rest fails, the agent must not start
   mkdir -p "$ROOT/etc/systemd/system/ecs.service.d" || return 1
-  printf '[Unit]\nRequires=healthd-boot.service\nAfter=healthd-boot.service\n' \
-    >"$ROOT/etc/systemd/system/ecs.service.d/healthd.conf"
+  cat >"$ROOT/etc/systemd/system/ecs.service.d/healthd.conf" <<EOF
+[Unit]
+Requires=healthd-boot.service
+After=healthd-boot.service
+
+[Service]
+ExecCondition=/bin/systemctl is-active --quiet healthd-boot.service
+EOF
 }
 
 replace_broken() {

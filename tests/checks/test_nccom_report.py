@@ -14,7 +14,7 @@ from checks.collective.nccom_judge import judge_step
 from checks.collective.nccom_plan import Step
 from checks.collective.nccom_report import believable, log_path, read_help, read_report, read_table
 from checks.collective.nccom_run import Ran
-from checks.contract import Status, worst
+from checks.contract import Limit, Status, worst
 
 SIZES = (1024, 32768, 1048576)
 STEP = Step(op="all_reduce", ranks=32, dtype="fp32", sizes_bytes=SIZES, factor=32, whole=True)
@@ -234,3 +234,16 @@ def test_failed_run_never_passes_whatever_its_rows() -> None:
     assert status_of(ran(table(), json.dumps(report()), 1)) is Status.FAIL
     assert status_of(ran(table() + "2 errors found - test failed", json.dumps(report()))) is Status.FAIL
     assert status_of(ran(table() + "0 errors found", json.dumps(report()))) is Status.PASS
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("said", ["nan", "", 0, 9e9])
+def test_of_two_rows_of_one_size_the_worse_counts(said: object, first: bool) -> None:
+    rows = report()
+    other = {**rows["results"][0], "time:avg(us)": said}
+    rows["results"].insert(0 if first else len(rows["results"]), other)
+    size = rows["results"][1]["size(B)"]
+    limits = {f"nccom_all_reduce_duration_seconds/{size}": Limit(lower=None, upper=1.0, origin="config")}
+    one = ran("", json.dumps(rows))
+    findings = judge_step("nccom_all_reduce", one, limits, checked=True, cut_short=False, deep=False)
+    assert worst(finding.status for finding in findings) is not Status.PASS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checks.contract import Finding, Status
+from checks.contract import Finding, Measurement, Status
 from healthd import wire
 from healthd.fleet.model import FleetNode
 from healthd.fleet.policy import Policy
@@ -167,7 +167,11 @@ def test_node_that_refuses_a_launch_takes_no_part_and_is_not_accused() -> None:
 
 
 def passed(status: Status = Status.PASS, reason: str | None = None) -> Finding:
-    return Finding(status=status, reason=reason, message="what was found", target="node")
+    measured = Measurement(name=f"{CHECK}_duration_seconds", value=1.0, lower=None, upper=None, origin="none")
+    return Finding(status=status, reason=reason, message="what was found", target="node", measurements=(measured,))
+
+
+WITHOUT_A_NUMBER = Finding(status=Status.PASS, reason=None, message="all is well", target="node")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +187,7 @@ def passed(status: Status = Status.PASS, reason: str | None = None) -> Finding:
         ([passed(Status.UNKNOWN, "CheckError")], Outcome.UNKNOWN),
         ([passed(), passed(Status.UNKNOWN, "NoData")], Outcome.UNKNOWN),
         ([passed(Status.SKIP, "Busy")], Outcome.UNKNOWN),
+        ([WITHOUT_A_NUMBER], Outcome.UNKNOWN),
         ([], Outcome.UNKNOWN),
     ],
 )

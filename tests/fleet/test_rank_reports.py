@@ -102,6 +102,7 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
     "another rank": lambda odd: odd.update(rank=0),
     "rank of text": lambda odd: odd.update(rank="one"),
     "ranks without end": lambda odd: odd.update(ranks=1 << 60),
+    "ranks beyond all numbers": lambda odd: odd.update(ranks=10**5000),
     "fewer ranks": lambda odd: odd.update(ranks=2),
     "no ranks": lambda odd: odd.pop("ranks"),
     "null mismatches": lambda odd: first(odd).update(mismatches=None),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -284,8 +287,8 @@ def test_loop_writes_a_change_at_once_and_complains_once(
     assert len([r for r in caplog.records if "HTTP 503" in r.getMessage()]) == 1
 
 
-async def _until(true: Any) -> None:
-    async with asyncio.timeout(10.0):
+async def _until(true: Any, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -305,6 +308,42 @@ def test_whatever_the_node_looks_like_it_is_read_or_it_is_a_clear_error(answer: 
 
     for one in records(json.loads(json.dumps(answer)), "status", "conditions"):
         assert isinstance(one, dict)
+
+
+# --- the daemon -----------------------------------------------------------------------------------------------------
+
+
+def daemon(folder: Path, **variables: str) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEALTHD_", "KUBERNETES_"))}
+    ours = {f"HEALTHD_NODE_KUBERNETES_{name.upper()}": value for name, value in variables.items()}
+    where = ["--state-dir", str(folder / "state"), "--run-dir", str(folder / "run"), "--listen", "127.0.0.1:0"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "healthd", "node", "--name", "n1", *where],
+        env={**kept, **ours, "HEALTHD_NODE_CHECKS": "load", "HEALTHD_NODE_ACTIVE_UNPROMPTED": "off"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_daemon_of_a_pod_keeps_the_condition_of_its_node(kube: Cluster, tmp_path: Path) -> None:
+    account = {"service_account": str(kube.folder), "api_server": kube.url}
+    process = daemon(tmp_path, condition=OWN, **account)
+    try:
+        # Unknown until the first check has run, then True: the second word comes five seconds after the first.
+        asyncio.run(_until(lambda: (kube.condition("n1", OWN) or {}).get("status") == "True", 30.0))
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=15)
+    assert process.returncode == 0, said
+    assert f"condition {OWN} is written to node n1" in said
+
+
+def test_daemon_outside_of_a_cluster_says_so_and_does_not_start(tmp_path: Path) -> None:
+    process = daemon(tmp_path, condition=OWN)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert said.splitlines()[-1].startswith("healthd: node.kubernetes: no API server")
+    assert "Traceback" not in said
 
 
 # --- where the server is --------------------------------------------------------------------------------------------

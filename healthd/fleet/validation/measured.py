@@ -105,6 +105,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return "more than can be counted"  # Python does not write out whole numbers of any length
     return repr(value)[:40]
 
 

@@ -116,10 +116,17 @@ def follow(group: Group, order: CollectiveOrder, reports: Mapping[str, OrderRepo
 
 
 def findings_of(group: Group, reports: Mapping[str, OrderReport], check: str) -> list[Finding]:
-    """What the main node found; that it found nothing is a finding."""
+    """What the main node found; that it found nothing, or passed without a number, is a finding."""
     main = reports.get(group.members[0])
     found = list(main.findings.get(check, ())) if main is not None else []
-    return found or [_nothing(f"the main node {group.members[0]} did not say how {check} ended")]
+    if not found:
+        return [_nothing(f"the main node {group.members[0]} did not say how {check} ended")]
+    good = all(one.status in (Status.PASS, Status.WARN) for one in found)
+    if good and not any(number.value is not None for one in found for number in one.measurements):
+        found.append(
+            _nothing(f"the main node {group.members[0]} says that {check} passed, and nothing that it measured")
+        )
+    return found
 
 
 def unfit_main(group: Group, reports: Mapping[str, OrderReport], checks: Sequence[str]) -> Reason | None:
