@@ -4,13 +4,16 @@
 # Settings: hooks.conf beside this file, and [gate] in /etc/healthd/healthd.toml. Runs as SlurmUser, without a PATH.
 PATH=/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/opt/healthd/bin:/opt/slurm/bin
 export PATH
-gate_wait=10m healthd=healthd
+gate_wait=10m mode=enforce healthd=healthd
 here=${0%/*}
 # shellcheck source=/dev/null
 [ ! -r "$here/hooks.conf" ] || . "$here/hooks.conf"
 
+[ "$mode" = observe ] && observe='--mode observe --no-drain' || observe=
 # shellcheck disable=SC2086
-said=$($healthd slurm gate --wait "$gate_wait" ${gate_options-} 2>&1)
+said=$($healthd slurm gate --wait "$gate_wait" ${gate_options-} $observe 2>&1)
 code=$?
 logger -t healthd-gate -- "job ${SLURM_JOB_ID:-?}: $said" 2>/dev/null || echo "healthd-gate: $said" >&2
+# Observing sends no job back, whatever went wrong: also an aggregator that is away.
+[ "$mode" != observe ] || exit 0
 exit "$code"

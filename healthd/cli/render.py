@@ -47,6 +47,7 @@ OUTCOME_SIGNS = {
 }
 MOST_TESTS = 40
 
+_DEVICE = re.compile(r"^[a-z]+:\d+: ")  # a message that begins with its device, as those of workers do
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f]{12}\b")
 
 
@@ -114,8 +115,8 @@ def headline(state: NodeState) -> str:
     if state.inventory is not None:
         inventory = state.inventory
         parts.append(inventory.accelerator)
-        parts.append(f"{_count(inventory.device_count)} devices")
-        parts.append(f"{_count(inventory.core_count)} cores")
+        parts.append(_count(inventory.device_count, "device"))
+        parts.append(_count(inventory.core_count, "core"))
         parts.append(quantity("memory_bytes", inventory.memory_bytes))
     if state.allocated:
         parts.append("in use by " + ", ".join(a.holder for a in state.allocated))
@@ -135,7 +136,11 @@ def result_rows(result: CheckResult) -> Iterable[tuple[str, ...]]:
     note = f" [dim]({', '.join(notes)})[/]" if notes else ""
     for targets, finding, alike in _folded(result.findings):
         limit = "; ".join(dict.fromkeys(limit_text(m) for m in finding.measurements))
-        said = escape(finding.message) + (f" [dim]on {escape(finding.target)}, the lowest[/]" if alike > 1 else "")
+        said = escape(finding.message)
+        if alike > 1 and finding.status is Status.PASS:
+            said += f" [dim]on {escape(finding.target)}, the lowest[/]"
+        elif alike > 1:
+            said = escape(_DEVICE.sub("", finding.message))
         yield (name, SIGNS[finding.status], escape(targets), f"{said} [dim]{escape(limit)}[/]{note}")
         name = note = ""
     if name:
@@ -146,14 +151,14 @@ def _folded(findings: Sequence[Finding]) -> Iterable[tuple[str, Finding, int]]:
     """
     Targets, the finding to show, and how many different ones it stands for.
 
-    Findings with the same words are told once; those that passed and differ in numbers alone by the one that measured
-    least, because 32 cores would be 64 rows.
+    Findings with the same words are told once, also where they begin with the name of their device; those that passed
+    and differ in numbers alone by the one that measured least, because 32 cores would be 64 rows.
     """
     groups: dict[tuple[Status, str, int], list[Finding]] = {}
     before: Counter[tuple[str, str]] = Counter()
     for finding in findings:
         passed = finding.status is Status.PASS and not finding.target.startswith("path:")
-        skeleton = _NUMBER.sub("#", finding.message) if passed else finding.message
+        skeleton = _NUMBER.sub("#", finding.message) if passed else _DEVICE.sub("", finding.message)
         # Several findings on one target are several things that were measured, such as sizes.
         place = (skeleton, finding.target) if passed else (skeleton, "")
         before[place] += 1
@@ -161,9 +166,13 @@ def _folded(findings: Sequence[Finding]) -> Iterable[tuple[str, Finding, int]]:
     for key in sorted(groups, key=lambda k: -SEVERITY[k[0]]):
         alike = groups[key]
         least = min(alike, key=lambda f: (f.measurements[0].value or 0.0) if f.measurements else 0.0)
-        targets = list(dict.fromkeys(finding.target for finding in alike))
-        short = ", ".join(targets) if len(targets) <= 3 else f"{targets[0]} ... {targets[-1]} ({len(targets)})"
-        yield short, least, len({finding.message for finding in alike})
+        yield _in_short(finding.target for finding in alike), least, len({finding.message for finding in alike})
+
+
+def _in_short(targets: Iterable[str]) -> str:
+    """`cpu:0, cpu:1`; `rank:0 ... rank:31 (32)` where they are many."""
+    names = sorted(dict.fromkeys(targets), key=lambda t: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", t)])
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
 def limit_text(measurement: Measurement) -> str:
@@ -177,23 +186,31 @@ def limit_text(measurement: Measurement) -> str:
 
 
 def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
-    """One line a reason, worst first, with what to do about it."""
-    for reason in reasons[:most]:
+    """One line a reason, worst first, with what to do about it; what many targets say alike is one line."""
+    groups: dict[tuple[Any, ...], list[Reason]] = {}
+    for reason in reasons:
+        said = _DEVICE.sub("", _bare(reason).removeprefix(_address(reason)))
+        groups.setdefault((reason.node, reason.check, reason.code, reason.status, reason.action, said), []).append(reason)
+    for key, alike in list(groups.items())[:most]:
+        reason = alike[0]
         # A sentence that begins with the node's name needs it only once.
         where = f"{reason.node}: " if reason.node and not reason.message.startswith(f"{reason.node} ") else ""
         action = "" if reason.action.value == "none" else f" [dim]→ {reason.action.value.replace('_', ' ')}[/]"
         sign = {Status.FAIL: "[red]✗[/]", Status.WARN: "[yellow]![/]"}.get(reason.status, "[magenta]?[/]")
-        yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(_bare(reason))}{action}"
-    if len(reasons) > most:
-        yield f"[dim]  and {len(reasons) - most} more (--json shows all)[/]"
+        said = _bare(reason)
+        if len(alike) > 1 and reason.check is not None:
+            said = f"{reason.check} {_in_short(one.target or 'node' for one in alike)}: {key[-1]}"
+        yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(said)}{action}"
+    if len(groups) > most:
+        left = sum(len(alike) for alike in list(groups.values())[most:])
+        yield f"[dim]  and {left} more (--json shows all)[/]"
 
 
 def decision_report(decision: Decision) -> Iterable[str]:
     """What `healthd gate` and `healthd fleet explain` print."""
     names = ", ".join(node.node for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
-    count = "1 node" if len(decision.nodes) == 1 else f"{len(decision.nodes)} nodes"
-    included = f"{count}: {names}" if decision.nodes else "no node"
+    included = f"{_count(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
     yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
     if decision.would is not None:
         yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
@@ -252,6 +269,11 @@ def _bare(reason: Reason) -> str:
     return reason.message.removeprefix(f"{reason.node}: ")
 
 
+def _address(reason: Reason) -> str:
+    """`matmul cpu:1: `, as the message of a reason out of a finding begins."""
+    return f"{reason.check} {reason.target}: "
+
+
 def age_text(seconds: float | None) -> str:
     """`never`, `12 s`, `5 min`, `3.1 h`, `2 d`."""
     if seconds is None:
@@ -262,15 +284,17 @@ def age_text(seconds: float | None) -> str:
     return f"{seconds / 86400:.1f} d"
 
 
-def _count(value: int | None) -> str:
-    return "unknown" if value is None else str(value)
+def _count(value: int | None, noun: str) -> str:
+    """`1 device`, `16 devices`, `unknown devices`."""
+    return f"{'unknown' if value is None else value} {noun}" + ("" if value == 1 else "s")
 
 
 def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
     """`healthd fleet status`: the numbers, then every node, the worst first."""
     console = out()
     counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
-    console.print(f"[bold]{summary['nodes']} nodes[/]: {counts}; {summary['gates_holding']} gates holding")
+    holding = _count(summary["gates_holding"], "gate")
+    console.print(f"[bold]{_count(summary['nodes'], 'node')}[/]: {counts}; {holding} holding")
     if summary["recovering"]:
         console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
     for breaker in summary.get("breakers", {}).values():

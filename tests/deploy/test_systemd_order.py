@@ -86,7 +86,7 @@ class Boot:
     def run(self) -> list[str]:
         script = (
             "mount -t tmpfs none /run && mkdir -p /run/systemd/system /run/user/0 && chmod 700 /run/user/0 && "
-            f"{{ timeout --signal=KILL 20 {MANAGER} --user --unit=all.target --log-target=console & }} && manager=$! && "
+            f"{{ timeout --signal=KILL 20 {MANAGER} --user --unit=all.target & }} && manager=$! && "
             f"for i in $(seq 150); do grep -q end {self.log} && break; sleep 0.1; done; kill -KILL $manager; wait"
         )
         environment = {

@@ -55,7 +55,7 @@ def suspect(name: str, quarantine: Quarantine | None = None, **changes: Any) -> 
 
 
 def fleet_of(*suspects: Suspect, size: int = 40, breakers: frozenset[str] = frozenset()) -> Sight:
-    return Sight(suspects=suspects, sizes={"a": size, "": size}, breakers=breakers)
+    return Sight(suspects=suspects, sizes={"a": size, "": size}, breakers=breakers, unsure=False)
 
 
 def out(*suspects: Suspect, already: frozenset[str] = frozenset(), **more: Any) -> list[str]:
@@ -231,6 +231,7 @@ class Scene:
         self.now = 1000.0
         self.wall = NOW
         self.disk_full = False
+        self.unsure = False
         self.hand = Hand(
             scheduler, settings, look=self._look, note=self._note, clock=lambda: self.now, wall=lambda: self.wall
         )
@@ -240,7 +241,7 @@ class Scene:
 
     def _look(self, told: Mapping[str, Rejected]) -> Sight:
         found = {**{name: suspect(name, rejected=why) for name, why in told.items()}, **self.suspects}
-        return fleet_of(*found.values())
+        return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure)
 
     async def _note(self, name: str, kind: str, message: str) -> None:
         if self.disk_full:
@@ -286,6 +287,22 @@ def test_marks_from_before_a_restart_are_found_and_undone() -> None:
     assert list(scheduler.marks) == ["n2"]
 
 
+def test_aggregator_that_does_not_know_its_fleet_yet_gives_nothing_back() -> None:
+    scheduler = Scheduler(marks={"n1": "old"})
+    scene = Scene(scheduler)
+    scene.unsure = True
+
+    async def play() -> None:
+        scene.quarantine("n2")
+        await scene.hand.turn()
+        assert sorted(scheduler.marks) == ["n1", "n2"]
+        scene.unsure = False
+        await scene.hand.turn()
+        assert sorted(scheduler.marks) == ["n2"]
+
+    asyncio.run(play())
+
+
 def test_observe_touches_nothing_and_says_what_it_would_do(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler(marks={"n9": "old"})
     scene = Scene(scheduler, ActuatorSettings(kind="kubernetes"))
@@ -303,7 +320,7 @@ def test_observe_touches_nothing_and_says_what_it_would_do(caplog: pytest.LogCap
     assert len([r for r in caplog.records if "n1 would be taken out of the way" in r.getMessage()]) == 1
 
 
-def test_no_more_than_so_many_a_minute() -> None:
+def test_no_more_than_so_many_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler, ActuatorSettings(kind="kubernetes", mode="act", removals_per_minute=3))
 
@@ -314,6 +331,7 @@ def test_no_more_than_so_many_a_minute() -> None:
         scene.now += 30.0
         await scene.hand.turn()
         assert len(scheduler.marks) == 3
+        assert caplog.text.count("3 nodes a minute") == 1
         scene.now += 31.0
         await scene.hand.turn()
         assert len(scheduler.marks) == 5
@@ -705,6 +723,9 @@ def test_node_that_nobody_has_heard_of_counts_as_taken() -> None:
 
         def breakers(self) -> Mapping[str, Any]:
             return {}
+
+        def recovering(self) -> str | None:
+            return None
 
         def pool_of(self, name: str) -> str | None:
             return None if name == "n3" else "a"

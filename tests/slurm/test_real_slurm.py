@@ -46,7 +46,7 @@ class Site:
         file = self.slurm.folder / "still"
         file.touch() if on else file.unlink(missing_ok=True)
         if on:
-            time.sleep(2.5)  # one that is under way
+            time.sleep(2)  # one that is under way
 
     def leased(self) -> int:
         with httpx.Client(trust_env=False) as client:
@@ -93,7 +93,7 @@ def test_drain_of_an_operator_survives_on_a_node_that_was_ours_before(site: Site
     site.slurm.said("scontrol", "update", "nodename=n3", "state=drain", "reason=fan is loud")
     site.fault("n3", "clear")
     until(lambda: site.fleet.services["n3"].health() == 200, 10, lambda: "n3 is not healthy again")
-    time.sleep(5)  # two health checks
+    time.sleep(4.5)  # two health checks
     node = site.slurm.node("n3")
     assert (node.drained, node.reason) == (True, "fan is loud")
     site.slurm.said("scontrol", "update", "nodename=n3", "state=resume")

@@ -133,9 +133,7 @@ def test_observe_mode_refuses_nothing_and_leaves_no_mark(daemon: Daemon, hooks: 
 
 
 def test_settings_as_they_are_shipped_refuse_nothing() -> None:
-    text = (HOOKS / "hooks.conf").read_text()
-    assert "\nmode=observe\n" in text
-    assert '\ngate_options="--mode observe"\n' in text
+    assert "\nmode=observe\n" in (HOOKS / "hooks.conf").read_text()
 
 
 def test_fit_node_costs_one_request_and_not_one_interpreter(daemon: Daemon, hooks: Hooks) -> None:
@@ -168,10 +166,17 @@ def test_refusal_of_the_prolog_makes_the_health_check_look_at_once(daemon: Daemo
     assert hooks.calls == 2
 
 
-def test_controllers_hooks_call_the_command_with_what_the_site_set(daemon: Daemon, hooks: Hooks) -> None:
-    hooks.run("prolog-slurmctld.sh", daemon.url, "gate_wait=3m", 'gate_options="--mode observe"')
-    hooks.run("epilog-slurmctld.sh", daemon.url)
-    assert (hooks.folder / "calls").read_text().splitlines() == ["slurm gate --wait 3m --mode observe", "slurm end"]
+def test_controllers_hooks_call_the_command_with_what_the_site_set(hooks: Hooks) -> None:
+    assert hooks.run("prolog-slurmctld.sh", "", "gate_wait=3m", "gate_options=--no-collective") == 0
+    assert hooks.run("epilog-slurmctld.sh", "") == 0
+    assert (hooks.folder / "calls").read_text().splitlines() == ["slurm gate --wait 3m --no-collective", "slurm end"]
+
+
+def test_observing_sends_no_job_back_whatever_goes_wrong(hooks: Hooks) -> None:
+    (hooks.folder / "said").unlink()  # so the command fails
+    assert hooks.run("prolog-slurmctld.sh", "") != 0
+    assert hooks.run("prolog-slurmctld.sh", "", "mode=observe") == 0
+    assert (hooks.folder / "calls").read_text().splitlines()[-1] == "slurm gate --wait 10m --mode observe --no-drain"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ class Source(Protocol):
     def pool_of(self, node: str) -> str | None:
         """The pool of a node as it said last."""
 
+    def recovering(self) -> str | None:
+        """Why the fleet is not known yet; None when it is."""
+
     async def note(self, subject: str, kind: str, message: str) -> None:
         """A line of a node's history."""
 
@@ -85,9 +88,10 @@ def make_hand(settings: ActuatorSettings, source: Source, nodes: Nodes) -> Hand 
 def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sight:
     """The fleet as of now; a healthy one costs nothing."""
     quarantines = source.quarantines()
+    unsure = source.recovering() is not None
     names = sorted({*quarantines, *rejected})
     if not names:
-        return Sight(suspects=(), sizes={}, breakers=frozenset())
+        return Sight(suspects=(), sizes={}, breakers=frozenset(), unsure=unsure)
     leased = {row.node for row in source.leases()}
     suspects = []
     for name in names:
@@ -109,4 +113,4 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
     sizes = {pool: len(nodes.pool(pool)) for pool in {suspect.pool for suspect in suspects} if pool}
     if any(not suspect.pool for suspect in suspects):
         sizes[""] = sum(source.pool_of(name) is None for name in nodes.names())
-    return Sight(suspects=tuple(suspects), sizes=sizes, breakers=source.breakers().keys())
+    return Sight(suspects=tuple(suspects), sizes=sizes, breakers=source.breakers().keys(), unsure=unsure)

@@ -44,11 +44,16 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """What is seen of the fleet: suspects, the size of their pools, and where the rules' breaker is open."""
+    """
+    What is seen of the fleet: suspects, the size of their pools, and where the rules' breaker is open.
+
+    `unsure`: the aggregator does not know its fleet yet, so that a node is no suspect proves nothing.
+    """
 
     suspects: tuple[Suspect, ...]
     sizes: Mapping[str, int]
     breakers: AbstractSet[str]
+    unsure: bool
 
 
 @dataclass(frozen=True, kw_only=True)

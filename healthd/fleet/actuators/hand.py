@@ -8,23 +8,21 @@ time-out, and it is tried again with growing pauses. What came of it is in the n
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
-from checks.contract import Status
 from healthd.errors import StoreError
 from healthd.fleet.actuators.desired import Plan, Rejected, Sight, culprits, desired
+from healthd.fleet.actuators.held import Held
 from healthd.fleet.actuators.model import Actuator, ActuatorError, Done, Removal
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.model import Gate
-from healthd.fleet.standing import reason
-from healthd.model import Decision, Verdict
+from healthd.model import Decision
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +38,8 @@ RELIST_SECONDS = 600.0
 CALL_SECONDS = 30.0
 # A scheduler that refuses so many in a row refuses all.
 MOST_ERRORS = 3
-MOST_PENDING = 1000
-
-
-@dataclass
-class _Pending:
-    """A reject that is held back until `nodes` are out of the way."""
-
-    nodes: set[str]
-    deadline: float
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+# What is said about no node in particular.
+_AWAY, _RATE = ":away", ":rate"
 
 
 @dataclass
@@ -88,12 +78,11 @@ class Hand:
         self._listed_at = -math.inf
         self._standing: dict[str, float] = {}  # node -> when it was last seen to be out
         self._rejected: dict[str, Rejected] = {}
-        self._pending: dict[str, _Pending] = {}
+        self._held = Held(settings.answer_seconds, clock=clock)
         self._trouble: dict[str, _Trouble] = {}
         self._removed_at: deque[float] = deque()
         self._told: dict[str, str] = {}
         self._wake = asyncio.Event()
-        self._stopping = False
 
     # --- gates --------------------------------------------------------------------------------------------------------
 
@@ -109,44 +98,17 @@ class Hand:
                 self._rejected[node] = Rejected(
                     gate=gate.id, reason=why.message, injected=why.injected, since=now, until=until
                 )
-        if self._settings.mode == "act" and self._settings.answer_seconds > 0 and len(self._pending) < MOST_PENDING:
-            deadline = self._clock() + self._settings.answer_seconds
-            self._pending[gate.id] = _Pending(nodes=set(found), deadline=deadline)
+        if self._settings.mode == "act":
+            self._held.hold(gate.id, found)
         self._wake.set()
 
     async def settle(self, gate_id: str, decision: Decision, wait_seconds: float) -> Decision:
-        """
-        The decision, once the nodes that it accuses are out of the way or the time for that is over; until then a hold.
-
-        Waits for `wait_seconds` at most. Any other decision comes back as it is.
-        """
-        pending = self._pending.get(gate_id)
-        if pending is None or decision.decision is not Verdict.REJECT:
-            return decision
-        left = min(wait_seconds, pending.deadline - self._clock())
-        if left > 0 and not self._stopping:
-            try:
-                async with asyncio.timeout(left):
-                    await pending.done.wait()
-            except TimeoutError:
-                log.debug("gate %s: its nodes are not out of the way yet", gate_id)
-        if gate_id not in self._pending:
-            return decision
-        if self._clock() >= pending.deadline:
-            self._pending.pop(gate_id, None)
-            names = ", ".join(sorted(pending.nodes)[:8])
-            log.warning("gate %s is answered although %s could not be taken out of the way in time", gate_id, names)
-            return decision
-        names = ", ".join(sorted(pending.nodes)[:8])
-        text = f"rejected; {names} is taken out of the scheduler's way first, so that the next attempt starts elsewhere"
-        first = reason("Removing", text, status=Status.UNKNOWN)
-        return dataclasses.replace(decision, decision=Verdict.HOLD, reasons=(first, *decision.reasons))
+        """As `Held.settle`."""
+        return await self._held.settle(gate_id, decision, wait_seconds)
 
     def stop(self) -> None:
         """The aggregator ends: nobody is held any longer."""
-        self._stopping = True
-        for pending in self._pending.values():
-            pending.done.set()
+        self._held.stop()
 
     def out(self) -> Mapping[str, str]:
         """Nodes that bear our mark, as far as is known, and its text."""
@@ -161,7 +123,7 @@ class Hand:
             try:
                 await self.turn()
             except ActuatorError as error:
-                self._say("", str(error))
+                self._say(_AWAY, str(error))
                 wait = max(pause, error.retry_after_seconds or 0.0)
                 pause = min(2 * pause, self._settings.backoff_max_seconds)
                 await asyncio.sleep(min(wait, self._settings.backoff_max_seconds))
@@ -183,23 +145,26 @@ class Hand:
             self._marked = dict(await self._bounded(self._actuator.marked()))
             self._listed_at = now
             self._standing = {node: at for node, at in self._standing.items() if node in self._marked}
-        plan = desired(wall, self._look(self._rejected), self._marked.keys(), self._settings)
+        seen = self._look(self._rejected)
+        plan = desired(wall, seen, self._marked.keys(), self._settings)
         for node, why in plan.kept_back.items():
             self._say(node, f"{node} stays where jobs are placed: {why}")
         if acting:
-            await self._act(plan)
+            await self._act(plan, unsure=seen.unsure)
         else:
             for node, removal in plan.out.items():
                 self._say(
                     node, f"{self._actuator.name}: {node} would be taken out of the way (observe): {removal.reason}"
                 )
         self._told = {
-            node: text for node, text in self._told.items() if not node or node in plan.out or node in plan.kept_back
+            about: text
+            for about, text in self._told.items()
+            if about == _RATE or about in plan.out or about in plan.kept_back
         }
         self._no_longer_wanted(plan)
         return plan
 
-    async def _act(self, plan: Plan) -> None:
+    async def _act(self, plan: Plan, *, unsure: bool) -> None:
         errors = 0
         # New ones first: a job may be waiting for its answer.
         fresh = [removal for node, removal in plan.out.items() if node not in self._standing]
@@ -208,7 +173,8 @@ class Hand:
             if errors >= MOST_ERRORS or self._not_yet(removal.node) or not self._room(removal):
                 continue
             errors = errors + 1 if not await self._remove(removal) else 0
-        for node in [node for node in self._marked if node not in plan.out]:
+        # An aggregator that lost its database knows of no quarantine until the nodes have told theirs.
+        for node in [] if unsure else [node for node in self._marked if node not in plan.out]:
             if errors >= MOST_ERRORS or self._not_yet(node):
                 continue
             errors = errors + 1 if not await self._restore(node) else 0
@@ -232,7 +198,7 @@ class Hand:
             self._say(node, f"{self._actuator.name}: {outcome.note}")
         if outcome.done is not Done.WORKING:
             self._standing[node] = self._clock()
-            self._arrived(node)
+            self._held.arrived(node)
         return True
 
     async def _restore(self, node: str) -> bool:
@@ -268,24 +234,12 @@ class Hand:
 
     # --- small questions ----------------------------------------------------------------------------------------------
 
-    def _arrived(self, node: str) -> None:
-        """Gates that wait for this node alone are answered."""
-        for gate_id, pending in list(self._pending.items()):
-            pending.nodes.discard(node)
-            if not pending.nodes:
-                del self._pending[gate_id]
-                pending.done.set()
-
     def _no_longer_wanted(self, plan: Plan) -> None:
         """Nobody waits for what is not going to happen, or has happened already."""
-        waited = {node for pending in self._pending.values() for node in pending.nodes}
-        for node in waited:
+        for node in self._held.nodes():
             if node not in plan.out or node in self._standing:
-                self._arrived(node)
-        for gate_id, pending in list(self._pending.items()):
-            # Who asked and never came back for the answer.
-            if self._clock() - pending.deadline > RELIST_SECONDS:
-                del self._pending[gate_id]
+                self._held.arrived(node)
+        self._held.forget()
         self._standing = {node: at for node, at in self._standing.items() if node in plan.out}
 
     def _old(self, node: str) -> bool:
@@ -302,8 +256,9 @@ class Hand:
         while self._removed_at and self._clock() - self._removed_at[0] >= 60.0:
             self._removed_at.popleft()
         if len(self._removed_at) < self._settings.removals_per_minute:
+            self._told.pop(_RATE, None)
             return True
-        self._say("rate", f"{self._actuator.name}: {self._settings.removals_per_minute} nodes a minute; the rest waits")
+        self._say(_RATE, f"{self._actuator.name}: {self._settings.removals_per_minute} nodes a minute; the rest waits")
         return False
 
     def _failed(self, node: str, error: ActuatorError) -> None:
@@ -317,7 +272,7 @@ class Hand:
         """Sooner than usual while a node is to be tried again or a reject is held."""
         now, look = self._clock(), self._settings.look_seconds
         soon = [trouble.at - now for trouble in self._trouble.values()]
-        if self._pending:
+        if self._held.nodes():
             soon.append(FIRST_PAUSE_SECONDS)
         return max(0.05, min([look, *soon]))
 

@@ -89,7 +89,7 @@ class Actuator(Protocol):
         """Nodes (by their name in the fleet) that bear our mark now, and its text: read from the scheduler itself."""
 
     async def remove(self, removal: Removal) -> Outcome:
-        """Nothing new is to be placed on the node: OUT, LEFT or WORKING. Repeated now and then while it is to be out."""
+        """Nothing new is to be placed on the node: OUT, LEFT or WORKING. Called again now and then while it is out."""
 
     async def restore(self, node: str) -> Outcome:
         """Take our mark away and nothing else. BACK or LEFT."""

@@ -1,0 +1,24 @@
+#!/bin/bash
+# Entry point of a SageMaker training container: the gate, then the training.
+#
+#   ENTRYPOINT ["/opt/healthd/entrypoint.sh", "python", "/opt/ml/code/train.py"]
+#
+# SageMaker shows the first 1024 bytes of /opt/ml/output/failure as the job's FailureReason: there a rejected job says why.
+# It does not retry a job that ended by a code of its own; who submits looks for "not admitted" and submits again.
+set -u
+FAILURE=${FAILURE_FILE:-/opt/ml/output/failure}
+said=$(mktemp)
+
+# Every host of the job runs this. `tee` keeps what the gate says, for the reason.
+healthd preflight -- "$@" 2> >(tee "$said" >&2) &
+job=$!
+# The job is told when SageMaker stops it (SIGTERM, two minutes before SIGKILL).
+trap 'kill -TERM "$job" 2>/dev/null' TERM INT
+wait "$job"; code=$?
+while kill -0 "$job" 2>/dev/null; do wait "$job"; code=$?; done
+
+if [[ $code -eq 75 ]]; then
+  mkdir -p "$(dirname "$FAILURE")"
+  { echo "not admitted: the gate found these nodes not fit; submit again"; cat "$said"; } | head -c 1024 >"$FAILURE"
+fi
+exit "$code"

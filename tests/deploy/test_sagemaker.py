@@ -1,0 +1,70 @@
+"""SageMaker's entry point: the training's own end, or the gate's no as the job's reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.test_batch import complaints, load_settings
+
+FOLDER = Path(__file__).parent.parent.parent / "deploy/sagemaker"
+ENTRY = FOLDER / "entrypoint.sh"
+
+
+def start(folder: Path, preflight: str) -> subprocess.Popen[str]:
+    """The entry point, with a stand-in for `healthd` that runs this line of shell."""
+    healthd = folder / "healthd"
+    healthd.write_text(f'#!/bin/bash\necho "$@" >{folder}/arguments\n{preflight}\n', encoding="ascii")
+    healthd.chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "FAILURE_FILE": str(folder / "output/failure")}
+    command = [str(ENTRY), "python", "train.py", "--lr", "1"]
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE)
+
+
+def test_a_rejected_job_says_why_where_sagemaker_looks(tmp_path: Path) -> None:
+    job = start(tmp_path, "echo 'node 2: WrongResult matmul neuron:3' >&2; exit 75")
+    _, words = job.communicate(timeout=20)
+    assert job.returncode == 75
+    assert "WrongResult" in words
+    reason = (tmp_path / "output/failure").read_text()
+    assert reason.startswith("not admitted")
+    assert "node 2: WrongResult matmul neuron:3" in reason
+    assert (tmp_path / "arguments").read_text() == "preflight -- python train.py --lr 1\n"
+
+
+def test_the_reason_is_no_longer_than_sagemaker_shows(tmp_path: Path) -> None:
+    job = start(tmp_path, "for i in $(seq 500); do echo 'node 2: WrongResult' >&2; done; exit 75")
+    job.communicate(timeout=20)
+    assert (tmp_path / "output/failure").stat().st_size == 1024
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 139])
+def test_the_end_of_the_training_is_its_own(tmp_path: Path, code: int) -> None:
+    job = start(tmp_path, f"exit {code}")
+    job.communicate(timeout=20)
+    assert job.returncode == code
+    assert not (tmp_path / "output/failure").exists()
+
+
+def test_a_stop_reaches_the_training_which_may_end_by_itself(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    job = start(tmp_path, f"trap 'sleep 0.2; exit 7' TERM; touch {ready}; while :; do sleep 0.05; done")
+    until = time.monotonic() + 15
+    while not ready.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=20)
+    assert job.returncode == 7
+
+
+def test_the_training_job_is_one_that_the_service_model_takes() -> None:
+    body = json.loads((FOLDER / "training-job.json").read_text(encoding="utf-8"))
+    assert complaints("sagemaker", "CreateTrainingJob", body) == ""
+    assert load_settings(body["Environment"]).preflight.wait_seconds == 1800
