@@ -10,14 +10,19 @@ FAILURE=${FAILURE_FILE:-/opt/ml/output/failure}
 said=$(mktemp)
 
 # Every host of the job runs this. `tee` keeps what the gate says, for the reason.
-healthd preflight -- "$@" 2> >(tee "$said" >&2) &
+exec {words}> >(exec tee "$said" >&2)
+tee=$!
+healthd preflight -- "$@" 2>&"$words" {words}>&- &
 job=$!
+exec {words}>&-
 # The job is told when SageMaker stops it (SIGTERM, two minutes before SIGKILL).
 trap 'kill -TERM "$job" 2>/dev/null' TERM INT
 wait "$job"; code=$?
 while kill -0 "$job" 2>/dev/null; do wait "$job"; code=$?; done
 
 if [[ $code -eq 75 ]]; then
+  # What was said is on its way; whoever else holds the pipe is not waited for.
+  for _ in {1..20}; do kill -0 "$tee" 2>/dev/null || break; sleep 0.1; done
   mkdir -p "$(dirname "$FAILURE")"
   { echo "not admitted: the gate found these nodes not fit; submit again"; cat "$said"; } | head -c 1024 >"$FAILURE"
 fi

@@ -236,3 +236,24 @@ def test_user_data_is_mime_multi_part_as_batch_wants_it_and_holds_the_script() -
     (part,) = message.get_payload()
     assert part.get_content_type() == "text/x-shellscript"
     assert part.get_payload().strip() == SCRIPT.read_text(encoding="ascii").strip()
+
+
+@pytest.mark.parametrize("page", ["batch.md", "sagemaker.md"])
+def test_settings_in_the_docs_are_settings_that_healthd_has(page: str, tmp_path: Path) -> None:
+    from healthd.cli.settings import Settings
+    from healthd.config import load as load_config
+
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    example = {"WAIT": "1m", "MODE": "observe", "TOKEN_FILE": "/t", "ATTEMPT": "1", "ON_COLD_CACHE": "compile"}
+    for variable in set(re.findall(r"HEALTHD_(?:PREFLIGHT|PROBE)_[A-Z_]+", text)):
+        load_settings({variable: example.get(variable.split("_", 2)[2], "/x")})
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block, encoding="utf-8")
+        defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
+        settings = load_config(Settings, file=file, environ={}, arguments={}, defaults=defaults)
+        assert settings.actuator.kind == "batch"
+        assert settings.actuator.mode == "observe"
+        assert settings.actuator.batch.compute_environments == (
+            load("compute-environment.json")["computeEnvironmentName"],
+        )
