@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from healthd import wire
-from healthd.errors import ConfigError, HealthdError, UnreachableError
+from healthd.errors import ConfigError, HealthdError, UnreachableError, words_of
 from healthd.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
@@ -56,7 +56,9 @@ def read_token(file: Path | None) -> str | None:
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the token cannot be read: {error}; name another with --token-file") from None
+        raise ConfigError(
+            f"{file}: the token cannot be read: {words_of(error)}; name another with --token-file"
+        ) from None
     if not text:
         raise ConfigError(f"{file}: holds no token; make one with 'healthd token'")
     return text.splitlines()[0].strip()
@@ -79,7 +81,9 @@ class Aggregator:
             try:
                 verify = ssl.create_default_context(cafile=str(endpoint.ca_file))
             except (OSError, ssl.SSLError) as error:
-                raise ConfigError(f"{endpoint.ca_file}: not a CA file: {error}; name another with --ca-file") from None
+                raise ConfigError(
+                    f"{endpoint.ca_file}: not a CA file: {words_of(error)}; name another with --ca-file"
+                ) from None
         self.url = endpoint.url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, trust_env=False)
 

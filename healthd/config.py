@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from healthd.errors import ConfigError
+from healthd.errors import ConfigError, words_of
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def _read(file: Path) -> str:
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; name another with --config") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
+        raise ConfigError(f"{file}: cannot be read: {words_of(error)}") from None
 
 
 def _parse(file: Path, text: str) -> dict[str, Any]:
@@ -255,16 +255,18 @@ def _leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text:
             return _boolean(value)
         return msgspec.convert(value, wanted, strict=not text, dec_hook=_path)
     except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{where}: {name}: {error}{_choices(wanted)}") from None
+        choices = ", ".join(_choices(wanted))
+        said = f"{value!r} is none of: {choices}" if choices else error
+        raise ConfigError(f"{where}: {name}: {said}") from None
 
 
-def _choices(wanted: Any) -> str:
-    """`; choose from a, b` for a type of few values, else nothing."""
+def _choices(wanted: Any) -> tuple[str, ...]:
+    """What there is to choose from, for a type of few values; else nothing."""
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
-        return "; choose from " + ", ".join(str(item.value) for item in wanted)
+        return tuple(str(item.value) for item in wanted)
     if typing.get_origin(wanted) is typing.Literal:
-        return "; choose from " + ", ".join(map(str, typing.get_args(wanted)))
-    return ""
+        return tuple(map(str, typing.get_args(wanted)))
+    return ()
 
 
 def _path(wanted: type[Any], value: Any) -> Path:

@@ -31,3 +31,8 @@ class ConflictError(HealthdError):
 
 class NotFoundError(HealthdError):
     """Nothing of this name is known."""
+
+
+def words_of(error: Exception) -> str:
+    """What the system says of a file, without the number and the path, which the message around it names."""
+    return getattr(error, "strerror", None) or str(error)

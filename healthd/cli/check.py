@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -99,6 +100,11 @@ async def examine(
     runner = Runner(settings.runner())
     catalogue = await runner.catalogue()
     specs = enabled_checks(catalogue, settings.node)
+    for name in names:
+        if name not in catalogue:
+            near = difflib.get_close_matches(name, catalogue, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "'healthd checks' lists all"
+            raise ConfigError(f"no such check: {name!r}; {hint}")
     if names:
         chosen = dataclasses.replace(settings.node, checks=names, disabled=())
         specs = enabled_checks(catalogue, chosen)
@@ -144,7 +150,7 @@ def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> 
     try:
         return tuple(parse_fault(text, scopes) for text in texts)
     except ValueError as error:
-        raise ConfigError(f"--fault {error}") from None
+        raise ConfigError(f"--{error}") from None
 
 
 def _check_targets(faults: Sequence[Fault], inventory: Inventory) -> None:
@@ -156,7 +162,7 @@ def _check_targets(faults: Sequence[Fault], inventory: Inventory) -> None:
         for fault in faults if devices else ():
             check_target(fault, devices, inventory.workers)
     except ValueError as error:
-        raise ConfigError(f"--fault: {error}") from None
+        raise ConfigError(f"--{error}") from None
 
 
 def _tier(text: str | None) -> Tier | None:

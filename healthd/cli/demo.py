@@ -47,7 +47,9 @@ def play(stage: Stage) -> None:
     stage.wait_for_health(NODES)
     stage.curl("/health", expect=200)
 
-    stage.title("2. May a job start on the three nodes? The gate looks at the evidence and has them run collectives together")
+    stage.title(
+        "2. May a job start on the three nodes? The gate looks at the evidence and has them run collectives together"
+    )
     admitted = stage.gate("train-1", *_nodes(), expect=0)
     stage.say("The lease ends with the job; here by hand:")
     stage.end_job(admitted["id"])

@@ -14,7 +14,9 @@ from typing import Any
 
 import click
 
+from checks.host import Host, HostError
 from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.errors import HealthdError, words_of
 
 # What the probes need of the interpreter that runs them, asked in one go.
 PROBE = """
@@ -30,6 +32,9 @@ except ImportError as error:
     said["error"] = str(error)
 print(json.dumps(said))
 """
+
+
+COUNTED = (("device_count", "devices"), ("core_count", "cores"), ("efa_count", "EFA interfaces"))
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,35 @@ def doctor(as_json: bool, **options: Any) -> int:
 def examine(settings: Settings) -> Iterator[Item]:
     """Everything, the basic first."""
     python = settings.probe.python or Path(sys.executable)
+    host = Host(settings.node.host_root)
+    yield _devices(settings, host)
     yield from _interpreter(python, settings.probe.start_seconds)
-    yield from _neuron_packages(settings, python)
+    yield from _neuron_packages(settings, python, host)
     yield from _compile_cache(settings)
     yield _folder("state directory", settings.node.state_dir, "--state-dir")
     yield _folder("run directory", settings.node.run_dir, "--run-dir")
-    yield _kernel_log()
+    yield _kernel_log(host)
     yield from _schedulers(settings)
     yield from _launchers()
-    yield _shared_memory()
+    yield _shared_memory(host)
     yield from _programs(settings)
-    yield from _tools()
+    yield from _tools(host)
+
+
+def _devices(settings: Settings, host: Host) -> Item:
+    """What kind of devices is found, and how many; of the machine that --host-root stands for, where it is given."""
+    from checks.accelerators import find_accelerator
+
+    name = "devices"
+    try:
+        options = settings.runner().options
+        inventory = find_accelerator(settings.probe.accelerator, host).find(host, options)
+    except (OSError, ValueError, LookupError, HealthdError) as error:
+        return Item(
+            name, "missing", str(error), "'healthd check --tier passive' tells more; or set [probe] accelerator"
+        )
+    counts = [f"{inventory[key]} {what}" for key, what in COUNTED if inventory.get(key) is not None]
+    return Item(name, "ok", f"{inventory['accelerator']}: {', '.join(counts) or 'their number is unknown'}")
 
 
 def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
@@ -117,7 +140,7 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         yield Item("gloo", "missing", "this torch has no gloo", "install a build of torch with distributed support")
 
 
-def _neuron_packages(settings: Settings, python: Path) -> Iterator[Item]:
+def _neuron_packages(settings: Settings, python: Path, host: Host) -> Iterator[Item]:
     """The distributions that drive Neuron devices: the real ones, placeholders of their names, or none."""
     from healthd.cli.warm import ask_packages
 
@@ -138,7 +161,7 @@ def _neuron_packages(settings: Settings, python: Path) -> Iterator[Item]:
     if "torch-neuronx" in installed:
         shown = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
         yield Item("Neuron packages", "ok", shown)
-    elif settings.probe.accelerator == "neuron" or Path("/dev/neuron0").exists():
+    elif settings.probe.accelerator == "neuron" or host.exists("/dev/neuron0"):
         remedy = f"name the interpreter that has it (python of [probe]), or install it: {source}"
         yield Item("Neuron packages", "missing", f"{python} has no torch-neuronx", remedy)
 
@@ -168,9 +191,9 @@ def _folder(name: str, path: Path, option: str) -> Item:
     return Item(name, "missing", f"{path} cannot be written", f"run as root, or choose another with {option}")
 
 
-def _kernel_log() -> Item:
+def _kernel_log(host: Host) -> Item:
     try:
-        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+        os.close(os.open(host.path("/dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK))
     except OSError as error:
         remedy = "run as root or with CAP_SYSLOG; in a container mount /dev/kmsg"
         return Item(
@@ -210,13 +233,12 @@ def _launchers() -> Iterator[Item]:
         yield Item("launcher", "note", str(error), "matters to 'healthd preflight' and 'gate --join' alone")
 
 
-def _shared_memory() -> Item:
+def _shared_memory(host: Host) -> Item:
     try:
-        found = os.statvfs("/dev/shm")
+        found = host.file_system("/dev/shm")
     except OSError as error:
-        return Item("/dev/shm", "note", str(error.strerror), "mount a tmpfs there; in a container: --shm-size")
-    size = found.f_frsize * found.f_blocks
-    return Item("/dev/shm", "ok", f"{size / 1e9:.1f} GB")
+        return Item("/dev/shm", "note", words_of(error), "mount a tmpfs there; in a container: --shm-size")
+    return Item("/dev/shm", "ok", f"{found.size_bytes / 1e9:.1f} GB")
 
 
 def _programs(settings: Settings) -> Iterator[Item]:
@@ -231,13 +253,14 @@ def _programs(settings: Settings) -> Iterator[Item]:
             )
 
 
-def _tools() -> Iterator[Item]:
+def _tools(host: Host) -> Iterator[Item]:
     """Vendors' tools: they matter only where their devices are."""
     for tool, device, remedy in (
         ("neuron-ls", "/dev/neuron0", "install aws-neuronx-tools"),
         ("nvidia-smi", "/dev/nvidia0", "install the NVIDIA driver's utilities"),
     ):
-        if Path(device).exists():
-            search = os.environ.get("PATH", "") + ":/opt/aws/neuron/bin"
-            found = shutil.which(tool, path=search)
-            yield Item(tool, "ok" if found else "missing", found or "not found", "" if found else remedy)
+        if host.exists(device):
+            try:
+                yield Item(tool, "ok", host.find_program(tool))
+            except HostError as error:
+                yield Item(tool, "missing", str(error), remedy)

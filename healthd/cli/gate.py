@@ -14,7 +14,7 @@ import click
 
 from healthd.cli.outcome import outcome
 from healthd.cli.settings import GateSettings, Settings, common_options, load_settings
-from healthd.errors import ConfigError, HealthdError, UnreachableError
+from healthd.errors import ConfigError, HealthdError, UnreachableError, words_of
 from healthd.model import Decision, GateRequest, Verdict
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
@@ -254,7 +254,7 @@ def _read_hostfile(file: Path | None) -> tuple[str, ...]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the host file cannot be read: {error}") from None
+        raise ConfigError(f"{file}: the host file cannot be read: {words_of(error)}") from None
     names = tuple(line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
     if not names:
         raise ConfigError(f"{file}: the host file names no node")

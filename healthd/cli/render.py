@@ -170,9 +170,14 @@ def _folded(findings: Sequence[Finding]) -> Iterable[tuple[str, Finding, int]]:
 
 
 def _in_short(targets: Iterable[str]) -> str:
-    """`cpu:0, cpu:1`; `rank:0 ... rank:31 (32)` where they are many."""
+    """`cpu:0, cpu:1`; where they are many `rank:0-31`, or `rank:0 ... rank:31 (30)` if some between are not meant."""
     names = sorted(dict.fromkeys(targets), key=lambda t: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", t)])
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)})"
+    if len(names) <= 3:
+        return ", ".join(names)
+    kind, _, first = names[0].rpartition(":")
+    if first.isdigit() and names == [f"{kind}:{int(first) + n}" for n in range(len(names))]:
+        return f"{kind}:{first}-{int(first) + len(names) - 1}"
+    return f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
 def limit_text(measurement: Measurement) -> str:
@@ -190,7 +195,9 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
     groups: dict[tuple[Any, ...], list[Reason]] = {}
     for reason in reasons:
         said = _DEVICE.sub("", _bare(reason).removeprefix(_address(reason)))
-        groups.setdefault((reason.node, reason.check, reason.code, reason.status, reason.action, said), []).append(reason)
+        groups.setdefault((reason.node, reason.check, reason.code, reason.status, reason.action, said), []).append(
+            reason
+        )
     for key, alike in list(groups.items())[:most]:
         reason = alike[0]
         # A sentence that begins with the node's name needs it only once.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from healthd.errors import ConfigError, HealthdError
+from healthd.errors import ConfigError, HealthdError, words_of
 
 log = logging.getLogger(__name__)
 
@@ -248,5 +248,5 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such token file; make one with 'healthd token'") from None
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
+        raise ConfigError(f"{file}: cannot be read: {words_of(error)}") from None
     return status.st_mtime_ns, status.st_size, status.st_ino

@@ -137,7 +137,7 @@ def test_rank_whose_data_are_no_measurement_gives_no_pass_and_marks_no_node(kind
     assert all(one.blame is Blame.CHECK for one in tested.accused.values()), tested.accused
 
 
-@pytest.mark.parametrize("ready", [10**400, -1.0, None, "late", math.nan, True])
+@pytest.mark.parametrize("ready", [pytest.param(10**400, id="huge"), -1.0, None, "late", math.nan, True])
 def test_lateness_that_is_no_time_is_not_counted(ready: object) -> None:
     tested = with_second(lambda odd: first(odd).update(ready_seconds=ready))
     assert (tested.outcome, tested.accused) == (Outcome.PASS, {})
@@ -186,13 +186,15 @@ def test_words_of_a_rank_without_sense_break_nothing() -> None:
     assert tested.outcome is not Outcome.PASS
 
 
-@pytest.mark.parametrize("number", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "77"])
+@pytest.mark.parametrize("number", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "77"], ids=["long", "no digit", "none of them"])
 def test_ranks_that_no_group_has_in_the_words_of_a_rank_break_nothing(number: str) -> None:
     lost = rank(1, None, reason="CheckError", message=f"rank:{number} did something")
     assert set(read(rank(0, data(0)), lost, rank(2, data(2))).accused) == {"n1"}
 
 
-@pytest.mark.parametrize("odd", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "none", ""])
+@pytest.mark.parametrize(
+    "odd", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "none", ""], ids=["long", "no digit", "word", "empty"]
+)
 def test_labels_and_targets_of_a_main_node_are_only_words(odd: str) -> None:
     measured = Measurement(
         name="nccom_nodes_all_reduce_busbw_bytes_per_second",

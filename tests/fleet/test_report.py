@@ -294,7 +294,9 @@ def test_how_a_gate_ended_is_told_by_its_first_reason(changes: dict[str, Any], w
     assert way_of(gate, gate.decision) is way
 
 
-@pytest.mark.parametrize(("count", "seconds"), [(10**400, 1e308), (-(10**400), -1e308), (4, 1e308)])
+@pytest.mark.parametrize(
+    ("count", "seconds"), [(10**400, 1e308), (-(10**400), -1e308), (4, 1e308)], ids=["huge", "negative", "long"]
+)
 def test_costs_are_numbers_whatever_a_node_says_of_itself(count: int, seconds: float) -> None:
     run = OrderedRun(order_id="o", round=1, ordered_at=NOW + 20, deadline_seconds=60.0)
     inventory = Inventory(
