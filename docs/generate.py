@@ -1,19 +1,26 @@
 """
-Write the pages that come from the code: one page a check, their index, and the catalogue of reasons.
+Write the pages that come from the code: one page a check, their index, the catalogue of reasons, and the settings.
 
 `make docs` runs it; a test compares what stands in `docs/` with what it would write.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import enum
 import inspect
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from checks.contract import Check
 from checks.discover import builtin_checks
 from checks.reasons import REASONS
 from docs.reason_pages import reason_pages
+from healthd.cli.settings import Settings
+from healthd.config import key_of
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Made by `make docs` from the code: change it there. -->\n\n"
@@ -25,6 +32,7 @@ def pages() -> dict[Path, str]:
     made = {Path("checks") / f"{name}.md": check_page(check) for name, check in checks.items()}
     made[Path("checks/README.md")] = index_page(list(checks.values()))
     made[Path("reasons.md")] = reasons_page()
+    made[Path("settings.md")] = settings_page(Settings)
     made.update(reason_pages())
     return made
 
@@ -75,6 +83,117 @@ def reasons_page() -> str:
         for reason in REASONS.values()
     ]
     return "\n".join([*lines, ""])
+
+
+SETTINGS = """# Settings
+
+One TOML file for all commands: `/etc/healthd/healthd.toml`, another by `--config` or `HEALTHD_CONFIG`. An option of the
+command beats a variable, a variable beats the file, the file beats the default.
+
+- The variable of a key is `HEALTHD_` and its whole path in capitals: `policy.max_age` is `HEALTHD_POLICY_MAX_AGE`. The
+  name of the command's own section may be left out, and so may `NODE` and `PROBE`: `HEALTHD_LISTEN`,
+  `HEALTHD_CPU_DEVICES`. Lists are written `a,b`, tables `a=1,b=2`.
+- Durations are written `250ms`, `2s`, `10m`, `1h`, `1d`, or as a number of seconds.
+- An unknown key or variable is an error that names its place and the nearest right one.
+- Settings are read when a command starts: after a change, restart the daemon or the aggregator. Files of tokens are
+  read again when they change; certificates are not.
+- The tables `[programs.NAME]` and `[limits.NAME]`, one for each name, are the file's alone; so is `[checks.NAME]`,
+  which takes the parameters on [the page of the check](checks/README.md), and `timeout`.
+
+`-` as a default, and "None" in a meaning: not set.
+"""
+
+# What the command line puts in where a setting has no constant for a default.
+FROM_THE_HOST = {
+    "node.name": "the host's name",
+    "node.state_dir": "`/var/lib/healthd`; of others than root `~/.local/state/healthd`",
+    "node.run_dir": "`/run/healthd`; of others than root below `$XDG_RUNTIME_DIR`, else `/tmp`",
+    "aggregator.state_dir": "as `node.state_dir`",
+}
+
+
+def settings_page(schema: type) -> str:
+    """Every section of a tree of settings: its keys, their defaults, and the docstrings below its fields."""
+    lines = [NOTE + SETTINGS]
+    for path, section, about in _sections(schema, ()):
+        meanings = _meanings(section)
+        fields = [field for field in dataclasses.fields(section) if not field.metadata.get("internal")]
+        keys = [field for field in fields if _record(section, field) is None]
+        lines += [f"## [{'.'.join(path)}]", "", about, ""]
+        lines += ["| key | default | meaning |", "|---|---|---|"]
+        for field in keys:
+            dotted = ".".join((*path, key_of(field.name)))
+            default = FROM_THE_HOST.get(dotted) or _setting(field)
+            lines.append(f"| `{key_of(field.name)}` | {default} | {meanings[field.name]} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _sections(schema: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], type, str]]:
+    """All records below a record, each after the one that it is in, with what is said of it."""
+    meanings = _meanings(schema)
+    for field in dataclasses.fields(schema):
+        inner = _record(schema, field)
+        if inner is not None:
+            named = typing.get_origin(typing.get_type_hints(schema)[field.name]) is dict
+            here = (*path, field.name, "NAME") if named else (*path, field.name)
+            yield here, inner, inspect.cleandoc(inner.__doc__ or "") if named else meanings[field.name]
+            yield from _sections(inner, here)
+
+
+def _record(schema: type, field: dataclasses.Field[object]) -> type | None:
+    """The record that a field holds, alone or by name; None where it is a value."""
+    annotation = typing.get_type_hints(schema)[field.name]
+    candidates = (annotation, *typing.get_args(annotation)[1:2])
+    return next((one for one in candidates if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+
+
+def _meanings(schema: type) -> dict[str, str]:
+    """Field name -> the text below the field, in one line that a table can hold."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(schema))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
+            found[field.target.id] = " ".join(text.split()).replace("|", "\\|")
+    return found
+
+
+def _setting(field: dataclasses.Field[object]) -> str:
+    """The default of a key, as one would write it into the file."""
+    value = field.default if field.default is not dataclasses.MISSING else None
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    elif field.default is dataclasses.MISSING:
+        return "must be set"
+    if value is None:
+        return "-"
+    if field.name.endswith("_seconds") and isinstance(value, float):
+        return f"`{_duration(value)}`"
+    return f"`{_toml(value)}`"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f'"{seconds / length:g}{unit}"'
+    return f'"{seconds:g}s"'
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        return _toml(value.value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_toml(key).strip(chr(34))} = {_toml(item)}" for key, item in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return str(value) if isinstance(value, int) else f'"{value}"'
 
 
 def _type(annotation: object) -> str:

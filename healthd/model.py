@@ -235,8 +235,9 @@ class GateRequest:
     """
     May this job start on these nodes, now?
 
-    Either `nodes`, or `pool` and `count`, or `join`: then all who ask for one job, attempt and group are one gate. `min_nodes` None means all of them. None as `tier`, `max_age_seconds`,
-    `wait_seconds`, `mode` or `collective` means the aggregator's policy. `workload` names the job's process or pod.
+    Either `nodes`, or `pool` and `count`, or `join`: then all who ask for one job, attempt and group are one gate.
+    `min_nodes` None means all of them. None as `tier`, `max_age_seconds`, `wait_seconds`, `mode` or `collective` means
+    the aggregator's policy. `workload` names the job's process or pod.
     `collective`: several nodes run collectives together before they are admitted. `lease` False asks for nothing but
     the answer: the nodes are free again as soon as it is given.
     """
@@ -402,8 +403,9 @@ class RankReport:
     What one rank of a group has said of one check.
 
     `events` counts its signs of life in the check (every rank passes the same ones) and `last` is the newest, as in
-    `all_reduce/1024 entered`; before the first it is RANK_READY, or empty while the process starts. `key` and `data` are its evidence, None before it ended well. `reason` (Crashed, Timeout,
-    CheckError, MissingDevice ... as of `checks.contract.Missing`) and `message` say why there will be none.
+    `all_reduce/1024 entered`; before the first it is RANK_READY, or empty while the process starts. `key` and `data`
+    are its evidence, None before it ended well. `reason` (Crashed, Timeout, CheckError, MissingDevice ... as of
+    `checks.contract.Missing`) and `message` say why there will be none.
     """
 
     rank: int

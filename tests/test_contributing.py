@@ -21,7 +21,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("checks", "healthd"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "docs").mkdir()
-    shutil.copy(ROOT / "docs/generate.py", folder / "docs")
+    for page in (ROOT / "docs").glob("*.py"):
+        shutil.copy(page, folder / "docs")
+    (folder / "docs/runbooks/reasons").mkdir(parents=True)
+    shutil.copy(ROOT / "docs/runbooks/reasons.toml", folder / "docs/runbooks")
     (folder / "tests/checks").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -33,12 +33,12 @@ def _place(command: F) -> F:
     return file(fleet_options(command))
 
 
-@click.group()
+@click.group(short_help="Limits learned from what healthy machines measured.")
 def baseline() -> None:
     """Limits learned from what healthy machines measured."""
 
 
-@baseline.command()
+@baseline.command(short_help="What is learned, what judges, what has drifted.")
 @click.argument("names", nargs=-1)
 @_place
 def show(names: tuple[str, ...], where: Path | None, as_json: bool, **options: Any) -> int:
@@ -58,7 +58,7 @@ def show(names: tuple[str, ...], where: Path | None, as_json: bool, **options: A
     return 0
 
 
-@baseline.command()
+@baseline.command(short_help="Learn now, from the fleet or from files.")
 @click.argument("states", nargs=-1, type=click.Path(path_type=Path), metavar="[STATE.json]...")
 @click.option("--out", type=click.Path(path_type=Path), metavar="F", help="Where to put what STATEs teach.")
 @click.option("--approve", "agree", is_flag=True, help="Approve at once what can be.")
@@ -120,11 +120,11 @@ def _decision(name: str, state: str, text: str) -> None:
 
 
 _decision("approve", "approved", "Let candidates judge: those NAMED, or all. Frozen ones that are named thaw.")
-_decision("freeze", "frozen", "Keep what is approved as it is: no candidates any more, and no replacement by import.")
+_decision("freeze", "frozen", "Keep what is approved as it is. No candidates any more, and no replacement by import.")
 _decision("revoke", "revoked", "Take back what is approved: it judges no more, anywhere.")
 
 
-@baseline.command()
+@baseline.command(short_help="Write what is approved to a file.")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.argument("names", nargs=-1)
 @click.option("--candidates", is_flag=True, help="Also what nobody has agreed to yet.")
@@ -144,7 +144,7 @@ def export(
     return 0
 
 
-@baseline.command(name="import")
+@baseline.command(name="import", short_help="Give a file to the aggregator.")
 @click.argument("file", type=click.Path(path_type=Path))
 @fleet_options
 def take(file: Path, as_json: bool, **options: Any) -> int:
@@ -158,7 +158,7 @@ def take(file: Path, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@baseline.command()
+@baseline.command(short_help="How what is approved differs.")
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path), required=False)
 @fleet_options
@@ -179,7 +179,7 @@ def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
     return 1 if found else 0
 
 
-@baseline.command()
+@baseline.command(short_help="A starting configuration from this good node.")
 @common_options
 @click.option("--out", type=click.Path(path_type=Path), metavar="F", help="Write it here; else print it.")
 @click.option("--margin", type=float, default=0.2, show_default=True, help="Share that limits are away from the worst.")

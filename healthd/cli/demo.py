@@ -26,7 +26,7 @@ BETWEEN = "all_reduce@rank:4=corrupt"  # a rank that n3 has among the three node
 START_SECONDS = 60.0
 
 
-@click.command()
+@click.command(short_help="Three nodes, an aggregator and a gate, on this machine.")
 @click.option("--keep", is_flag=True, help="Leave everything running to play with, until Ctrl-C.")
 def demo(keep: bool) -> int:
     """Three nodes, an aggregator and a gate on this machine: admit, a fault, reject by name, spare, repair, admit."""

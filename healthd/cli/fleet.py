@@ -31,7 +31,7 @@ def fleet_options(command: F) -> F:
     return command
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, short_help="The fleet as the aggregator sees it.")
 @click.pass_context
 def fleet(ctx: click.Context) -> None:
     """The fleet as the aggregator sees it; `status` when nothing else is said."""
@@ -110,7 +110,7 @@ def release(node: str, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@fleet.command()
+@fleet.command(short_help="A gate's decision with its evidence and rounds.")
 @click.argument("gate")
 @fleet_options
 def explain(gate: str, as_json: bool, **options: Any) -> int:
@@ -136,7 +136,7 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@fleet.command()
+@fleet.command(short_help="Run collectives over nodes; find who is at fault.")
 @click.argument("nodes", nargs=-1)
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
@@ -183,7 +183,7 @@ def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
     return found
 
 
-@fleet.command()
+@fleet.command(short_help="How right the gate was, by how jobs ended.")
 @click.option("--days", type=float, metavar="N", default=28.0, show_default=True, help="How far back.")
 @fleet_options
 def report(days: float, as_json: bool, **options: Any) -> int:
@@ -201,7 +201,7 @@ def report(days: float, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@fleet.command()
+@fleet.command(short_help="Devices that are slow among their peers.")
 @fleet_options
 def stragglers(as_json: bool, **options: Any) -> int:
     """
@@ -222,7 +222,7 @@ def stragglers(as_json: bool, **options: Any) -> int:
     return 1 if found["confirmed"] else 0
 
 
-@fleet.command()
+@fleet.command(short_help="Let gates admit again after the loss of the database.")
 @fleet_options
 def recover(as_json: bool, **options: Any) -> int:
     """Say that the aggregator may admit again after the loss of its database."""
@@ -233,7 +233,7 @@ def recover(as_json: bool, **options: Any) -> int:
     return 0
 
 
-@fleet.command()
+@fleet.command(short_help="What happened on a node in the last weeks.")
 @click.argument("node")
 @click.option("--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="How many lines.")
 @fleet_options
@@ -251,7 +251,7 @@ def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@fleet.command()
+@fleet.command(short_help="Where rules have stopped quarantining; reset it.")
 @click.argument("what", type=click.Choice(["show", "reset"]), default="show")
 @click.option("--pool", help="Only the breaker of this pool.")
 @fleet_options

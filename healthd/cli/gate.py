@@ -23,7 +23,11 @@ ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 WITHDRAW_SECONDS = 2.0
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[outcome ...]")
+@click.group(
+    invoke_without_command=True,
+    subcommand_metavar="[outcome ...]",
+    short_help="Ask whether a job may start, and wait for the answer.",
+)
 @click.pass_context
 @common_options
 @click.option("--aggregator", metavar="URL", help="Where the aggregator is.")

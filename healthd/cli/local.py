@@ -12,7 +12,7 @@ from healthd.cli.settings import common_options, load_settings
 from healthd.errors import ConfigError
 
 
-@click.group()
+@click.group(short_help="Inject faults into a running daemon: a fire drill.")
 def fault() -> None:
     """Faults in a running daemon, through its Unix socket: a fire drill."""
 
@@ -47,7 +47,7 @@ def clear(faults: tuple[str, ...], **options: Any) -> int:
     return 0
 
 
-@click.command()
+@click.command(short_help="The checks there are.")
 @common_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
 def checks(as_json: bool, **options: Any) -> int:
@@ -69,7 +69,7 @@ def checks(as_json: bool, **options: Any) -> int:
     return 0
 
 
-@click.command()
+@click.command(short_help="Make a bearer token.")
 @click.argument("name")
 @click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeat.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")

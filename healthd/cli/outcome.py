@@ -19,7 +19,7 @@ PAUSES_SECONDS = (1.0, 3.0)
 """Before it is tried again: an aggregator that restarts is back by then, and a launcher at its end waits no longer."""
 
 
-@click.command()
+@click.command(short_help="Tell how a job ended: ok, failed or infra.")
 @common_options
 @click.argument("status", type=click.Choice(["ok", "failed", "infra"]))
 @click.option("--aggregator", metavar="URL", help="Where the aggregator is.")

@@ -26,7 +26,9 @@ JOB = "preflight"
 SECRET_CHARACTERS = 16
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(
+    context_settings={"ignore_unknown_options": False}, short_help="Check a job's nodes together, then start COMMAND."
+)
 @common_options
 @click.option("--nnodes", type=int, metavar="N", help="How many nodes the job has (else from the launcher).")
 @click.option("--node-rank", type=int, metavar="R", help="Which of them this is, from 0.")

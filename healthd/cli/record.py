@@ -12,7 +12,7 @@ import click
 from healthd.cli.settings import common_options, load_settings
 
 
-@click.command()
+@click.command(short_help="Record what checks read of this machine.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--no-tools", is_flag=True, help="Start none of the vendors' tools.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")

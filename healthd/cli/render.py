@@ -226,7 +226,12 @@ def decision_report(decision: Decision) -> Iterable[str]:
     told = {(reason.node, _bare(reason)) for reason in decision.reasons}
     unjudged = []
     for excluded in decision.excluded:
-        if decision.decision is not Verdict.ADMIT and all(r.blame is not Blame.NODE for r in excluded.reasons):
+        # A warning stops no job, unless the policy says so: then it is among the reasons above.
+        innocent = all(
+            (r.blame is not Blame.NODE or r.status is Status.WARN) and (r.node, _bare(r)) not in told
+            for r in excluded.reasons
+        )
+        if decision.decision is not Verdict.ADMIT and innocent:
             unjudged.append(excluded.node)
             continue
         worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)

@@ -42,7 +42,7 @@ MOST_DRAINED = 2
 END_PAUSES_SECONDS = (1.0, 3.0)
 
 
-@click.group()
+@click.group(short_help="Hooks of Slurm: health, gate, end.")
 def slurm() -> None:
     """
     Hooks of Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
@@ -52,7 +52,7 @@ def slurm() -> None:
     """
 
 
-@slurm.command()
+@slurm.command(short_help="Drain this node while its daemon finds it unfit.")
 @common_options
 @click.option("--node", metavar="N", help="This node's name in Slurm (default: SLURMD_NODENAME).")
 @click.option("--local-url", metavar="URL", help="Where this node's daemon is.")
@@ -127,7 +127,7 @@ def _ask_once(url: str) -> Fitness:
     return Fitness(fit=None, why=f"{path} answered HTTP {answer.status_code}, which is not healthd's: {first[:80]}")
 
 
-@slurm.command()
+@slurm.command(short_help="PrologSlurmctld: may the job start on its nodes?")
 @common_options
 @click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
 @click.option("--tier", help="What evidence is asked: passive, quick, deep.")
@@ -221,7 +221,7 @@ def _explain(scontrol: Scontrol, job: str, why: str) -> None:
         scontrol.explain(job, reason_text(MARK, why) if why else "")
 
 
-@slurm.command()
+@slurm.command(short_help="EpilogSlurmctld: give a job's nodes back.")
 @common_options
 @click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
 def end(**options: Any) -> int:

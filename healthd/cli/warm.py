@@ -33,7 +33,7 @@ class WarmError(HealthdError):
     """Nothing could be compiled or carried; the text says why and what to do."""
 
 
-@click.command()
+@click.command(short_help="Compile the probes ahead (Trainium, XLA).")
 @common_options
 @click.option("--tier", multiple=True, default=("quick",), help="What to compile for: quick (default), deep; repeat.")
 @click.option("--export", "to", type=click.Path(path_type=Path), metavar="F", help="Write what is compiled to a file.")

@@ -70,7 +70,7 @@ async def _only_known_query(request: Request) -> None:
 
 
 async def _from_here(request: Request) -> None:
-    """Where no token is asked for, no web page of somebody else's may change anything through a browser on this host."""
+    """Where no token is asked for, no web page of another site may change anything through a browser on this host."""
     if parts_of(request).guard.open and request.method not in ("GET", "HEAD"):
         check_origin(request)
 

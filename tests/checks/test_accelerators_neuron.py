@@ -157,7 +157,8 @@ def test_tool_is_asked_by_one_process_at_a_time(trn1: NeuronMachine, monkeypatch
 def test_tool_that_outlives_us_keeps_the_lock(trn1: NeuronMachine, monkeypatch: Any) -> None:
     """What the kernel does not let go is not started a second time: here a process that left its group."""
     monkeypatch.setattr(neuron_ls, "WAIT_SECONDS", 0.1)
-    script(trn1, "setsid sleep 1 >/dev/null 2>&1 & exit 1")
+    leave = "setsid sh -c 'touch out; sleep 8' >/dev/null 2>&1 & while [ ! -e out ]; do sleep 0.02; done"
+    script(trn1, f"rm -f out\n{leave}\nexit 1")
     assert neuron_ls.query(trn1.host)[1] is not None
     _, error = neuron_ls.query(trn1.host)
     assert error is not None

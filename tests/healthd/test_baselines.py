@@ -69,7 +69,7 @@ def only(book: Book) -> Series:
 
 def approved(book: Book, *, now: float = NOW) -> Series:
     book.learn(now=now)
-    book.decide([only(book).id], State.APPROVED, by="ann", now=now)
+    book.decide([only(book).id], State.APPROVED, by="me", now=now)
     return only(book)
 
 
@@ -141,7 +141,7 @@ def test_samples_that_differ_by_everything_make_no_limit() -> None:
     book.learn(now=NOW, automatic=True)
     assert only(book).in_force is None
     with pytest.raises(BadInputError, match="differ by too much"):
-        book.decide([only(book).id], State.APPROVED, by="ann", now=NOW)
+        book.decide([only(book).id], State.APPROVED, by="me", now=NOW)
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40))
@@ -194,7 +194,7 @@ def test_active_checks_of_a_healthy_idle_node_are_learned_from() -> None:
 
 
 def test_nodes_that_are_used_faulty_or_kept_out_teach_nothing() -> None:
-    kept_out = Quarantine(reason="noise", owner="ann", owner_kind="person", since=0.0, until=None)
+    kept_out = Quarantine(reason="noise", owner="me", owner_kind="person", since=0.0, until=None)
     for changes in (
         {"allocated": (Allocation(by="process", holder="pid 7"),)},
         {"faults": ("matmul=slow:2",)},
@@ -282,7 +282,7 @@ def test_series_are_bounded_and_frozen_ones_are_never_pushed_out() -> None:
     for sample in samples(20):
         book.add(KIND, MATMUL, sample)
     frozen = approved(book)
-    book.decide([frozen.id], State.FROZEN, by="ann", now=NOW)
+    book.decide([frozen.id], State.FROZEN, by="me", now=NOW)
     for index in range(5):
         kind = dataclasses.replace(KIND, hardware=f"h{index}")
         book.add(kind, MATMUL, Sample(node="n", target="t", day=DAY + index, value=1.0))
@@ -298,7 +298,7 @@ def test_only_what_a_person_approved_judges() -> None:
     assert book.limits_of(KIND) is None
     series = approved(book)
     assert series.in_force is not None
-    assert (series.in_force.version, series.in_force.by, series.candidate) == (1, "ann", None)
+    assert (series.in_force.version, series.in_force.by, series.candidate) == (1, "me", None)
     told = book.limits_of(KIND)
     assert told is not None
     assert told.limits == {MATMUL: LearnedBounds(lower=series.in_force.learned.lower, upper=None)}
@@ -310,9 +310,9 @@ def test_nothing_can_be_approved_of_too_few_samples() -> None:
     book = book_of(samples(5))
     book.learn(now=NOW)
     with pytest.raises(BadInputError, match="too few samples"):
-        book.decide([only(book).id], State.APPROVED, by="ann", now=NOW)
+        book.decide([only(book).id], State.APPROVED, by="me", now=NOW)
     with pytest.raises(BadInputError, match="nothing is approved"):
-        book.decide([only(book).id], State.FROZEN, by="ann", now=NOW)
+        book.decide([only(book).id], State.FROZEN, by="me", now=NOW)
     with pytest.raises(NotFoundError, match="no baseline 'matmull'"):
         book.find(["matmull"])
 
@@ -327,8 +327,8 @@ def test_newer_samples_make_a_candidate_of_the_next_version_and_judge_nothing_ye
     assert after.in_force == before.in_force
     assert after.candidate is not None
     assert after.candidate.version == 2
-    book.decide([after.id], State.APPROVED, by="bob", now=NOW)
-    assert only(book).in_force == dataclasses.replace(after.candidate, state=State.APPROVED, by="bob", decided_at=NOW)
+    book.decide([after.id], State.APPROVED, by="me", now=NOW)
+    assert only(book).in_force == dataclasses.replace(after.candidate, state=State.APPROVED, by="me", decided_at=NOW)
 
 
 def test_automatic_approval_lets_the_first_judge_and_never_a_later_one() -> None:
@@ -356,7 +356,7 @@ def test_automatic_approval_leaves_to_a_person_what_its_own_samples_contradict()
 def test_a_frozen_baseline_learns_no_more_until_somebody_thaws_it_and_a_revoked_one_judges_nobody() -> None:
     book = book_of(samples(30))
     series = approved(book)
-    book.decide([series.id], State.FROZEN, by="ann", now=NOW)
+    book.decide([series.id], State.FROZEN, by="me", now=NOW)
     for sample in samples(30, value=0.97e12, day=DAY + 20):
         book.add(KIND, MATMUL, sample)
     book.learn(now=NOW + 20 * 86400)
@@ -364,10 +364,10 @@ def test_a_frozen_baseline_learns_no_more_until_somebody_thaws_it_and_a_revoked_
     told = book.limits_of(KIND)
     assert told is not None
     assert told.limits
-    book.decide([series.id], State.APPROVED, by="ann", now=NOW)
+    book.decide([series.id], State.APPROVED, by="me", now=NOW)
     book.learn(now=NOW + 20 * 86400)
     assert only(book).candidate is not None
-    book.decide([series.id], State.REVOKED, by="ann", now=NOW)
+    book.decide([series.id], State.REVOKED, by="me", now=NOW)
     book.learn(now=NOW + 20 * 86400, automatic=True)
     gone = book.limits_of(KIND)
     assert gone is not None

@@ -163,4 +163,6 @@ def test_members_that_always_fail_are_named_exactly(count: int, data: st.DataObj
     named = {culprit.member for culprit in verdict.culprits}.union(*(set(group.members) for group in verdict.groups))
     assert named == bad
     assert verdict.decided
-    assert verdict.rounds <= (4 if 4 * len(bad) <= count else 7)
+    # Members that share a switch by chance are looked at as a group too, which takes a round.
+    shared = bool(verdict.groups)
+    assert verdict.rounds <= (4 if 4 * len(bad) <= count else 7) + shared
