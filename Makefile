@@ -27,8 +27,9 @@ install: $(STAMP) ## a local environment in .venv
 demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=1 leaves them running)
 	@$(BIN)/healthd demo $(if $(KEEP),--keep)
 
-test: $(STAMP) ## all tests
-	@$(BIN)/python -m pytest -n auto --dist worksteal tests
+test: $(STAMP) ## all tests: those that want the machine for themselves one by one, after the others
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not alone" tests
+	@$(BIN)/python -m pytest -m alone tests
 
 $(XLA_STAMP): requirements-xla.txt
 	@echo "Installing PyTorch/XLA into $(XLA_VENV) (once; about 7 GB) ..."

@@ -216,7 +216,7 @@ def _annotation(schema: Any, path: tuple[str, ...]) -> Any:
 
 
 def _option(path: Sequence[str]) -> str:
-    return "--" + path[-1].replace("_", "-")
+    return "--" + {"labels": "label", "faults": "fault"}.get(path[-1], path[-1]).replace("_", "-")
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

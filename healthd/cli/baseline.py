@@ -166,7 +166,7 @@ def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
     """
     How what is approved differs between two files, or between a file and the aggregator.
 
-    Exit code: 0 they are the same, 1 they differ.
+    Exit code: 0 they are the same, 1 they differ, 2 it cannot be told.
     """
     from healthd.cli.baseline_lines import differences
 

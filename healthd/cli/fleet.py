@@ -62,6 +62,10 @@ def status(as_json: bool = False, health: str | None = None, pool: str | None = 
     from healthd.cli import render
 
     render.print_fleet(summary, nodes)
+    if not nodes and (health or pool):
+        click.echo(
+            "no node is of that " + " and ".join(word for word, asked in (("health", health), ("pool", pool)) if asked)
+        )
     return 0
 
 
@@ -207,7 +211,7 @@ def stragglers(as_json: bool, **options: Any) -> int:
     """
     Devices that are slow among their peers: what two runs have said, and what has yet to be measured again.
 
-    Exit code: 0 none is confirmed, 1 some are.
+    Exit code: 0 none is confirmed, 1 some are, 2 it cannot be told.
     """
     settings = load_settings(options, section="gate")
     with _aggregator(settings) as aggregator:
@@ -259,7 +263,7 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     """
     Show where rules have stopped quarantining because too many nodes would be out; `reset` lets them go on.
 
-    Exit code: 0 none is open (any more), 1 one is.
+    Exit code: 0 none is open (any more), 1 one is, 2 it cannot be told.
     """
     settings = load_settings(options, section="gate")
     with _aggregator(settings) as aggregator:

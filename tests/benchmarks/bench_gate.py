@@ -128,13 +128,13 @@ async def ask(port: int, number: int, count: int) -> tuple[float, float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 << 20)
     body = json.dumps({"job": f"job-{number}", "pool": "bench", "count": count}).encode()
     began = time.perf_counter()
-    writer.write(b"POST /v1/gates?wait=25 HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    writer.write(b"POST /v1/gates?wait=25 HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     grant, answer = await read_answer(reader)
     whole = 1000 * (time.perf_counter() - began)
     decision = json.loads(answer)
     if decision["decision"] != "admit":
         raise SystemExit(f"gate {number}: {decision['decision']}: {[r['message'] for r in decision['reasons']][:3]}")
-    writer.write(f"DELETE /v1/gates/{decision['id']}/lease HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+    writer.write(f"DELETE /v1/gates/{decision['id']}/lease HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     await read_answer(reader)
     writer.close()
     return float(grant), whole

@@ -105,15 +105,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fakes.neuron", description="A Neuron machine as a directory."
     )
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("instance_type", nargs="?")
-    parser.add_argument("--tools", choices=("new", "old"), default="new")
-    parser.add_argument("--driver", default="2.30.2.0")
-    parser.add_argument("--lnc", type=int)
+    parser.add_argument("directory", type=Path, help="a new one, for 'healthd check --host-root'")
+    parser.add_argument(
+        "instance_type", nargs="?", help="such as trn1.32xlarge; left out, faults are added to a machine"
+    )
+    parser.add_argument("--tools", choices=("new", "old"), default="new", help="Neuron's tools as of today, or older")
+    parser.add_argument("--driver", default="2.30.2.0", help="version of the driver (default: %(default)s)")
+    parser.add_argument("--lnc", type=int, help="physical cores of one logical core")
     parser.add_argument("--rpm", action="store_const", const="rpm", default="dpkg", help="packages by rpm, not dpkg")
-    parser.add_argument("--share", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument(
+        "--share",
+        type=lambda text: [int(part) for part in text.split(",")],
+        metavar="N,N,...",
+        help="only these devices, as in a container",
+    )
     parser.add_argument("--fault", action="append", default=[], metavar="KIND[@TARGET][=VALUE]", help=", ".join(FAULTS))
     asked = parser.parse_args(argv)
+    was_there = asked.directory.exists()
     try:
         if asked.instance_type is None:
             machine = NeuronMachine.at(asked.directory)
@@ -129,8 +137,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         for text in asked.fault:
             machine.fault(*parse_fault(text))
-    except (ValueError, FileExistsError, FileNotFoundError) as error:
-        if asked.instance_type is not None and isinstance(error, ValueError) and asked.directory.exists():
+    except FileExistsError:
+        print(f"{parser.prog}: {asked.directory} is there; name a new one, or no type to add faults", file=sys.stderr)
+        return 2
+    except FileNotFoundError:
+        print(f"{parser.prog}: {asked.directory} is no such machine; name its type to make one", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        if asked.instance_type is not None and not was_there:
             shutil.rmtree(asked.directory, ignore_errors=True)
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

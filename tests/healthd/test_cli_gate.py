@@ -393,3 +393,14 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
     assert world.run("fleet", "breaker").out == "no breaker is open\n"
     assert world.run("fleet", "breaker", "reset").out == "the rules may quarantine again\n"
     assert world.run("fleet", "breaker", "--json").json == {"open": {}}
+
+
+@pytest.mark.parametrize(
+    "words", [("fleet", "breaker"), ("fleet", "stragglers"), ("baseline", "diff", "/no/such/file")]
+)
+def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    said = healthd(tmp_path, *words, env={"HEALTHD_AGGREGATOR": "http://127.0.0.1:1"})
+    assert said.code == 2
+    assert said.err.count("\n") == 1

@@ -24,7 +24,7 @@ from checks.system.neuron_topology import neuron_topology
 from healthd.cli.settings import ProbeSettings, Settings
 from healthd.node.settings import NodeSettings
 from healthd.runner.workers import worker_targets
-from tests.fakes.neuron import NeuronMachine
+from tests.fakes.neuron import NeuronMachine, main
 from tests.healthd.cli_kit import environment, healthd
 from tests.healthd.runner_kit import run_checks
 
@@ -134,3 +134,15 @@ def test_checks_after_one_that_hung_still_see_the_devices(trn1: NeuronMachine) -
     results = run_checks("hangs", "neuron_cores", accelerator="auto", host_root=trn1.root)
     assert results["hangs"].status is Status.UNKNOWN
     assert results["neuron_cores"].status is Status.PASS
+
+
+def test_what_is_in_a_directory_survives_a_slip_in_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "precious").touch()
+    for words in (["trn9"], ["trn1.2xlarge"], ["trn1.2xlarge", "--fault", "nonsense"], []):
+        assert main([str(tmp_path), *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert (tmp_path / "precious").exists()
+    assert main([str(tmp_path / "new"), "trn1.2xlarge", "--fault", "nonsense"]) == 2
+    assert not (tmp_path / "new").exists()
