@@ -127,7 +127,7 @@ def test_bad_clients_hold_nobody_up_and_get_a_clear_answer(cluster: Cluster) -> 
     """Half a body, a byte now and then, headers without end, ten megabytes, nonsense: to both services."""
     aggregator = cluster.fleet("n1")
     node = cluster.services["n1"]
-    half = b'POST /v1/gates HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n{"job":'
+    half = b'POST /v1/gates HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n{"job":'
     host, port = aggregator.url.rpartition("/")[2].split(":")
     with contextlib.ExitStack() as stack:
         # Thirty that never finish, and stay for as long as the test: ten a kind.
@@ -144,10 +144,10 @@ def test_bad_clients_hold_nobody_up_and_get_a_clear_answer(cluster: Cluster) -> 
         assert slowest < 3
     large = b'{"job": "' + b"x" * (10 << 20) + b'"}'
     for service, path in ((aggregator, "/v1/gates"), (aggregator, "/v1/nodes/n1/sync"), (node, "/health")):
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Healthd-Node-Key: {'k' * 40}\r\n".encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Healthd-Node-Key: {'k' * 40}\r\n".encode()
         assert b" 413 " in _say(service.url, head + f"Content-Length: {len(large)}\r\n\r\n".encode(), large)[:20]
         long = b"X-Long: " + b"y" * 100_000 + b"\r\n\r\n"
-        assert b" 431 " in _say(service.url, f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode(), long)[:20]
+        assert b" 431 " in _say(service.url, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n".encode(), long)[:20]
         assert b" 400 " in _say(service.url, b"\x16\x03\x01 nonsense\r\n\r\n")[:20]
         assert service.get("/livez").status_code == 200
     for body, word in (
