@@ -59,7 +59,7 @@ def bad(result: CheckResult) -> dict[str | None, Finding]:
 def test_a_slow_rank_that_does_not_show_itself_is_named_with_its_device() -> None:
     result = run(
         "all_reduce",
-        faults=["all_reduce@rank:1=slow:50"],
+        faults=["all_reduce@rank:1=slow:500"],
         params={"all_reduce": TINY},
         limits={"all_reduce_duration_seconds": Limit(lower=None, upper=0.1, origin="config")},
     )["all_reduce"]
