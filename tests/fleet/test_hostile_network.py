@@ -127,7 +127,8 @@ def test_bad_clients_hold_nobody_up_and_get_a_clear_answer(cluster: Cluster) -> 
     """Half a body, a byte now and then, headers without end, ten megabytes, nonsense: to both services."""
     aggregator = cluster.fleet("n1")
     node = cluster.services["n1"]
-    half = b'POST /v1/gates HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n{"job":'
+    half = b"POST /v1/gates HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    half += b'Content-Length: 400\r\n\r\n{"job":'
     host, port = aggregator.url.rpartition("/")[2].split(":")
     with contextlib.ExitStack() as stack:
         # Thirty that never finish, and stay for as long as the test: ten a kind.
