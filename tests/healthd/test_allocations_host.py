@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,11 @@ def test_loop_ends_although_a_look_hangs() -> None:
     end = threading.Event()
 
     async def scenario() -> None:
-        allocations.in_thread("hanging", lambda: end.wait(10))
+        allocations.in_thread("hanging", lambda: end.wait(30))
 
+    began = time.monotonic()
     asyncio.run(scenario())
+    assert time.monotonic() - began < 10, "the loop waited for the thread"
     end.set()
 
 
