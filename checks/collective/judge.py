@@ -35,6 +35,8 @@ _PEER_GONE = (
     "peer closed the connection",
     "failed to connect",
 )
+# Steps of coming together, see `checks.collective.ranks`: it takes all ranks, to the end.
+_MEETING = "rendezvous"
 # Reasons that say that the rank's process was never at work, so that the others waited in vain.
 _NOT_STARTED = ("MissingDevice", "Busy", "StartFailed", "ColdCache", "CompileFailed")
 
@@ -84,6 +86,11 @@ def _judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missin
     yield from _judge_stuck(name, present, gone, devices)
 
 
+def gave_out(one: Missing) -> bool:
+    """Whether the others waited for a rank because it was not started, or ended by itself."""
+    return one.reason in _NOT_STARTED or _ended_by_itself(one)
+
+
 def _ended_by_itself(one: Missing) -> bool:
     """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
     if one.reason == "CheckError":
@@ -116,7 +123,8 @@ def _judge_stuck(
 
     Every rank passes the same events. A rank that has left one operation and not entered the next, which others have,
     was kept by nobody: it hangs. A rank inside an operation may wait for another, so it is accused only if it is alone
-    behind.
+    behind. Inside the rendezvous not even then: one that is through serves the others still, and when it stops (the
+    main rank above all, whose store they read) it is ahead of its victims.
     """
     least = min(len(one.progress) for one in gone)
     behind = [one for one in gone if len(one.progress) == least]
@@ -127,9 +135,14 @@ def _judge_stuck(
         text = f"{name} did not end, and no rank can be told from the others: {at}"
         yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
         return
-    if len(behind) > 1 and (last is None or last.event != "left"):
+    inside = last is not None and last.event != "left"
+    meeting = last is not None and inside and last.step.partition("/")[0] == _MEETING
+    if meeting or (len(behind) > 1 and (last is None or inside)):
         names = ", ".join(_named(one.target, devices) for one in behind)
-        text = f"{name} did not end: the others went on from {_event(last)}, and one of {names} did not"
+        who = f"one of {names}" if len(behind) > 1 else names
+        text = f"{name} did not end: the others went on from {_event(last)}, and {who} did not"
+        if meeting:
+            text += "; whether it is at fault, or one that should have answered it, cannot be told"
         yield Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
         return
     for one in behind:

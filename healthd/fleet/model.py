@@ -192,6 +192,7 @@ class FleetView:
 
     `pool` gives the names of a pool, sorted, empty for an unknown one. `recovering` (why) means that nothing may be
     admitted; `settling` (why) that nothing may be called impossible yet, because nodes have not had time to report.
+    `doubted`: whether a validation named this node lately and nothing has spoken for it since.
     """
 
     nodes: Mapping[str, FleetNode]
@@ -201,6 +202,7 @@ class FleetView:
     recovering: str | None
     settling: str | None
     judge: Judge
+    doubted: Callable[[str], bool] = lambda _: False
 
 
 # --- the gate -------------------------------------------------------------------------------------------------------

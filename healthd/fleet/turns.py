@@ -258,6 +258,7 @@ class Turns:
             recovering=self._reports.recovering(now),
             settling=self._reports.settling(now),
             judge=self._judge,
+            doubted=lambda name: self._rules.doubted(name) or any(one.node == name for one in batch.accused),
         )
         self._set_executors()
         freed_before = len(batch.freed)

@@ -154,7 +154,7 @@ def _keep(work: Work, before: Validation, after: Validation) -> None:
 
 
 def _partners(work: Work, count: int) -> tuple[str, ...]:
-    """Idle nodes with fresh evidence and the same kind of devices, that nobody has claimed."""
+    """Idle nodes with fresh evidence, the same kind of devices and no doubt about them, that nobody has claimed."""
     kinds = {_kind(work, name) for name in work.gate.reserved}
     ready = (
         name
@@ -162,6 +162,7 @@ def _partners(work: Work, count: int) -> tuple[str, ...]:
         if name not in work.gate.reserved
         and name not in work.gate.failed
         and name not in work.view.claims
+        and not work.view.doubted(name)
         and _kind(work, name) in kinds - {None}
         and work.look(name).standing is Standing.READY
     )

@@ -314,10 +314,9 @@ class Ranks:
 
 
 def _called_off(report: RankReport) -> RankReport:
-    """A rank that was never up has not failed to join: why it was slow is not known."""
-    if not report.last:
-        return replace(report, reason="StartFailed", message="was not ready when the group was called off")
-    return replace(report, reason="Cancelled", message="called off")
+    """Whether a rank that was never up was slow, or had no time, is seen where all ranks of the group are heard."""
+    message = "called off" if report.last else "was not ready when the group was called off"
+    return replace(report, reason="Cancelled", message=message)
 
 
 def _why_lost(outcome: Outcome) -> tuple[str | None, str]:

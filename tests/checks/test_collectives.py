@@ -158,8 +158,12 @@ def rank_evidence(rank: int, ranks: int = 3, *, name: str = "all_reduce", **size
 
 
 def events(*names: str) -> tuple[Progress, ...]:
-    """`joined`, `ready`, `+1` (entered operation 1), `-1` (left it)."""
-    words = {"joined": ("rendezvous", "joined"), "ready": ("rendezvous", "left")}
+    """`joined`, `met` (reached the main rank), `ready`, `+1` (entered operation 1), `-1` (left it)."""
+    words = {
+        "joined": ("rendezvous", "joined"),
+        "met": ("rendezvous/peers", "joined"),
+        "ready": ("rendezvous", "left"),
+    }
     pairs = [words.get(name) or (f"op/{name[1:]}", "entered" if name[0] == "+" else "left") for name in names]
     return tuple(Progress(step=step, event=event, monotonic_seconds=float(i)) for i, (step, event) in enumerate(pairs))
 
@@ -218,6 +222,12 @@ READY = ("joined", "ready")
             [gone(0, "Timeout", *READY, "+1"), gone(1, "Timeout", *READY), gone(2, "Timeout", *READY)],
             [("rank:1", "RankHung", "fail"), ("rank:2", "RankHung", "fail")],
         ),
+        # The main rank stops once it is through: who still reads its store is behind it, and its victim.
+        (
+            [gone(0, "Timeout", "joined", "met", "ready", "+1"), gone(1, "Timeout", "joined", "met")],
+            [("node", "Timeout", "unknown")],
+        ),
+        ([gone(0, "Timeout", "joined", "met"), gone(1, "Timeout", "joined")], [("node", "Timeout", "unknown")]),
         # A device that is not there is the node's fault; the ranks that waited are not.
         (
             [gone(0, "Timeout", "joined"), gone(1, "MissingDevice", message="no such device: cpu:1")],

@@ -34,7 +34,8 @@ def inventory(ranks: int = RANKS) -> Inventory:
 class Lab:
     """
     `bad` nodes: corrupt, hang, die, slow, absent (its ranks never join), silent (its daemon is gone), refuse, once (the
-    first group with it fails). `cut` pairs cannot talk. `labels` are those of topology.
+    first group with it fails). `cut` pairs cannot talk. `labels` are those of topology. `doubted` nodes were named by
+    a validation before.
     """
 
     names: Sequence[str]
@@ -42,6 +43,7 @@ class Lab:
     bad: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cut: Sequence[frozenset[str]] = ()
     labels: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    doubted: Sequence[str] = ()
     policy: Policy = POLICY
     now: float = NOW
     groups: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
@@ -87,7 +89,8 @@ class Lab:
         return after
 
     def view(self, current: Gate) -> Any:
-        return view(*(self._node(name, current) for name in self.names), claims=self.claims)
+        nodes = (self._node(name, current) for name in self.names)
+        return view(*nodes, claims=self.claims, doubted=self.doubted)
 
     def accused(self) -> set[str]:
         return {effect.node for effect in self.effects if isinstance(effect, Accuse)}

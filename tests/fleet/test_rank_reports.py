@@ -212,3 +212,35 @@ def test_labels_and_targets_of_a_main_node_are_only_words(odd: str) -> None:
         found = {check: (dataclasses.replace(finding, status=status, reason=None if outcome is Outcome.PASS else "X"),)}
         reports["n0"] = OrderReport(status="done", findings=found)
         assert read_group(group, reports, (check,), round_number=0, seconds=1.0).outcome is outcome
+
+
+def late(number: int) -> RankReport:
+    """Of a rank that was not up yet when its group was called off."""
+    return rank(number, None, events=0, last="", reason="Cancelled", message="was not ready")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_node_that_had_no_time_to_start_before_another_died_can_take_part(told: bool) -> None:
+    dead = rank(0, None, events=3, last="all_reduce/1024 entered", reason="Crashed", message="killed by SIGKILL")
+    reports = {
+        "n0": OrderReport(status="done", ranks=(dead,)),
+        "n1": OrderReport(status="cancelled", ranks=(late(1),) if told else ()),
+        "n2": OrderReport(status="cancelled", ranks=(late(2),)),
+    }
+    seen = read_group(GROUP, reports, ("all_reduce",), round_number=1, seconds=1.0)
+    assert seen.outcome is Outcome.FAIL
+    assert set(seen.accused) == {"n0"}
+    assert not seen.unfit
+
+
+def test_node_that_did_not_start_while_nobody_else_ended_cannot_take_part() -> None:
+    waits = rank(0, None, events=1, last="rendezvous joined", reason="Cancelled", message="called off")
+    reports = {
+        "n0": OrderReport(status="cancelled", ranks=(waits,)),
+        "n1": OrderReport(status="cancelled", ranks=(late(1),)),
+        "n2": OrderReport(status="cancelled", ranks=(dataclasses.replace(waits, rank=2),)),
+    }
+    seen = read_group(GROUP, reports, ("all_reduce",), round_number=1, seconds=1.0)
+    assert seen.outcome is Outcome.UNKNOWN
+    assert {node: why.code for node, why in seen.unfit.items()} == {"n1": "StartFailed"}
+    assert not seen.accused

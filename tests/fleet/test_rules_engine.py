@@ -305,10 +305,13 @@ def test_accusations_count_in_the_transaction_that_accuses() -> None:
                 action=Action.INSPECT,
                 node="n1",
             )
+            assert not run.engine._rules.doubted("n1")
             for number in range(2):
                 await run.engine._do(lambda batch: batch.accused.append(Accuse(node="n1", reason=reason)))
                 run.world.now += HOUR
                 assert (kept(run, "n1") is not None) is (number == 1)
+                assert run.engine._rules.doubted("n1")  # from the first on: it is no partner for others
+            assert not run.engine._rules.doubted("n2")
 
     asyncio.run(main())
 

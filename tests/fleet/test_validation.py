@@ -126,6 +126,24 @@ def test_of_two_nodes_an_idle_third_tells_which() -> None:
     assert not lab.claims
 
 
+def test_an_idle_node_that_a_validation_named_before_is_not_borrowed() -> None:
+    lab = Lab(("n1", "n2", "n3", "n4"), bad={"n2": "corrupt", "n3": "die"}, doubted=("n3",))
+    decision = lab.decide(lab.ask(nodes=("n1", "n2")))
+    assert not any("n3" in group for group in lab.groups)
+    assert codes(decision) == {"n2": "CollectiveFault"}
+    assert lab.accused() == {"n2"}
+
+
+@pytest.mark.parametrize("kind", ["silent", "refuse"])
+def test_a_borrowed_partner_that_drops_out_does_not_end_the_search(kind: str) -> None:
+    lab = Lab(("n1", "n2", "n3", "n4"), bad={"n2": "corrupt", "n3": kind})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert any("n3" in group for group in lab.groups)
+    assert codes(decision) == {"n2": "CollectiveFault"}
+    assert lab.accused() == {"n2"}
+    assert decision.decision is Verdict.ADMIT
+
+
 def test_a_broken_path_is_named_and_marks_no_node() -> None:
     lab = Lab(SIX, cut=[frozenset(("n2", "n5"))])
     decision = lab.decide(lab.ask(nodes=SIX, min_nodes=5))

@@ -7,7 +7,7 @@ A fleet for tests of the gate: nodes as data, and a registry whose nodes do what
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from checks.contract import Blame, Finding, Status, Tier
 from healthd.fleet.model import Claim, FleetNode, FleetView, Gate, Override
@@ -131,6 +131,7 @@ def view(
     overrides: dict[str, Override] | None = None,
     recovering: str | None = None,
     settling: str | None = None,
+    doubted: Collection[str] = (),
 ) -> FleetView:
     def pool(name: str) -> Sequence[str]:
         return sorted(n.node for n in nodes if n.state is not None and n.state.labels.get("pool") == name)
@@ -143,6 +144,7 @@ def view(
         recovering=recovering,
         settling=settling,
         judge=judge,
+        doubted=lambda name: name in doubted,
     )
 
 

@@ -7,9 +7,12 @@ Those of a test run that was killed are removed by the next one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import shutil
 import signal
+import string
 import subprocess
 import threading
 import time
@@ -216,11 +219,13 @@ def _is_rank(pid: int) -> bool:
 
 
 class Net:
-    """A bridge and its namespaces."""
+    """A bridge and its namespaces. No two nets of a process share names: the kernel may remove the last one late."""
+
+    _letters = itertools.cycle(string.ascii_lowercase)
 
     def __init__(self) -> None:
         reap()
-        self.name = f"{PREFIX}{os.getpid()}"
+        self.name = f"{PREFIX}{os.getpid()}{next(self._letters)}"  # a link's name has 15 characters at most
         self.bridge = f"{self.name}b"
         self.hosts: list[Host] = []
         ip("link", "add", self.bridge, "type", "bridge")
@@ -247,16 +252,22 @@ def remove(net: str) -> None:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         ip("netns", "del", space)
-    if f"{net}b" in ip("-o", "link", "show", "type", "bridge"):
-        ip("link", "del", f"{net}b")
+    for link in _links():
+        if re.fullmatch(rf"{net}(b|[0-9]+)", link):
+            with contextlib.suppress(OSError):  # the kernel removes those whose namespace is gone, too
+                ip("link", "del", link)
+
+
+def _links() -> list[str]:
+    """Bridges and ends of pairs in this namespace."""
+    lines = [line for kind in ("bridge", "veth") for line in ip("-o", "link", "show", "type", kind).splitlines()]
+    return [line.split()[1].rstrip(":").partition("@")[0] for line in lines]
 
 
 def reap() -> None:
     """Remove nets whose test run is gone, however it ended."""
-    names = {line.split()[0].partition("-")[0] for line in ip("netns", "list").splitlines()}
-    bridges = ip("-o", "link", "show", "type", "bridge").splitlines()
-    names |= {line.split()[1].strip(":").removesuffix("b") for line in bridges}
-    for name in names:
-        pid = name.removeprefix(PREFIX)
-        if name.startswith(PREFIX) and pid.isdigit() and pid != str(os.getpid()) and not Path(f"/proc/{pid}").exists():
-            remove(name)
+    spaces = [line.split()[0] for line in ip("netns", "list").splitlines() if line]
+    found = [re.match(rf"({PREFIX}([0-9]+)[a-z])(-|b$|[0-9]+$)", name) for name in [*spaces, *_links()]]
+    for net, pid in {(one[1], one[2]) for one in found if one}:
+        if pid != str(os.getpid()) and not Path(f"/proc/{pid}").exists():
+            remove(net)

@@ -263,6 +263,11 @@ class Rules:
         """Those that are open, by pool; "" are the nodes without one."""
         return dict(self._memory.breakers)
 
+    def doubted(self, name: str) -> bool:
+        """Whether a validation named the node lately and nothing has cleared it, quarantined for it or not."""
+        record = self._memory.records.get(name)
+        return record is not None and any(count.rule is Rule.ACCUSED for count in record.counts)
+
     def remembered(self, name: str) -> Record | None:
         """What is remembered of a node, with its latches; None where nothing is."""
         record = self._memory.records.get(name)

@@ -274,7 +274,9 @@ def _next_round(
         ranks = {**validation.ranks, **{name: _ranks_of(nodes.get(name)) for name in partners}}
         labels = {**validation.labels, **_labels(partners, nodes, policy)}
         validation = dataclasses.replace(validation, partners=partners, ranks=ranks, labels=labels)
-    fallen = any(tested.silent or tested.unfit for tested in history if tested.round == validation.round)
+    # A member that falls out changes what is asked; a partner that does has only given no outcome.
+    lost = {name for tested in history if tested.round == validation.round for name in (*tested.silent, *tested.unfit)}
+    fallen = not lost.isdisjoint(validation.members)
     if fallen or now >= validation.deadline:
         return conclude(now, validation, policy, "nodes fell out" if fallen else "time is up")
     found = localize(_problem(validation, policy), _outcomes(history))

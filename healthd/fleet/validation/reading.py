@@ -8,11 +8,12 @@ the line to it is at fault is not known, so nobody is accused.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from checks.collective.judge import judge_ranks
+from checks.collective.judge import gave_out, judge_ranks
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
 from healthd.fleet import stragglers
@@ -32,6 +33,7 @@ _OURS = ("CheckError", "Garbage")
 _PORT = "is in use"
 _RANK = re.compile(r"rank:(\d{1,9})(?!\d)")
 _SLOW = ("SlowLink", "SlowDevice")
+_NEVER_UP = "not up"  # in the place of a reason until it is known which
 
 
 def read_group(
@@ -144,7 +146,12 @@ def _judged(
     silent: Sequence[str],
     unfit: Mapping[str, Reason],
 ) -> list[Finding]:
-    """The findings of one check over the group. Ranks of members that are silent or unfit are left out."""
+    """
+    The findings of one check over the group. Ranks of members that are silent or unfit are left out.
+
+    One that was not up yet when the group was called off had no time, where another rank had given out before; else
+    it was slow to start.
+    """
     events = _events(ranks)
     said = {rank: one.data for rank, one in ranks.items() if one.data is not None and one.reason is None}
     odd = odd_ranks(said, sum(seat.ranks for seat in group.seats))
@@ -159,7 +166,8 @@ def _judged(
                 evidence.append(Evidence(target=f"rank:{rank}", key=report.key or "", data=said[rank]))
                 continue
             count = 0 if report is None else min(report.events, MOST_EVENTS)
-            why = "Garbage" if rank in odd else "StartFailed" if report is None else report.reason or "Timeout"
+            up = report is not None and not (report.reason == "Cancelled" and not report.last)
+            why = "Garbage" if rank in odd else (report.reason or "Timeout") if report and up else _NEVER_UP
             missing.append(
                 Missing(
                     target=f"rank:{rank}",
@@ -168,7 +176,9 @@ def _judged(
                     progress=tuple(events(index) for index in range(count)),
                 )
             )
-    return list(judge_ranks(check, evidence, missing))
+    instead = "Cancelled" if any(map(gave_out, missing)) else "StartFailed"
+    told = [dataclasses.replace(one, reason=instead) if one.reason == _NEVER_UP else one for one in missing]
+    return list(judge_ranks(check, evidence, told))
 
 
 def _events(ranks: Mapping[int, RankReport]) -> Callable[[int], Progress]:
