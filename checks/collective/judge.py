@@ -34,7 +34,11 @@ _PEER_GONE = (
     "connection was likely closed",
     "peer closed the connection",
     "failed to connect",
+    # NCCL (2.2x), after which torch's watchdog ends the process with SIGABRT.
+    "remote process exited",
+    "ncclremoteerror",
 )
+_ABORTED = "sigabrt"
 # Steps of coming together, see `checks.collective.ranks`: it takes all ranks, to the end.
 _MEETING = "rendezvous"
 # Reasons that say that the rank's process was never at work, so that the others waited in vain.
@@ -93,8 +97,9 @@ def gave_out(one: Missing) -> bool:
 
 def _ended_by_itself(one: Missing) -> bool:
     """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
-    if one.reason == "CheckError":
-        return not any(words in one.message.lower() for words in _PEER_GONE)
+    said = one.message.lower()
+    if one.reason == "CheckError" or (one.reason == "Crashed" and _ABORTED in said):
+        return not any(words in said for words in _PEER_GONE)
     return one.reason in ("Crashed", "Garbage", "NoData", "DeviceLost", "InjectedFault")
 
 

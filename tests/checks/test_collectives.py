@@ -173,6 +173,7 @@ def gone(rank: int, reason: str, *names: str, order: int | None = None, message:
 
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
+NCCL = "[PG ID 0 Rank 0] NCCL error: remote process exited or there was a network error"
 READY = ("joined", "ready")
 
 
@@ -228,6 +229,14 @@ READY = ("joined", "ready")
             [("node", "Timeout", "unknown")],
         ),
         ([gone(0, "Timeout", "joined", "met"), gone(1, "Timeout", "joined")], [("node", "Timeout", "unknown")]),
+        # A rank whose peer died, and whose library ends it for that, is a victim too.
+        (
+            [
+                gone(0, "Crashed", *READY, "+1", message=f"killed by SIGABRT: {NCCL}"),
+                gone(1, "Crashed", *READY, "+1", message="killed by SIGKILL: (no words)"),
+            ],
+            [("rank:1", "RankDied", "fail")],
+        ),
         # A device that is not there is the node's fault; the ranks that waited are not.
         (
             [gone(0, "Timeout", "joined"), gone(1, "MissingDevice", message="no such device: cpu:1")],

@@ -233,11 +233,12 @@ def test_node_that_had_no_time_to_start_before_another_died_can_take_part(told: 
     assert not seen.unfit
 
 
-def test_node_that_did_not_start_while_nobody_else_ended_cannot_take_part() -> None:
+@pytest.mark.parametrize("reason", ["Cancelled", "Timeout"])
+def test_node_that_did_not_start_while_nobody_else_ended_cannot_take_part(reason: str) -> None:
     waits = rank(0, None, events=1, last="rendezvous joined", reason="Cancelled", message="called off")
     reports = {
         "n0": OrderReport(status="cancelled", ranks=(waits,)),
-        "n1": OrderReport(status="cancelled", ranks=(late(1),)),
+        "n1": OrderReport(status="cancelled", ranks=(dataclasses.replace(late(1), reason=reason),)),
         "n2": OrderReport(status="cancelled", ranks=(dataclasses.replace(waits, rank=2),)),
     }
     seen = read_group(GROUP, reports, ("all_reduce",), round_number=1, seconds=1.0)

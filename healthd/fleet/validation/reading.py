@@ -166,7 +166,7 @@ def _judged(
                 evidence.append(Evidence(target=f"rank:{rank}", key=report.key or "", data=said[rank]))
                 continue
             count = 0 if report is None else min(report.events, MOST_EVENTS)
-            up = report is not None and not (report.reason == "Cancelled" and not report.last)
+            up = report is not None and not (report.reason in ("Cancelled", "Timeout") and not report.last)
             why = "Garbage" if rank in odd else (report.reason or "Timeout") if report and up else _NEVER_UP
             missing.append(
                 Missing(
