@@ -5,7 +5,6 @@ Talking to an aggregator from the command line: one place for addresses, tokens,
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 
 from healthd import wire
-from healthd.errors import ConfigError, HealthdError, UnreachableError, words_of
+from healthd.errors import ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
@@ -26,6 +25,8 @@ SLACK_SECONDS = 10.0
 ANSWER_BYTES = 64 << 20
 # From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
 ANSWER_SECONDS = 60.0
+# What an aggregator answers to who brings no token.
+NO_TOKEN = 401
 # Gates of one job that are looked through for an attempt: as many as one page holds.
 MOST_ATTEMPTS = 500
 # An aggregator says itself when a gate has expired; so much later it is taken for away.
@@ -113,13 +114,14 @@ class Aggregator:
         try:
             status, phrase, content_type, found = self._exchange(method, path, content, headers, params, hold_seconds)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            said = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-            raise UnreachableError(f"aggregator {self.url} cannot be reached: {said}") from None
+            raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None
         if 200 <= status < 300:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
             return found
         detail = _detail(found) or f"HTTP {status} {phrase}"
+        if status == NO_TOKEN and "authorization" not in self._http.headers:
+            detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         if not 400 <= status < 500 or status in (408, 429) or "json" not in content_type:
             raise UnreachableError(f"aggregator {self.url}: {detail}")
         raise RefusedError(f"aggregator {self.url}: {detail}", status)

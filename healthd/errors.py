@@ -4,6 +4,8 @@ The errors of healthd: one root. A message names the thing, the place and the re
 
 from __future__ import annotations
 
+import re
+
 
 class HealthdError(Exception):
     """Root of all errors that healthd raises on purpose."""
@@ -31,6 +33,28 @@ class ConflictError(HealthdError):
 
 class NotFoundError(HealthdError):
     """Nothing of this name is known."""
+
+
+# What a library says of a connection that failed -> what to do about it.
+_CONNECTION_REMEDIES = (
+    (
+        ("self-signed certificate", "self signed certificate", "unable to get local issuer"),
+        "name its CA with --ca-file",
+    ),
+    (("certificate is not valid for", "Hostname mismatch"), "use a name that is in its certificate"),
+    (("certificate has expired",), "renew its certificate, and restart it"),
+    (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it speaks no TLS: write http://"),
+    (("Server disconnected without sending",), "where it speaks TLS, write https://"),
+)
+
+
+def connection_words(error: Exception) -> str:
+    """Why the other side could not be asked, and what to do where that is known."""
+    said = (re.sub(r"\[Errno -?\d+\] | \(_ssl\.c:\d+\)", "", str(error)) or type(error).__name__).rstrip(".")
+    for marks, remedy in _CONNECTION_REMEDIES:
+        if any(mark in said for mark in marks):
+            return f"{said}; {remedy}"
+    return said
 
 
 def words_of(error: Exception) -> str:

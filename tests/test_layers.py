@@ -27,6 +27,7 @@ COMMON = {
     "healthd.kubernetes",
     "healthd.rsh",
     "healthd.baselines",
+    "healthd.node_name",
     "healthd",
 }
 ROOMS = {

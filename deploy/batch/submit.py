@@ -245,7 +245,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", help="what each attempt finds as CHECKPOINT_PATH")
     parser.add_argument("--nodes", type=int, help="nodes of a multi-node job (default: the definition's)")
     parser.add_argument("--jobs", type=int, default=Patience.jobs, help="jobs at most, each with Batch's own attempts")
-    parser.add_argument("--region")
+    parser.add_argument("--region", help="default: AWS_REGION, or that of the AWS profile")
     asked = parser.parse_args(arguments)
     if not NAME.fullmatch(asked.job):
         parser.error(f"--job {asked.job!r}: at most 128 letters, digits, '-' and '_', and no sign first")
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--jobs and --nodes must be at least 1")
     import boto3
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
     def say(line: str) -> None:
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
@@ -269,7 +269,8 @@ def main(arguments: Sequence[str]) -> int:
         single = boto3.client("batch", region_name=asked.region, config=Config(retries={"total_max_attempts": 1}))
         end = run(batch, order, Patience(jobs=asked.jobs), sleep=time.sleep, say=say, submitter=single)
     except (BotoCoreError, ClientError, ValueError) as error:
-        say(f"submit.py: {error}")
+        remedy = " Name it with --region or AWS_REGION." if isinstance(error, NoRegionError) else ""
+        say(f"submit.py: {error}{remedy}")
         return 2
     return EXIT_CODES[end]
 

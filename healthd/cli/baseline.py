@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.fleet import fleet_options
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.fleet_line import fleet_options
+from healthd.cli.options import common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:

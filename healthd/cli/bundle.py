@@ -22,8 +22,9 @@ from typing import Any
 import click
 
 from healthd import __version__
+from healthd.cli.options import common_options, load_settings
 from healthd.cli.redaction import Redactor
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import ConfigError, HealthdError
 
 # All together; the slowest is the probe interpreter that imports torch.
@@ -68,6 +69,8 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
 
     Exit code: 0 when it was written, also when some sources could not be read (README.txt says which).
     """
+    from healthd.cli.render import busy
+
     settings = load_settings(options, section="node")
     path = output or Path(time.strftime("healthd-bundle-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     try:
@@ -76,7 +79,8 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}; name another with --output") from None
     with os.fdopen(descriptor, "wb") as file:
-        found, failed = collect(sources(settings), DEADLINE_SECONDS)
+        with busy("collecting state, settings, kernel lines and tools' outputs"):
+            found, failed = collect(sources(settings), DEADLINE_SECONDS)
         redactor = Redactor(hosts=_hosts(settings, found), versions=_versions(found), off=no_redact)
         _write(file, render(found, failed, redactor, redacted=not no_redact))
     click.echo(f"{path}: {len(found)} files" + (f"; could not be had: {', '.join(sorted(failed))}" if failed else ""))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checks.contract import SEVERITY, Status, Tier, worst
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.options import common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import ConfigError
 from healthd.model import NodeState
 
@@ -118,7 +119,9 @@ async def examine(
     faults = parse_faults(settings.node.faults, catalogue)
     book = NodeBook(settings.node, specs, clock=system_clock(), boot_id=None)
     chosen_names = tuple(spec.name for spec in specs)
-    plan = Plan(tier=run_tier, checks=chosen_names, executor="check", localize=localize)
+    active = any(spec.tier is not Tier.PASSIVE for spec in specs)
+    taken = await given_away(settings) if active else None
+    plan = Plan(tier=run_tier, checks=chosen_names, executor="check", localize=localize, taken=taken)
     with _progress(len(specs), run_tier, quiet=quiet) as (on_result, on_progress):
 
         def record(result: CheckResult) -> None:
@@ -134,6 +137,26 @@ async def examine(
     asked = min((run_tier, heaviest), key=lambda t: t.rank)
     health, reasons, _ = judge_tier(state, asked, float("inf"))
     return dataclasses.replace(state, health=health, reasons=reasons)
+
+
+async def given_away(settings: Settings) -> str | None:
+    """
+    Why the devices are a job's by the word of the host's schedulers; None where they have given nothing away.
+
+    A job that was just placed holds no device yet. The job that this process runs in is none of those.
+    """
+    from healthd.node.allocations import Schedulers
+    from healthd.node.clock import system_clock
+
+    schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
+    for reading in (await schedulers.look()).readings:
+        if reading.workloads:
+            first, *others = reading.workloads
+            uses = f" ({first.uses})" if first.uses else ""
+            more = f" and {len(others)} more" if others else ""
+            text = f"{reading.scheduler} has given this node to {first.name}{uses}{more}"
+            return f"{text}; wait for its end, or list it in node.allocations.ignore if it never uses the devices"
+    return None
 
 
 def unused_limits(limits: Mapping[str, object], state: NodeState) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -136,8 +137,9 @@ class Stage:
                 *("--name", node, "--listen", f"127.0.0.1:{self.ports[node]}", "--aggregator", self.aggregator),
                 *("--state-dir", str(self.folder / node), "--run-dir", str(self.folder / node), "--label", "pool=demo"),
             )
-        for name, port in self.ports.items():
-            self.wait_for(f"http://127.0.0.1:{port}/livez", name)
+        with self.console.status("starting"):
+            for name, port in self.ports.items():
+                self.wait_for(f"http://127.0.0.1:{port}/livez", name)
 
     def start(self, name: str, *arguments: str) -> None:
         """One process of healthd, its log in the folder; it ends with us whatever happens."""
@@ -188,9 +190,18 @@ class Stage:
                 if answer.status_code == 200:
                     waiting.pop(0)
                 elif time.monotonic() > end:
-                    raise HealthdError(f"{waiting[0]} is not healthy after {START_SECONDS:.0f} s: {last}")
+                    why = f"{last}{self.holders(waiting[0])}"
+                    raise HealthdError(f"{waiting[0]} is not healthy after {START_SECONDS:.0f} s: {why}")
                 else:
                     time.sleep(0.1)
+
+    def holders(self, node: str) -> str:
+        """Who has the devices of this machine, which is then left alone: words for an error; empty where nobody."""
+        import httpx
+
+        found = httpx.get(f"http://127.0.0.1:{self.ports[node]}/v1/node", timeout=5.0, trust_env=False).json()
+        names = ", ".join(claim["holder"] for claim in found.get("allocated", ()))
+        return f"; this machine is in use ({names}), try again when it is free" if names else ""
 
     def curl(self, path: str, *, expect: int, node: str = "n1") -> None:
         """Show a curl line and the head of its real answer."""
@@ -200,15 +211,13 @@ class Stage:
         answer = httpx.get(url, timeout=5.0, trust_env=False)
         self.console.print(f"[green]$[/] curl -i {url.removeprefix('http://')}")
         body = answer.json()
-        shown = {key: body[key] for key in ("status", "health", "output") if key in body}
-        self.console.print(f"  HTTP {answer.status_code}  {shown}", markup=False)
+        shown = json.dumps({key: body[key] for key in ("status", "health", "output") if key in body})
+        self.console.print(f"  HTTP {answer.status_code}  {shown[:-1]}, ...}}", markup=False)
         if answer.status_code != expect:
             raise HealthdError(f"{url} answered {answer.status_code}, not {expect}: {body.get('output')}")
 
     def gate(self, job: str, *arguments: str, expect: int) -> dict[str, Any]:
         """Ask for a gate as a hook would; the decision."""
-        import json
-
         command = ("gate", "--aggregator", self.aggregator, "--job", job, *arguments, "--wait", "45s")
         self.healthd(*command, expect=expect)
         again = self._run(*command, "--json")  # the same job and attempt: the same answer, from the database
@@ -226,27 +235,41 @@ class Stage:
             raise HealthdError(f"DELETE {url} answered {answer.status_code}: {answer.text}")
 
     def healthd(self, *arguments: str, expect: int) -> None:
-        """Run a command of healthd as a person would, and show what it prints."""
+        """Run a command of healthd as a person would, and show what it prints; its progress is on the terminal."""
         shown = shlex.join(["healthd", *arguments]).replace(str(self.folder), "$D")
         self.console.print(f"[green]$[/] {shown}")
-        environment = {**os.environ, **({"FORCE_COLOR": "1"} if self.console.is_terminal else {})}
-        with self.console.status("waiting"):
-            done = self._run(*arguments, environment=environment)
-        sys.stdout.write("".join(f"  {line}\n" for line in (done.stdout + done.stderr).splitlines()))
+        done = self._run(*arguments, environment=self._environment(), live=sys.stderr.isatty())
+        sys.stdout.write("".join(f"  {line}\n" for line in (*done.stdout.splitlines(), *_lines(done.stderr))))
         sys.stdout.flush()
         self.console.print(f"  [dim]exit code {done.returncode}[/]")
         if done.returncode != expect:
             raise HealthdError(f"'{shown}' ended with {done.returncode}, not {expect}")
 
-    def _run(self, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "healthd", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
+    def _environment(self) -> dict[str, str]:
+        """What makes a command write to a pipe as to this terminal, less the two columns that we put before it."""
+        if not self.console.is_terminal:
+            return dict(os.environ)
+        return {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(max(40, self.console.width - 2))}
+
+    def _run(
+        self, *arguments: str, environment: dict[str, str] | None = None, live: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """`live`: its standard error is ours. Captured, the spinner would be pages of frames."""
+        return subprocess.run(
+            [sys.executable, "-m", "healthd", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=None if live else subprocess.PIPE,
+            text=True,
+            timeout=90,
+            check=False,
+            env=environment,
+        )
 
     def linger(self) -> None:
         """Stay until Ctrl-C."""
         self.console.print("\n[bold]Left running; Ctrl-C ends everything. Try:[/]")
         for line in (
-            f"export D={self.folder}",
+            f"export D={self.folder} PATH={Path(sys.executable).parent}:$PATH",
             f"curl -s 127.0.0.1:{self.ports['n1']}/health | python3 -m json.tool",
             f"curl -s 127.0.0.1:{self.ports['n1']}/metrics",
             f"healthd fleet status --aggregator {self.aggregator}",
@@ -258,6 +281,10 @@ class Stage:
             while True:
                 self.check_alive()
                 time.sleep(1)
+
+
+def _lines(text: str | None) -> list[str]:
+    return (text or "").splitlines()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from checks.host import Host, HostError
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.options import common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import HealthdError, words_of
 
 # What the probes need of the interpreter that runs them, asked in one go.
@@ -57,12 +58,13 @@ def doctor(as_json: bool, **options: Any) -> int:
     Exit code 0: nothing is missing. 1: something is.
     """
     settings = load_settings(options, section="node")
-    items = list(examine(settings))
+    from healthd.cli import render
+
+    with render.busy("looking at devices, interpreter, directories and tools", quiet=as_json):
+        items = list(examine(settings))
     if as_json:
         sys.stdout.write(json.dumps([asdict(item) for item in items]) + "\n")
     else:
-        from healthd.cli import render
-
         render.print_items([(item.name, item.state, item.text, item.remedy) for item in items])
     return 1 if any(item.state == "missing" for item in items) else 0
 

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from healthd.cli.settings import Settings, common_options, load_settings
-from healthd.config import parse_duration
-from healthd.errors import BadInputError, ConfigError
-
-F = TypeVar("F", bound=Callable[..., Any])
+from healthd.cli.fleet_line import aggregator_of, done, duration_of, fleet_options, print_json, segment
+from healthd.cli.identity import forget, rekey
+from healthd.cli.options import load_settings
+from healthd.cli.settings import Settings
+from healthd.errors import ConfigError
+from healthd.model import Health
 
 PAGE = 500
 MOST_NODES = 20_000
 MOST_EVENTS = 1000
-
-
-def fleet_options(command: F) -> F:
-    """The options of every command that speaks to an aggregator."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-        click.option("--aggregator", metavar="URL", help="Where the aggregator is."),
-        common_options,
-    ):
-        command = option(command)
-    return command
 
 
 @click.group(invoke_without_command=True, short_help="The fleet as the aggregator sees it.")
@@ -39,15 +28,19 @@ def fleet(ctx: click.Context) -> None:
         ctx.invoke(status)
 
 
+fleet.add_command(rekey)
+fleet.add_command(forget)
+
+
 @fleet.command()
 @fleet_options
-@click.option("--health", help="Only nodes of this health.")
+@click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
 @click.option("--pool", help="Only nodes of this pool.")
 def status(as_json: bool = False, health: str | None = None, pool: str | None = None, **options: Any) -> int:
     """Every node on a line, the worst first."""
     settings = load_settings(options, section="gate")
     nodes: list[dict[str, Any]] = []
-    with _aggregator(settings) as aggregator:
+    with aggregator_of(settings) as aggregator:
         after: str | None = None
         while len(nodes) < MOST_NODES:
             page = aggregator.get("/v1/nodes", limit=PAGE, after=after, health=health, pool=pool)
@@ -57,7 +50,7 @@ def status(as_json: bool = False, health: str | None = None, pool: str | None = 
                 break
         summary = aggregator.get("/v1/fleet")
     if as_json:
-        _print_json({"fleet": summary, "nodes": nodes})
+        print_json({"fleet": summary, "nodes": nodes})
         return 0
     from healthd.cli import render
 
@@ -75,10 +68,10 @@ def status(as_json: bool = False, health: str | None = None, pool: str | None = 
 def show(node: str, as_json: bool, **options: Any) -> int:
     """All that is known of one node."""
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
-        record = aggregator.get(f"/v1/nodes/{_name(node)}")
+    with aggregator_of(settings) as aggregator:
+        record = aggregator.get(f"/v1/nodes/{segment(node)}")
     if as_json:
-        _print_json(record)
+        print_json(record)
         return 0
     from healthd.cli import render
 
@@ -90,15 +83,22 @@ def show(node: str, as_json: bool, **options: Any) -> int:
 @click.argument("node")
 @click.option("--reason", required=True, help="Why; shown to everyone whose job it delays.")
 @click.option("--for", "duration", metavar="T", help="How long (default: until somebody releases it).")
+@click.option("--unseen", is_flag=True, help="Also a node that has never reported: it is kept out when it comes.")
 @fleet_options
-def quarantine(node: str, reason: str, duration: str | None, as_json: bool, **options: Any) -> int:
-    """Keep a node out of admissions."""
+def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_json: bool, **options: Any) -> int:
+    """Keep a node out of admissions. A name that no node has is taken for a slip, unless it is said to be --unseen."""
+    from healthd.client import RefusedError
+
     settings = load_settings(options, section="gate")
-    seconds = _duration("--for", duration)
+    seconds = duration_of("--for", duration)
     body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": seconds}
-    with _aggregator(settings) as aggregator:
-        aggregator.call("PUT", f"/v1/nodes/{_name(node)}/quarantine", body=body)
-    _done(as_json, f"{node} is quarantined" + (f" for {duration}" if duration else "") + f": {reason}")
+    with aggregator_of(settings) as aggregator:
+        query = {"unseen": "true"} if unseen else None
+        try:
+            aggregator.call("PUT", f"/v1/nodes/{segment(node)}/quarantine", body=body, query=query)
+        except RefusedError as error:
+            raise (ConfigError(str(error)) if error.status in (400, 404) else error) from None
+    done(as_json, f"{node} is quarantined" + (f" for {duration}" if duration else "") + f": {reason}")
     return 0
 
 
@@ -108,9 +108,9 @@ def quarantine(node: str, reason: str, duration: str | None, as_json: bool, **op
 def release(node: str, as_json: bool, **options: Any) -> int:
     """End a quarantine."""
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
-        aggregator.call("DELETE", f"/v1/nodes/{_name(node)}/quarantine")
-    _done(as_json, f"{node} is released")
+    with aggregator_of(settings) as aggregator:
+        aggregator.call("DELETE", f"/v1/nodes/{segment(node)}/quarantine")
+    done(as_json, f"{node} is released")
     return 0
 
 
@@ -123,8 +123,8 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     from healthd.model import Decision
 
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
-        decision = aggregator.call("GET", f"/v1/gates/{_name(gate)}")
+    with aggregator_of(settings) as aggregator:
+        decision = aggregator.call("GET", f"/v1/gates/{segment(gate)}")
     if as_json:
         sys.stdout.write(decision.decode() + "\n")
         return 0
@@ -134,8 +134,8 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     read = wire.decode(decision, Decision, what="decision")
     render.show(console, render.decision_report(read))
     if read.policy.get("collective"):
-        with _aggregator(settings) as aggregator:
-            runs = aggregator.get(f"/v1/validations/{_name(read.id)}")
+        with aggregator_of(settings) as aggregator:
+            runs = aggregator.get(f"/v1/validations/{segment(read.id)}")
         render.show(console, render.rounds_report(runs["validations"]))
     return 0
 
@@ -157,10 +157,10 @@ def validate(
     if bool(nodes) == (pool is not None):
         raise ConfigError("say which nodes: by name, or else --pool P --count K")
     settings = load_settings(options, section="gate")
-    body = {"nodes": nodes, "pool": pool, "count": count, "wait_seconds": _duration("--wait", wait)}
+    body = {"nodes": nodes, "pool": pool, "count": count, "wait_seconds": duration_of("--wait", wait)}
     found = _validated(settings, body, quiet=as_json)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         from healthd import wire
         from healthd.cli import render
@@ -178,7 +178,7 @@ def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
     from healthd.cli.progress import Progress
     from healthd.model import Decision
 
-    with _aggregator(settings) as aggregator, Progress(quiet=quiet) as progress:
+    with aggregator_of(settings) as aggregator, Progress(quiet=quiet) as progress:
         started = aggregator.call("POST", "/v1/validations", body=body, query={"wait": "0"})
         found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
         while found["decision"]["decision"] == "hold":
@@ -193,10 +193,10 @@ def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
 def report(days: float, as_json: bool, **options: Any) -> int:
     """How right the gate was: jobs that ended well or not, held against what it had said of their nodes."""
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
+    with aggregator_of(settings) as aggregator:
         found = aggregator.get("/v1/report", days=f"{days:g}")
     if as_json:
-        _print_json(found)
+        print_json(found)
         return 0
     from healthd.cli import render
     from healthd.cli.report import report_lines
@@ -214,10 +214,10 @@ def stragglers(as_json: bool, **options: Any) -> int:
     Exit code: 0 none is confirmed, 1 some are, 2 it cannot be told.
     """
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
+    with aggregator_of(settings) as aggregator:
         found = aggregator.get("/v1/fleet/stragglers")
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         for one in (*found["confirmed"], *found["suspects"]):
             click.echo(one["message"])
@@ -231,9 +231,9 @@ def stragglers(as_json: bool, **options: Any) -> int:
 def recover(as_json: bool, **options: Any) -> int:
     """Say that the aggregator may admit again after the loss of its database."""
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
+    with aggregator_of(settings) as aggregator:
         aggregator.call("POST", "/v1/fleet/recover")
-    _done(as_json, "the aggregator admits again with what has been reported so far")
+    done(as_json, "the aggregator admits again with what has been reported so far")
     return 0
 
 
@@ -244,10 +244,10 @@ def recover(as_json: bool, **options: Any) -> int:
 def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
     """What happened on NODE lately: checks, quarantines, leases, accusations, boots, devices."""
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
-        page = aggregator.get(f"/v1/nodes/{_name(node)}/history", limit=limit)
+    with aggregator_of(settings) as aggregator:
+        page = aggregator.get(f"/v1/nodes/{segment(node)}/history", limit=limit)
     if as_json:
-        _print_json(page)
+        print_json(page)
         return 0
     from healthd.cli import render
 
@@ -266,12 +266,12 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     Exit code: 0 none is open (any more), 1 one is, 2 it cannot be told.
     """
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
+    with aggregator_of(settings) as aggregator:
         done = aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool}) if what == "reset" else b""
         left = aggregator.get("/v1/fleet/breaker")["open"]
     left = {name: one for name, one in left.items() if pool is None or name == pool}
     if as_json:
-        _print_json({"open": left})
+        print_json({"open": left})
     elif left:
         for one in left.values():
             click.echo(f"open: {one['reason']}")
@@ -282,8 +282,8 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
 
 @click.command()
 @click.argument("job")
-@click.option("--reason", help="Why; kept with the decision.")
-@click.option("--until", "duration", metavar="T", help="For how long from now, e.g. 1h.")
+@click.option("--reason", help="Why; kept with the decision. Must be given.")
+@click.option("--until", "duration", metavar="T", help="For how long from now, as 1h; 30d at most. Must be given.")
 @click.option("--clear", is_flag=True, help="Take the override back.")
 @fleet_options
 def override(job: str, reason: str | None, duration: str | None, clear: bool, as_json: bool, **options: Any) -> int:
@@ -291,46 +291,11 @@ def override(job: str, reason: str | None, duration: str | None, clear: bool, as
     if not clear and (reason is None or duration is None):
         raise ConfigError("an override needs --reason and --until: who reads of it later wants to know why")
     settings = load_settings(options, section="gate")
-    with _aggregator(settings) as aggregator:
+    with aggregator_of(settings) as aggregator:
         if clear:
-            aggregator.call("DELETE", f"/v1/overrides/{_name(job)}")
+            aggregator.call("DELETE", f"/v1/overrides/{segment(job)}")
         else:
-            body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": _duration("--until", duration)}
-            aggregator.call("PUT", f"/v1/overrides/{_name(job)}", body=body)
-    _done(as_json, f"override of {job} is taken back" if clear else f"{job} will be admitted for {duration}: {reason}")
+            body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": duration_of("--until", duration)}
+            aggregator.call("PUT", f"/v1/overrides/{segment(job)}", body=body)
+    done(as_json, f"override of {job} is taken back" if clear else f"{job} will be admitted for {duration}: {reason}")
     return 0
-
-
-def _aggregator(settings: Settings) -> Any:
-    from healthd.client import Aggregator
-
-    return Aggregator(settings.endpoint(settings.gate.aggregator))
-
-
-def _duration(option: str, text: str | None) -> float | None:
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
-
-
-def _name(text: str) -> str:
-    """A name as one segment of a path."""
-    from urllib.parse import quote
-
-    if not text or text in (".", ".."):
-        raise BadInputError(f"{text!r} is not a name")
-    return quote(text, safe="")
-
-
-def _done(as_json: bool, message: str) -> None:
-    if as_json:
-        _print_json({"ok": True, "message": message})
-    else:
-        click.echo(message)
-
-
-def _print_json(value: Any) -> None:
-    from healthd import wire
-
-    sys.stdout.write(wire.encode(value).decode() + "\n")

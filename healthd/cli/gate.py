@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,12 +13,16 @@ from typing import Any
 
 import click
 
+from healthd.cli.hook_settings import GateSettings
+from healthd.cli.options import common_options, load_settings
 from healthd.cli.outcome import outcome
-from healthd.cli.settings import GateSettings, Settings, common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import ConfigError, HealthdError, UnreachableError, words_of
 from healthd.model import Decision, GateRequest, Verdict
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
+
+_SLOTS = re.compile(r"^([^:]+):\d+$")  # a name and how many ranks it takes; an IPv6 address has more colons
 
 # A launcher that ends a hook kills it some seconds later.
 WITHDRAW_SECONDS = 2.0
@@ -45,18 +50,18 @@ WITHDRAW_SECONDS = 2.0
     "--execute", is_flag=True, default=None, help="With --join: run the ordered checks here, in this process."
 )
 @click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
-@click.option("--tier", help="What evidence is asked: passive, quick, deep.")
-@click.option("--max-age", metavar="T", help="How old evidence may be.")
+@click.option("--tier", help="What evidence is asked: passive, quick, deep (default: the aggregator's).")
+@click.option("--max-age", metavar="T", help="How old evidence may be, as 10m (default: the aggregator's).")
 @click.option(
     "--collective/--no-collective",
     default=None,
     help="Run collectives over the nodes together first (default: the aggregator's; on for more than one node).",
 )
-@click.option("--wait", metavar="T", help="How long to hold before giving up.")
+@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default: the aggregator's).")
 @click.option("--mode", help="enforce or observe (default: the aggregator's).")
 @click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
 @click.option("--on-unreachable", help="hold (default), local (this node's own verdict) or admit.")
-@click.option("--exit-style", help="plain (default), npd (node-problem-detector) or slurm (prologs).")
+@click.option("--exit-style", help="plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).")
 @click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
 def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
@@ -158,7 +163,7 @@ def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
         return NOT_ADMITTED if decision.retryable and plain else IMPOSSIBLE
     if hostfile is not None:
         try:
-            hostfile.write_text("".join(f"{node.node}\n" for node in decision.nodes), encoding="utf-8")
+            hostfile.write_text("".join(f"{node.asked or node.node}\n" for node in decision.nodes), encoding="utf-8")
         except OSError as error:
             raise UnreachableError(f"{hostfile}: cannot write the host file: {error.strerror}") from None
     return ADMITTED
@@ -252,14 +257,19 @@ def _local_verdict(settings: Settings) -> str | None:
 
 
 def _read_hostfile(file: Path | None) -> tuple[str, ...]:
-    """Names of nodes, one a line; what follows the name (slots=8) and comments are left out."""
+    """
+    Names of nodes, one a line; what follows the name (`n1 slots=8`, `n1:8`) and comments are left out.
+
+    A name that comes again is the same node once more: some schedulers write a line for each slot.
+    """
     if file is None:
         return ()
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: the host file cannot be read: {words_of(error)}") from None
-    names = tuple(line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
+    words = (line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
+    names = tuple(dict.fromkeys(_SLOTS.sub(r"\1", word) for word in words))
     if not names:
-        raise ConfigError(f"{file}: the host file names no node")
+        raise ConfigError(f"{file}: the host file names no node; write one name a line")
     return names

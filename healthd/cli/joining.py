@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import click
 
-from healthd.cli.settings import GateSettings, Settings
+from healthd.cli.hook_settings import GateSettings
+from healthd.cli.settings import Settings
 from healthd.client import Aggregator, RefusedError
 from healthd.errors import ConfigError, HealthdError, UnreachableError
 from healthd.launchers import Place, describe, find_place
@@ -214,11 +215,13 @@ def run(settings: Settings, *, as_json: bool) -> int:
     except command.Stopped as stop:
         click.echo(f"healthd: stopped by {stop}; {leave(hook)}", err=True)
         return command.NOT_ADMITTED
+    why = left_out(decision, hook.join)
+    # Who must not start is given no hosts.
+    asked = settings.gate if why is None else dataclasses.replace(settings.gate, hostfile_out=None)
     try:
-        code = command.finish(decision, settings.gate, as_json=as_json)
+        code = command.finish(decision, asked, as_json=as_json)
     except UnreachableError as error:
         raise UnreachableError(f"{error}; {leave(hook)}") from None
-    why = left_out(decision, hook.join)
     if why is not None:
         click.echo(f"healthd: {why}", err=True)
         return command.NOT_ADMITTED if settings.gate.exit_style == "plain" else command.IMPOSSIBLE

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from healthd.cli.settings import common_options, load_settings
+from healthd.cli.options import common_options, load_settings
 from healthd.errors import ConfigError
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.options import common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import ConfigError, UnreachableError
 
 TOLD, NO_SUCH_JOB, NOT_TOLD = 0, 1, 75

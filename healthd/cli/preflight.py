@@ -9,21 +9,49 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.options import common_options, load_settings
+from healthd.cli.settings import Settings
+from healthd.config import key_of
 from healthd.errors import ConfigError
+from healthd.fleet.policy import Policy
 from healthd.launchers import Place, describe, find_place
 from healthd.model import GateRequest
 
 if TYPE_CHECKING:
-    from healthd.preflight import Outcome, Task
+    from healthd.preflight import Outcome, Plain, Task
 
 JOB = "preflight"
 SECRET_CHARACTERS = 16
+# Fields of the policy that the aggregator of a preflight takes from the main node's configuration.
+POLICY = (
+    "require",
+    "admit_degraded",
+    "run_seconds",
+    "max_rounds",
+    "lease_ack_seconds",
+    "observe_seconds",
+    "collective_checks",
+    "collective_carrier",
+    "nccom_launch",
+    "collective_ports",
+    "collective_start_seconds",
+    "collective_join_seconds",
+    "collective_timeout_seconds",
+    "collective_contact_seconds",
+    "collective_grace_seconds",
+    "collective_noise_ratio",
+    "validation_seconds",
+    "most_rounds",
+    "most_partners",
+    "most_validations",
+    "topology_labels",
+)
 
 
 @click.command(
@@ -36,14 +64,14 @@ SECRET_CHARACTERS = 16
 @click.option("--job", metavar="J", help="The job's name.")
 @click.option("--attempt", type=int, metavar="A", help="Which attempt of the job this is.")
 @click.option("--min-nodes", type=int, metavar="M", help="Start with so many good nodes; the others park.")
-@click.option("--tier", help="What evidence is asked: passive, quick, deep.")
-@click.option("--max-age", metavar="T", help="How old evidence may be.")
+@click.option("--tier", help="What evidence is asked: passive, quick (default), deep.")
+@click.option("--max-age", metavar="T", help="How old evidence may be, as 10m (default 1h).")
 @click.option(
     "--collective/--no-collective",
     default=None,
     help="Run collectives over the nodes together first (default: on for more than one node).",
 )
-@click.option("--wait", metavar="T", help="How long to hold before giving up.")
+@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default 10m).")
 @click.option("--mode", help="enforce or observe.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")
@@ -187,7 +215,24 @@ def build_task(settings: Settings, place: Place, *, parent: int) -> Task:
         token=_read_secret(asked.token_file),
         parent=parent,
         main_counts=place.main_counts,
+        policy=policy_of(settings.policy),
     )
+
+
+def policy_of(policy: Policy) -> dict[str, Plain]:
+    """
+    What of `[policy]` concerns one gate's checks and validation, by its keys, as a file has it.
+
+    How long it waits and what it asks are `[preflight]`'s. What is about a standing fleet (rules, quarantines, what is
+    kept, limits on other gates) has no meaning for an aggregator that lives for one job's start.
+    """
+    found: dict[str, Plain] = {}
+    for name in POLICY:
+        value = getattr(policy, name)
+        if isinstance(value, Mapping):
+            value = {key.value: seconds for key, seconds in value.items()}
+        found[key_of(name)] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def _read_secret(file: Path | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from healthd.cli.settings import common_options, load_settings
+from healthd.cli.options import common_options, load_settings
 
 
 @click.command(short_help="Record what checks read of this machine.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
 from checks.limits import quantity
-from healthd.model import CheckResult, Decision, Health, NodeState, Reason, Verdict
+from healthd.model import AdmittedNode, CheckResult, Decision, ExcludedNode, Health, NodeState, Reason, Verdict
 
 if TYPE_CHECKING:
     from healthd.runner import CheckInfo
@@ -61,6 +62,14 @@ def err() -> Console:
     return _console(stderr=True)
 
 
+@contextlib.contextmanager
+def busy(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Say what goes on while it does, where somebody looks."""
+    console = err()
+    with contextlib.nullcontext() if quiet or not console.is_terminal else console.status(what):
+        yield
+
+
 def _console(*, stderr: bool) -> Console:
     console = Console(stderr=stderr, highlight=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=120)
@@ -96,17 +105,31 @@ def node_report(state: NodeState) -> Iterable[Table | str]:
     """What `healthd check` and `healthd fleet show` print: a line on the node, its checks, the reasons."""
     yield headline(state)
     table = table_of("check", "status", "target", "finding", wrapped=("target", "finding"))
-    for result in sorted(state.results, key=lambda r: (r.tier.rank, r.check)):
-        for row in result_rows(result):
+    ordered = sorted(state.results, key=lambda r: (r.tier.rank, r.check))
+    idle = _not_applicable(ordered)
+    folded = {check for checks in idle.values() for check in checks}
+    for result in ordered:
+        for row in result_rows(result) if result.check not in folded else ():
             table.add_row(*row)
     seen = {result.check for result in state.results}
     for spec in state.checks:
         if spec.name not in seen and spec.tier.rank == 0:
             table.add_row(spec.name, SIGNS[Status.UNKNOWN], "node", "has not run yet")
     yield table
+    for why, checks in idle.items():
+        yield f"{SIGNS[Status.SKIP]}  [dim]{escape(', '.join(checks))}: {escape(why)}[/]"
     if state.reasons:
         yield ""
         yield from reason_lines(state.reasons)
+
+
+def _not_applicable(results: Sequence[CheckResult]) -> dict[str, tuple[str, ...]]:
+    """Why -> the checks that have nothing to look at here for that reason, where they are several: one line will do."""
+    alike: dict[str, list[str]] = {}
+    for result in results:
+        if len(result.findings) == 1 and result.findings[0].status is Status.SKIP and not result.injected:
+            alike.setdefault(result.findings[0].message, []).append(result.check)
+    return {why: tuple(checks) for why, checks in alike.items() if len(checks) > 1}
 
 
 def headline(state: NodeState) -> str:
@@ -114,12 +137,17 @@ def headline(state: NodeState) -> str:
     parts = []
     if state.inventory is not None:
         inventory = state.inventory
-        parts.append(inventory.accelerator)
-        parts.append(_count(inventory.device_count, "device"))
-        parts.append(_count(inventory.core_count, "core"))
-        parts.append(quantity("memory_bytes", inventory.memory_bytes))
-    if state.allocated:
-        parts.append("in use by " + ", ".join(a.holder for a in state.allocated))
+        known = inventory.device_count is not None
+        parts.append(inventory.accelerator if known else "devices unknown")
+        if known:
+            parts.append(_count(inventory.device_count, "device"))
+            parts.append(_count(inventory.core_count, "core"))
+        if inventory.memory_bytes is not None:
+            parts.append(quantity("memory_bytes", inventory.memory_bytes))
+    holders = [one.holder for one in state.allocated if one.by != "unseen"]
+    if holders:
+        parts.append("in use by " + ", ".join(holders))
+    parts.extend(one.holder for one in state.allocated if one.by == "unseen")
     if state.quarantine is not None:
         parts.append(f"quarantined by {state.quarantine.owner}: {state.quarantine.reason}")
     if state.faults:
@@ -215,7 +243,7 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
 
 def decision_report(decision: Decision) -> Iterable[str]:
     """What `healthd gate` and `healthd fleet explain` print."""
-    names = ", ".join(node.node for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
+    names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
     included = f"{_count(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
     yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
@@ -232,7 +260,7 @@ def decision_report(decision: Decision) -> Iterable[str]:
             for r in excluded.reasons
         )
         if decision.decision is not Verdict.ADMIT and innocent:
-            unjudged.append(excluded.node)
+            unjudged.append(_called(excluded))
             continue
         worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)
         shown = [
@@ -241,12 +269,17 @@ def decision_report(decision: Decision) -> Iterable[str]:
             if SEVERITY[reason.status] == worst and (reason.node, _bare(reason)) not in told
         ]
         if shown:
-            yield f"  [dim]left out:[/] [bold]{escape(excluded.node)}[/]"
+            yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]"
             for line in reason_lines(shown, most=3):
                 yield f"    {line}"
     if unjudged and decision.reasons:
         names = ", ".join(unjudged[:8]) + (f" and {len(unjudged) - 8} more" if len(unjudged) > 8 else "")
         yield f"  [dim]no fault found or not looked at to the end: {escape(names)}[/]"
+
+
+def _called(node: AdmittedNode | ExcludedNode) -> str:
+    """Its own name, and the one by which it was asked for."""
+    return node.node if node.asked is None else f"{node.node} (asked for as {node.asked})"
 
 
 def rounds_report(validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
@@ -255,7 +288,8 @@ def rounds_report(validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | 
         history = [*run["history"], *run["done"]]
         if not history:
             continue
-        yield f"\n[dim]collectives over {len(run['members'])} nodes together (validation {escape(run['id'])})[/]"
+        yield ""
+        yield f"[dim]collectives over {len(run['members'])} nodes together (validation {escape(run['id'])})[/]"
         table = table_of("round", "nodes", "outcome", "took", "what was seen", wrapped=("nodes", "what was seen"))
         for tested in history[:MOST_TESTS]:
             seen = tested["reasons"][0]["message"] if tested["reasons"] else _bandwidths(tested)

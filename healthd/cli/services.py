@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from healthd.cli.settings import common_options, load_settings
+from healthd.cli.options import common_options, load_settings
+from healthd.errors import BadInputError, ConfigError
+from healthd.node_name import check_name
 
 
 @click.command()
@@ -39,6 +41,11 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
     for shared in ("token_file", "ca_file"):
         options[f"sync.{shared}"] = options.pop(shared)
     settings = load_settings(options, section="node")
+    if settings.node.sync.aggregators:
+        try:
+            check_name(settings.node.name)
+        except BadInputError as error:
+            raise ConfigError(f"--name: {error}") from None
     from healthd.node.daemon import run_node
 
     _log()

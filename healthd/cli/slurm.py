@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.options import common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import ConfigError, HealthdError, UnreachableError
 from healthd.model import Decision, Verdict
 from healthd.slurm import (

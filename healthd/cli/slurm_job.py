@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checks.contract import Blame, Status
-from healthd.cli.settings import GateSettings
+from healthd.cli.hook_settings import GateSettings
 from healthd.errors import ConfigError
 from healthd.launchers.slurm import expand
 from healthd.model import Decision, GateRequest
@@ -118,6 +118,6 @@ def at_fault(decision: Decision) -> tuple[tuple[str, str], ...]:
     for node in decision.excluded:
         for reason in node.reasons:
             if reason.code == "Quarantined" or (reason.status is Status.FAIL and reason.blame is Blame.NODE):
-                found.append((node.node, reason.message))
+                found.append((node.asked or node.node, reason.message))
                 break
     return tuple(found)

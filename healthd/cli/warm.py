@@ -18,7 +18,8 @@ from checks.accelerators.neuron_bundle import BundleError, export_bundle, import
 from checks.accelerators.neuron_cache import CacheKey, CompileCache, make_key
 from checks.compiling import ACCELERATORS
 from checks.contract import Scope, Status, Tier
-from healthd.cli.settings import Settings, common_options, load_settings
+from healthd.cli.options import common_options, load_settings
+from healthd.cli.settings import Settings
 from healthd.errors import ConfigError, HealthdError
 
 if TYPE_CHECKING:
@@ -69,11 +70,13 @@ async def compile_all(
     settings: Settings, tiers: Sequence[Tier], say: Callable[[str], None], *, quiet: bool
 ) -> dict[str, Any]:
     """Run every enabled check that compiles, with compilation allowed; what came of it, for JSON."""
+    from healthd.cli.check import given_away
     from healthd.node.catalogue import enabled_checks
     from healthd.runner import Plan, Runner
 
     runner = Runner(settings.runner())
     catalogue = await runner.catalogue()
+    taken = await given_away(settings)
     survey = await runner.survey()
     accelerator = survey.inventory.accelerator
     if "error" in survey.raw:
@@ -91,7 +94,8 @@ async def compile_all(
             for spec in specs
             if spec.tier.rank <= tier.rank and _compiles(catalogue[spec.name]) and spec.tier is not Tier.PASSIVE
         ]
-        for result in await _run(runner, Plan(tier=tier, checks=tuple(names), executor="warm", warm=True), quiet):
+        plan = Plan(tier=tier, checks=tuple(names), executor="warm", warm=True, taken=taken)
+        for result in await _run(runner, plan, quiet):
             name = f"{result.check} ({tier.value})"
             checks[name] = result.compile_seconds
             why = _why_cold(result)

@@ -5,7 +5,6 @@ Decisions of a gate and their sentences: pure. What was decided is `gate`'s; how
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 from checks.contract import SEVERITY, Blame, Status
@@ -41,7 +40,7 @@ def admit(
     `notes` are what people should know all the same.
     """
     chosen = tuple(name for name in gate.reserved if name in gate.granted or not gate.request.lease)
-    nodes = tuple(_admitted(name, seen.get(name)) for name in chosen)
+    nodes = tuple(_admitted(gate, name, seen.get(name)) for name in chosen)
     excluded = _excluded(gate, seen, set(chosen))
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
     observed = reason("Observed", "observe mode: enforce would have admitted too", status=Status.PASS)
@@ -103,7 +102,7 @@ def anyway(
     for name in [name for name in grants if name not in chosen]:
         grant = grants.pop(name)
         effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=f"gate {gate.id} chose other nodes"))
-    nodes = tuple(_admitted(name, seen.get(name)) for name in chosen)
+    nodes = tuple(_admitted(gate, name, seen.get(name)) for name in chosen)
     excluded = _excluded(gate, seen, set(chosen))
     decision = _decision(
         now, gate, policy, Verdict.ADMIT, tuple(why)[:MOST_REASONS], nodes, excluded, retryable=False, would=would
@@ -129,20 +128,8 @@ def answer_of(now: float, gate: Gate, policy: Policy) -> Decision:
     if gate.decision is not None:
         return gate.decision
     waiting = gate.waiting or (reason("NotYetRun", "the gate has just been asked"),)
-    nodes = tuple(AdmittedNode(node=name, evidence_age_seconds=None) for name in gate.reserved)
+    nodes = tuple(_admitted(gate, name, None) for name in gate.reserved)
     return _decision(now, gate, policy, Verdict.HOLD, waiting, nodes, (), retryable=True, would=None)
-
-
-def unknown_nodes(view: FleetView, names: Iterable[str]) -> tuple[Reason, ...]:
-    """Names that nobody ever reported, each with the nearest that somebody did."""
-    known = list(view.nodes)
-    reasons: list[Reason] = []
-    for name in sorted(names)[:MOST_REASONS]:
-        # Looking for near names costs time in a large fleet; the first few show what kind of mistake it is.
-        near = difflib.get_close_matches(name, known, n=3) if len(reasons) < 3 else []
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        reasons.append(reason("UnknownNode", f"{name}: no node of this name has ever reported{hint}", node=name))
-    return tuple(reasons)
 
 
 def headline(assessment: Assessment) -> Reason | None:
@@ -182,10 +169,11 @@ def _chosen(gate: Gate, view: FleetView, seen: Mapping[str, Assessment]) -> tupl
     return tuple(sorted(free, key=worth)[: gate.terms.wanted])
 
 
-def _admitted(name: str, seen: Assessment | None) -> AdmittedNode:
+def _admitted(gate: Gate, name: str, seen: Assessment | None) -> AdmittedNode:
+    asked = gate.asked.get(name)
     if seen is None:
-        return AdmittedNode(node=name, evidence_age_seconds=None)
-    return AdmittedNode(node=name, evidence_age_seconds=seen.age_seconds, address=seen.address)
+        return AdmittedNode(node=name, evidence_age_seconds=None, asked=asked)
+    return AdmittedNode(node=name, evidence_age_seconds=seen.age_seconds, address=seen.address, asked=asked)
 
 
 def _excluded(gate: Gate, seen: Mapping[str, Assessment], included: set[str]) -> tuple[ExcludedNode, ...]:
@@ -200,7 +188,7 @@ def _excluded(gate: Gate, seen: Mapping[str, Assessment], included: set[str]) ->
     for name in names:
         why = seen[name].reasons if name in seen else gate.failed.get(name, ())
         if name not in included and (why or name not in seen):
-            found.append(ExcludedNode(node=name, reasons=why))
+            found.append(ExcludedNode(node=name, reasons=why, asked=gate.asked.get(name)))
     return tuple(found)
 
 

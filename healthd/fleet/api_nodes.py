@@ -18,9 +18,9 @@ from healthd.fleet.auth import Caller, Scope
 from healthd.fleet.changes import PutEvent, PutKey
 from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of
 from healthd.fleet.model import LeaseState, Override
-from healthd.fleet.record import check_name
 from healthd.fleet.roster import NodeView
 from healthd.model import Health, Quarantine
+from healthd.node_name import check_name
 
 MOST_LISTED = 1000
 MOST_REASONS = 8
@@ -122,13 +122,15 @@ async def node(request: Request, node: str) -> Response:
 
 
 @router.put("/nodes/{node}/quarantine")
-async def quarantine(request: Request, node: str, caller: Admin) -> Response:
-    """Keep a node out of admissions; also one that was never heard of, so that it does not slip in."""
+async def quarantine(request: Request, node: str, caller: Admin, unseen: bool = False) -> Response:
+    """Keep a node out of admissions; with `unseen` also one that was never heard of, so that it does not slip in."""
     check_name(node)
     word = await _word(request)
     record = Quarantine(
         reason=word.reason, owner=_owner(word, caller), owner_kind="person", since=time.time(), until=_until(word)
     )
+    if not unseen:
+        _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
     await parts_of(request).engine.quarantine(node, record)
     return answer(record)
 
@@ -204,10 +206,10 @@ async def recover(request: Request, caller: Admin) -> Response:
     return answer({"recovered": await parts_of(request).engine.recover(caller.name)})
 
 
-def _known(parts: Parts, node: str) -> NodeView:
+def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists all") -> NodeView:
     view = parts.fleet.view(node)
     if view is None:
-        raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
+        raise NotFoundError(f"no node {node[:80]!r} was ever heard of{parts.fleet.near(node).rstrip('?')}{more}")
     return view
 
 

@@ -12,7 +12,7 @@ from healthd.errors import NotFoundError
 from healthd.fleet.auth import Caller, Scope
 from healthd.fleet.handling import answer, needs, parts_of
 from healthd.fleet.history import read_history
-from healthd.fleet.record import check_name
+from healthd.node_name import check_name
 
 MOST_EVENTS = 1000
 MOST_ID = 2**63 - 1

@@ -19,6 +19,7 @@ from healthd.baselines.settings import BaselineSettings
 from healthd.errors import HealthdError
 from healthd.fleet.actuators.build import make_hand
 from healthd.fleet.actuators.hand import Hand
+from healthd.fleet.actuators.metrics import ActuatorCollector
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.api import make_app
 from healthd.fleet.auth import Guard
@@ -176,6 +177,8 @@ def _build(
     )
     observer.metrics = metrics
     observer.hand = make_hand(actuator, engine, fleet)
+    if observer.hand is not None:
+        metrics.add(ActuatorCollector(observer.hand))
     return Parts(
         settings=settings,
         fleet=fleet,

@@ -105,7 +105,12 @@ def arrive(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
         execute=join.execute,
     )
     replaced = any(one.rank == join.rank for one in gate.members)
-    return dataclasses.replace(gate, members=(*gate.members, newcomer), generation=gate.generation + int(replaced))
+    return dataclasses.replace(
+        gate,
+        members=(*gate.members, newcomer),
+        gone=tuple(one for one in gate.gone if one.rank != join.rank),
+        generation=gate.generation + int(replaced),
+    )
 
 
 def leave(gate: Gate, member: str) -> Gate:
@@ -116,7 +121,15 @@ def leave(gate: Gate, member: str) -> Gate:
             gone |= {
                 m.member for m in gate.members if m.rank == one.rank and m.heard_at <= one.joined_at and m is not one
             }
-    return dataclasses.replace(gate, members=tuple(one for one in gate.members if one.member not in gone))
+    return _only(gate, [one for one in gate.members if one.member not in gone])
+
+
+def _only(gate: Gate, kept: Sequence[Member]) -> Gate:
+    """The gate with these members alone; of the others those are remembered whose rank nobody has now."""
+    there = {one.rank for one in kept}
+    lost = {one.rank: one for one in (*gate.gone, *gate.members) if one.rank not in there}
+    gone = tuple(dataclasses.replace(lost[rank], heard_at=lost[rank].joined_at) for rank in sorted(lost))
+    return dataclasses.replace(gate, members=tuple(kept), gone=gone)
 
 
 def executors(gate: Gate) -> Mapping[str, str]:
@@ -204,7 +217,7 @@ def _forget_silent(work: Work) -> None:
         return
     kept = tuple(one for one in work.gate.members if work.now - one.heard_at <= work.policy.member_seconds)
     if kept != work.gate.members:
-        work.gate = dataclasses.replace(work.gate, members=kept)
+        work.gate = _only(work.gate, kept)
 
 
 def _unheard(work: Work) -> Pending | None:
@@ -264,11 +277,16 @@ def _missing(work: Work, present: Mapping[int, Member]) -> tuple[Reason, ...]:
         return ()
     ranks = [rank for rank in range(join.size) if rank not in present]
     rest = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-    named = ", ".join(map(str, ranks[:MOST_NAMED])) + rest
+    named = ", ".join(f"{rank}{_last_seen(work.gate, rank)}" for rank in ranks[:MOST_NAMED]) + rest
     asked = deadline_of(work) - (work.gate.deadline - work.policy.join_seconds)
     late = f" within {asked:.0f} s" if work.now >= deadline_of(work) else ""
     text = f"group {join.group}: {len(present)} of {join.size} members have come; missing{late}: rank {named}"
     return (reason("MemberMissing", text),)
+
+
+def _last_seen(gate: Gate, rank: int) -> str:
+    """Where a rank that is missing was before; empty where it never came."""
+    return next((f" (its hook on {one.node} asks no more)" for one in gate.gone if one.rank == rank), "")
 
 
 def _failed(work: Work, why: tuple[Reason, ...]) -> Pending:
@@ -283,7 +301,9 @@ def _begin(work: Work, present: Mapping[int, Member]) -> None:
     gate, join = work.gate, work.gate.request.join
     assert join is not None
     late = {
-        f"rank-{rank}": (reason("MemberMissing", f"rank {rank} of group {join.group} did not come in time"),)
+        f"rank-{rank}": (
+            reason("MemberMissing", f"rank {rank} of group {join.group} did not come in time{_last_seen(gate, rank)}"),
+        )
         for rank in range(join.size)
         if rank not in present
     }

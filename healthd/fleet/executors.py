@@ -9,11 +9,11 @@ active checks, the way to the other nodes. Nobody's result is taken for the othe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from checks.contract import Tier
 from healthd.fleet.model import FleetNode
-from healthd.model import NodeState, Order
+from healthd.model import NodeState, Order, OrderReport
 
 VERSIONS = 1 << 32
 """Versions of an executor's evidence are counted above those of its daemon's."""
@@ -42,7 +42,8 @@ def joined(daemon: FleetNode, executor: FleetNode | None) -> FleetNode:
         heard_seconds=_later(daemon.heard_seconds, executor.heard_seconds),
         duplicate=daemon.duplicate,
         quarantine=daemon.quarantine,
-        orders={**daemon.orders, **executor.orders},
+        # Of a lease that both have, the daemon's word counts: it is the one that keeps it.
+        orders={**executor.orders, **daemon.orders},
         issuer=daemon.issuer,
         machine=daemon.machine,
         failing=daemon.failing,
@@ -50,18 +51,33 @@ def joined(daemon: FleetNode, executor: FleetNode | None) -> FleetNode:
 
 
 def shared(
-    orders: Iterable[Order] | None, *, executing: bool, has_daemon: bool
+    orders: Iterable[Order] | None,
+    *,
+    executing: bool,
+    has_daemon: bool,
+    own: Mapping[str, OrderReport],
+    hooks: Mapping[str, OrderReport],
 ) -> tuple[tuple[Order, ...] | None, tuple[Order, ...] | None]:
-    """Which orders the daemon gets and which the executor: work is the executor's, leases are the daemon's if any."""
+    """
+    Which orders the daemon gets and which the executor; `own` and `hooks` are what either reported last.
+
+    Work is the executor's. A lease is the daemon's, where there is one; but the executor takes it first, because only
+    then its ranks are off the devices, where the daemon would take them for somebody else's. One that the daemon has
+    spoken of stays with it: what is no longer listed ends.
+    """
     if orders is None:
         return None, None
     orders = tuple(orders)
     if not executing:
         return orders, ()
     leases = tuple(order for order in orders if order.kind == "lease")
-    if has_daemon:
-        return leases, tuple(order for order in orders if order.kind != "lease")
-    return leases, orders
+    if not has_daemon:
+        return leases, orders
+    taken = {key for key, report in hooks.items() if report.status == "accepted"}
+    return (
+        tuple(order for order in leases if order.id in own or order.id in taken),
+        tuple(order for order in orders if order.kind != "lease" or order.id in hooks or order.id not in own),
+    )
 
 
 def _state(daemon: FleetNode, executor: FleetNode, own: NodeState, hooks: NodeState) -> NodeState:
@@ -80,7 +96,11 @@ def _state(daemon: FleetNode, executor: FleetNode, own: NodeState, hooks: NodeSt
             *(result for result in hooks_now.results if result.check not in passive),
         ),
         # Processes that the daemon sees may be the executor's own workers; the executor sees those in its container.
-        allocated=(*hooks.allocated, *(one for one in own.allocated if one.by == "scheduler")),
+        # The executor's lease is the one that the daemon is about to get.
+        allocated=(
+            *(one for one in hooks.allocated if one.by != "lease"),
+            *(one for one in own.allocated if one.by == "scheduler"),
+        ),
         faults=(*own.faults, *(fault for fault in hooks.faults if fault not in own.faults)),
         running=hooks.running,
         peer_address=hooks.peer_address,

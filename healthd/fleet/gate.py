@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from healthd.fleet import answers, collecting
+from healthd.fleet import answers, asking, collecting
 from healthd.fleet.model import (
     Effect,
     FleetView,
@@ -44,6 +44,7 @@ def step(now: float, gate: Gate, view: FleetView, policy: Policy) -> tuple[Gate,
     """
     if gate.phase is Phase.DECIDED:
         return gate, ()
+    gate = asking.by_own_names(gate, view)
     override = view.overrides.get(gate.request.job)
     if override is not None and override.until > now:
         return _overridden(now, gate, view, policy)
@@ -108,7 +109,7 @@ def _impossible_as_asked(work: Work) -> tuple[Reason, ...]:
         return ()
     unheard = [name for name in request.nodes if name not in view.nodes and work.look(name).standing is Standing.OUT]
     if len(request.nodes) - len(unheard) < work.gate.terms.needed:
-        return answers.unknown_nodes(view, unheard)
+        return asking.unknown_nodes(work.gate, view, unheard)
     return ()
 
 

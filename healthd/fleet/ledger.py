@@ -45,7 +45,7 @@ from healthd.fleet.model import (
     Unreserve,
 )
 from healthd.fleet.policy import Policy
-from healthd.fleet.validation.course import orders_of
+from healthd.fleet.validation.groups import orders_of
 from healthd.model import Lease, NodeState, Order, Quarantine, RunOrder
 
 MOST_DECIDED = 2000

@@ -114,6 +114,10 @@ class FleetMetrics:
         self._registry.register(_Survey(fleet, holding, overrides, breakers, words))
         self._registry.register(_Plight(fleet, waits, recovering, store))
 
+    def add(self, collector: Collector) -> None:
+        """One more that is asked at each scrape."""
+        self._registry.register(collector)
+
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, as the `Accept` header asks: Prometheus text or OpenMetrics."""
         encode, content_type = choose_encoder(accept)

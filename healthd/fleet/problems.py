@@ -35,7 +35,9 @@ def problem_of(error: HealthdError) -> tuple[Problem, dict[str, str]]:
             headers = {"www-authenticate": 'Bearer realm="healthd"'}
     elif isinstance(error, DuplicateError):
         status, title = 409, "DuplicateNode"
-    elif isinstance(error, (ConflictError, NotExecutorError)):
+    elif isinstance(error, NotExecutorError):
+        status, title = 409, "NotExecutor"
+    elif isinstance(error, ConflictError):
         status = 409
     elif isinstance(error, NotFoundError):
         status = 404

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
-import re
 from collections.abc import Mapping
 
 from checks.contract import Status
@@ -28,14 +27,6 @@ REMEMBERED_ANSWERS = 8
 REMEMBERED_INCARNATIONS = 8
 # Reports that one sync may carry; an aggregator never has nearly as many orders open on one node.
 MAX_REPORTS = 1000
-
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-
-
-def check_name(node: str) -> None:
-    """BadInputError unless the text can be a node's name: a host name or an instance id."""
-    if not _NAME.fullmatch(node):
-        raise BadInputError(f"{node[:80]!r} cannot name a node; use letters, digits, dots and dashes (at most 253)")
 
 
 class Arrival(enum.Enum):

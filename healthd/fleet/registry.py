@@ -17,9 +17,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from healthd.errors import HealthdError
 from healthd.fleet import executors
-from healthd.fleet.record import Arrival, NodeRecord, check_name
+from healthd.fleet.naming import names_of
+from healthd.fleet.record import Arrival, NodeRecord
 from healthd.fleet.roster import FullError, Roster
 from healthd.model import LearnedLimits, Order, Quarantine, SyncAnswer, SyncRequest
+from healthd.node_name import check_name
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +137,10 @@ class Fleet(Roster):
             pool = request.state.labels.get("pool") if request.state is not None else before
             if pool != before and record.member is None:
                 self._index(record, pool)
+            if (shared := self._records.get(node)) is not None and shared.expected is not None:
+                self._share(shared)  # what each has taken decides what the other gets
+            if request.state is not None and record.member is None:
+                self._known_as.put(node, names_of(request.state))
             self._notify(node)
             if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
                 await self._hold(record, wait_seconds)
@@ -233,7 +239,11 @@ class Fleet(Roster):
     def _share(self, record: NodeRecord) -> None:
         """Tell daemon and executor what is for each; the same again changes nothing."""
         own, hooks = executors.shared(
-            record.all_orders, executing=record.expected is not None, has_daemon=record.incarnation is not None
+            record.all_orders,
+            executing=record.expected is not None,
+            has_daemon=record.incarnation is not None,
+            own=record.reports,
+            hooks={} if record.executor is None else record.executor.reports,
         )
         for one, orders in ((record, own), (record.executor, hooks)):
             if one is not None and one.orders != orders:

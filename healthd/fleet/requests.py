@@ -10,8 +10,8 @@ from healthd.fleet import answers, collecting
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import Closing, Gate, Phase, Terms
 from healthd.fleet.policy import Policy
-from healthd.fleet.record import check_name
 from healthd.model import GateRequest, Join
+from healthd.node_name import check_name
 
 LONGEST_NAME = 253
 """Of a node (DNS allows as many) or a pool."""
@@ -116,7 +116,7 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
     who = f"job {request.job} attempt {request.attempt}"
     if request.join is not None or gate.request.join is not None:
         collecting.alike(gate, request)
-    elif gate.request != request:
+    elif gate.as_asked != request:
         raise ConflictError(f"{who} was asked before with another request (gate {gate.id}); use the next attempt")
     if gate.granted and gate.decision is not None:
         ended = [name for name, grant in gate.granted.items() if not ledger.holds(grant.lease_id)]

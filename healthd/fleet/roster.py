@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from healthd.errors import HealthdError
 from healthd.fleet import executors
 from healthd.fleet.model import FleetNode
+from healthd.fleet.naming import Names
 from healthd.fleet.record import NodeRecord
 from healthd.model import Health, Order, Quarantine, Reason
 
@@ -53,6 +54,7 @@ class Roster:
         self._max_nodes = max_nodes
         self._records: dict[str, NodeRecord] = {}
         self._names: list[str] = []
+        self._known_as = Names()
         self._pools: dict[str, list[str]] = {}
         self._listeners: list[Callable[[str], None]] = []
         self._no_room_until = float("-inf")
@@ -75,6 +77,14 @@ class Roster:
     def names(self) -> Sequence[str]:
         """All known names, sorted. Not a copy: to be read at once."""
         return self._names
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """The nodes that are known by this name, their own or another; see `healthd.fleet.naming`."""
+        return self._known_as.called(name)
+
+    def near(self, name: str) -> str:
+        """What may have been meant by a name that no node has, as the end of a sentence; may be empty."""
+        return self._known_as.near(name)
 
     def pool(self, pool: str) -> Sequence[str]:
         """The names of a pool, sorted. Not a copy: to be read at once."""
@@ -143,6 +153,7 @@ class Roster:
         if record is not None:
             self._index(record, None)
             del self._names[bisect.bisect_left(self._names, name)]
+            self._known_as.drop(name)
             record.wake()
             self._notify(name)
 
@@ -159,6 +170,7 @@ class Roster:
         self._records[name] = NodeRecord(
             node=name, key_hash=key_hash, pool=record.pool, quarantine=quarantine, orders=orders
         )
+        self._known_as.put(name)
         self._notify(name)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -174,6 +186,7 @@ class Roster:
         if record is None:
             record = self._records[node] = NodeRecord(node=node)
             bisect.insort(self._names, node)
+            self._known_as.put(node)
         return record
 
     def _index(self, record: NodeRecord, pool: str | None) -> None:

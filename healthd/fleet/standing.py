@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from checks.contract import Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.evidence import aged, judge_tier
+from healthd.fleet import asking
 from healthd.fleet.model import ClaimKind, FleetNode, FleetView, Gate, Judged, RunStatus
 from healthd.fleet.policy import Policy
 from healthd.model import Allocation, Health, NodeState, Reason
@@ -171,7 +172,10 @@ def _claimed(gate: Gate, view: FleetView, found: Assessment) -> Assessment:
 
 def _unheard_of(now: float, gate: Gate, view: FleetView, policy: Policy, name: str) -> Assessment:
     until = gate.since + policy.node_grace_seconds
-    if view.settling is not None or view.recovering is not None or now < until:
+    settled = view.settling is None and view.recovering is None
+    if settled and (unclear := asking.unclear(gate, view, name)):
+        return Assessment(node=name, standing=Standing.OUT, reasons=(reason("UnknownNode", unclear, node=name),))
+    if not settled or now < until:
         text = f"{name} has never reported; waiting up to {policy.node_grace_seconds:.0f} s for it"
         wake_at = until if until > now else math.inf
         return Assessment(
@@ -197,7 +201,10 @@ def _kept_out(now: float, node: FleetNode) -> Assessment | None:
             wake_at=kept.until or math.inf,
         )
     if node.duplicate:
-        text = f"two daemons call themselves {node.node}; stop one, or let an admin decide"
+        text = (
+            f"two daemons call themselves {node.node}: stop the wrong one, then 'healthd fleet forget {node.node}'; "
+            "or 'rekey' it where its machine was replaced"
+        )
         return Assessment(
             node=node.node, standing=Standing.OUT, reasons=(reason("DuplicateNode", text, node=node.node),)
         )

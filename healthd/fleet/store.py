@@ -25,12 +25,22 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
-from healthd.errors import BadInputError, StoreError
+from healthd.errors import BadInputError, ConfigError, StoreError
 from healthd.fleet import changes as rows
 from healthd.fleet.changes import Change, Loaded, PutKey, PutMeta
-from healthd.fleet.databases import file_of, first_line, lock_file, lock_server, make_engine
+from healthd.fleet.databases import (
+    file_of,
+    first_line,
+    lock_file,
+    lock_server,
+    make_engine,
+    parse,
+    place_of,
+    remedy_of,
+    said,
+)
 from healthd.fleet.tables import META, NODES
 from healthd.fleet.writing import apply_changes
 
@@ -70,23 +80,19 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Open or make the database and bring its schema up to date. StoreError names place and remedy."""
-        try:
-            parsed = sa.make_url(url)
-            path = file_of(parsed)
-            place = (
-                f"database {path}" if path is not None else f"database {parsed.render_as_string(hide_password=True)}"
-            )
-            lock = None if path is None else lock_file(path)
-            engine = make_engine(parsed)
-        except (ArgumentError, NoSuchModuleError, ImportError) as error:
-            raise StoreError(
-                f"cannot use the database URL: {first_line(error)}; write sqlite:///PATH or postgresql+psycopg://..."
-            ) from None
-        store = cls(engine, place, lock, path)
+        """
+        Open or make the database and bring its schema up to date.
+
+        ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
+        and the remedy, and never the password.
+        """
+        parsed = parse(url)
+        path = file_of(parsed)
+        engine = make_engine(parsed)
+        store = cls(engine, place_of(parsed), None if path is None else lock_file(path), path)
         try:
             store._prepare()
-        except StoreError:
+        except (StoreError, ConfigError):
             store.close()
             raise
         store._thread.start()
@@ -256,17 +262,8 @@ class Store:
         self._connection = None
 
     def _failed(self, error: SQLAlchemyError) -> StoreError:
-        line = first_line(error)
-        remedies = {
-            "disk is full": "free some space",
-            "locked": "another program holds it; end that program",
-            "readonly": "make it writable for this user",
-            "unable to open": "make its directory writable for this user",
-            "not a database": "restore a backup, or move the file away: nodes report their leases again",
-            "malformed": "restore a backup, or move the file away: nodes report their leases again",
-        }
-        remedy = next((text for sign, text in remedies.items() if sign in line), "look at the database and its log")
-        return StoreError(f"{self._place}: {line}; {remedy}")
+        line = said(self._engine.url, error)
+        return StoreError(f"{self._place}: {line}; {remedy_of(line)[0]}")
 
     # --- at the start -------------------------------------------------------------------------------------------------
 
@@ -289,7 +286,9 @@ class Store:
                 facts = (("store_id", self.store_id), ("generation", str(self.generation)))
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts])
         except SQLAlchemyError as error:
-            raise self._failed(error) from None
+            failed = self._failed(error)
+            misconfigured = remedy_of(said(self._engine.url, error))[1]
+            raise (ConfigError(str(failed)) if misconfigured else failed) from None
         self._inode = _inode(self._path)
 
     def _migrate(self, connection: sa.Connection) -> None:

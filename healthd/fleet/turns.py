@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from healthd.errors import HealthdError, StoreError
-from healthd.fleet import changes, collecting, requests
+from healthd.fleet import asking, changes, collecting, requests
 from healthd.fleet.changes import PutRecord
 from healthd.fleet.gate import step
 from healthd.fleet.ledger import Batch, Ledger
@@ -243,7 +243,7 @@ class Turns:
         concerned = {gate.id for gate in self._ledger.gates.values() if gate.id not in self._due}
         changed = heard | batch.freed
         for gate in self._ledger.gates.values():
-            if not changed.isdisjoint((*gate.request.nodes, *gate.held)):
+            if not changed.isdisjoint((*gate.request.nodes, *gate.held)) or asking.found(gate, self._registry, heard):
                 concerned.add(gate.id)
         if batch.freed:
             concerned |= self._waiting()
@@ -258,6 +258,7 @@ class Turns:
             recovering=self._reports.recovering(now),
             settling=self._reports.settling(now),
             judge=self._judge,
+            called=self._registry.called,
             doubted=lambda name: self._rules.doubted(name) or any(one.node == name for one in batch.accused),
         )
         self._set_executors()

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from checks.contract import Blame, Status
-from healthd.fleet.model import Accuse, Phase, Reserve, StartGroups, Unreserve
+from healthd.fleet.model import Accuse, Phase, Reserve, RevokeLease, StartGroups, Unreserve
 from healthd.fleet.standing import Standing, reason
 from healthd.fleet.taking import Work, deadline_of, give_back, take
 from healthd.fleet.validation.course import advance, begin
@@ -56,7 +56,7 @@ def validate(work: Work) -> Proof:
         if validation is not None and validation.verdict is None:
             proof = _under_way(work, validation)
         else:
-            proof = _proved(work) or _begin_another(work)
+            proof = _proved(work) or _taken_back(work) or _begin_another(work)
         if proof is not None:
             return proof
     raise AssertionError("each turn of the loop ends a validation, and their number is bounded")
@@ -107,6 +107,25 @@ def _conclude(work: Work, validation: Validation) -> Proof | None:
         waiting = found.reasons or (reason("NotYetRun", "other nodes take the place of those that failed"),)
         return Proof(waiting=waiting, wake_at=work.now + AT_ONCE_SECONDS)
     return None
+
+
+def _taken_back(work: Work) -> Proof | None:
+    """
+    Somebody was lost after leases were granted: those of the others end first; None once no node has one.
+
+    Under a lease a node runs nothing, and the next one is stored only when its ranks are off the devices again.
+    """
+    why = "a node was lost before the job could start; the others run together once more"
+    for name, grant in work.gate.granted.items():
+        work.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
+    if work.gate.granted:
+        work.gate = dataclasses.replace(work.gate, granted={})
+    states = {name: _state(work, name) for name in work.gate.reserved}
+    holding = [n for n, state in states.items() if state and any(le.gate == work.gate.id for le in state.leases)]
+    if not holding:
+        return None
+    text = f"{', '.join(holding[:8])}: the lease is taken back, because {why}"
+    return Proof(waiting=(reason("NotYetRun", text),))
 
 
 def _begin_another(work: Work) -> Proof | None:

@@ -31,6 +31,7 @@ def digest_of(state: NodeState) -> str:
         "running": state.running,
         "address": state.address,
         "peer_address": state.peer_address,
+        "hostname": state.hostname,
     }
     return hashlib.sha256(wire.encode(decisive)).hexdigest()
 

@@ -83,8 +83,8 @@ class AllocationSettings:
     """How the job schedulers of the host are asked for what they have given away."""
 
     read: bool = True
-    """Whether they are asked at all. An executor inside of a job does not: the allocation that it would see is its
-    own job's."""
+    """Whether they are asked at all. A hook that a scheduler has started does not: the allocation that it would see is
+    its own job's. One that was started by hand or over ssh does."""
 
     kubelet_socket: Path | None = None
     """Unix socket of the kubelet's pod resources; None: /var/lib/kubelet/pod-resources/kubelet.sock of the host."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ class NodeBook:
         self.boot_id = boot_id
         self.version = 0
         self.address: str | None = settings.address
+        self.hostname = _hostname(settings.host_root)
         self._peer_address: str | None = None
         self.started_at = clock.boot()
         self._listeners: list[Callable[[], None]] = []
@@ -285,6 +287,7 @@ class NodeBook:
             boot_id=self.boot_id,
             labels=self.settings.labels,
             instance_type=survey.instance_type if survey else None,
+            hostname=self.hostname,
             carriers=("torch", "nccom") if self.settings.nccom_carried else ("torch",),
             inventory=survey.inventory if survey else None,
             versions=survey.versions if survey else {},
@@ -354,3 +357,14 @@ class NodeBook:
             self._save_complaint = complaint
         else:
             self._save_complaint = ""
+
+
+def _hostname(host_root: Path | None) -> str | None:
+    """What the machine calls itself; None where it cannot be told."""
+    if host_root is None:
+        return socket.gethostname() or None
+    try:
+        with (host_root / "etc/hostname").open(encoding="utf-8") as file:
+            return file.readline(256).strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None

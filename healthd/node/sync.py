@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from healthd import wire
-from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError
+from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
 from healthd.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
 from healthd.node.digest import digest_of
@@ -32,6 +32,8 @@ from healthd.node.state import NodeBook
 log = logging.getLogger(__name__)
 
 ANSWER_BYTES = 2 << 20
+# The title of the problem by which an aggregator tells an executor that no open gate has it.
+NOT_EXECUTOR = "NotExecutor"
 CONNECT_SECONDS = 5.0
 # Beyond the wait that was asked for: the way there and back, and a busy aggregator.
 SLACK_SECONDS = 10.0
@@ -41,6 +43,10 @@ FIRST_PAUSE_SECONDS = 0.5
 # An aggregator that never holds an answer must not make us ask as fast as we can.
 HASTY_SECONDS = 0.5
 HASTY_ANSWERS = 8
+
+
+class NotWantedError(UnreachableError):
+    """No open gate has this executor yet, or any more: the way of things before a gate and after its answer."""
 
 
 class Line:
@@ -149,7 +155,7 @@ class Line:
                 await self._exchange(0.0)
             except UnreachableError as error:
                 self._url = None
-                self._complain(str(error))
+                self._complain(error)
             else:
                 log.info("aggregator %s answers", url)
                 self._complaint = ""
@@ -157,7 +163,7 @@ class Line:
         return False
 
     async def _disconnect(self, error: UnreachableError) -> None:
-        self._complain(str(error))
+        self._complain(error)
         self._url = None
         await self._close()
 
@@ -166,10 +172,11 @@ class Line:
         if http is not None:
             await http.aclose()
 
-    def _complain(self, complaint: str) -> None:
+    def _complain(self, error: UnreachableError) -> None:
         """Once for each new complaint: an aggregator that is away for an hour is one line."""
+        complaint = str(error)
         if complaint != self._complaint:
-            log.warning("%s", complaint)
+            log.log(logging.INFO if isinstance(error, NotWantedError) else logging.WARNING, "%s", complaint)
         self._complaint = complaint
 
     # --- one exchange -------------------------------------------------------------------------------------------------
@@ -254,12 +261,13 @@ class Line:
                 body = await _bounded(response)
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             # RuntimeError: the other loop has closed the client under us.
-            text = str(error) or type(error).__name__
-            raise UnreachableError(f"aggregator {url} cannot be reached: {text}") from None
+            raise UnreachableError(f"aggregator {url} cannot be reached: {connection_words(error)}") from None
         except HealthdError as error:
             raise UnreachableError(f"aggregator {url}: {error}") from None
         if response.status_code != 200:
-            raise UnreachableError(f"aggregator {url} refuses: {_detail(response.status_code, body)}")
+            unwanted = response.status_code == 409 and _problem(body).get("title") == NOT_EXECUTOR
+            kind = NotWantedError if unwanted else UnreachableError
+            raise kind(f"aggregator {url} refuses: {_detail(response.status_code, body)}")
         try:
             return wire.decode(body, SyncAnswer, what="its answer")
         except BadInputError as error:
@@ -287,12 +295,18 @@ async def _bounded(response: httpx.Response) -> bytes:
     return b"".join(chunks)
 
 
+def _problem(body: bytes) -> dict[str, Any]:
+    """The problem document of a refusal; empty where there is none."""
+    try:
+        problem: dict[str, Any] = wire.decode(body[:65536], dict, what="problem")
+    except BadInputError:
+        return {}
+    return problem
+
+
 def _detail(status: int, body: bytes) -> str:
     """What the problem document says, in one line, else the status alone."""
-    try:
-        problem: Any = wire.decode(body[:65536], dict, what="problem")
-    except BadInputError:
-        return f"HTTP {status}"
+    problem = _problem(body)
     detail = " ".join(str(problem.get("detail") or problem.get("title") or "").split())
     return f"HTTP {status}: {detail[:300]}" if detail else f"HTTP {status}"
 

@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Longest sleep: timers count CLOCK_MONOTONIC, which stands still while the machine sleeps.
+LONGEST_SLEEP_SECONDS = 60.0
+
 
 class TaskDiedError(HealthdError):
     """A task that was to run for as long as the daemon ended."""

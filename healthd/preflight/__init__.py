@@ -10,9 +10,13 @@ knows only itself and the number of its peers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from healthd.model import Decision, GateRequest
+
+Plain = str | bool | int | float | list[str] | list[int] | dict[str, float]
+"""What a setting of the gate's aggregator can be."""
 
 NOT_ADMITTED, IMPOSSIBLE = 75, 1
 
@@ -25,7 +29,8 @@ class Task:
     `port` is the aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to
     confirm the start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds`
     how long the main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of
-    rank 0 for the job's, so that nothing may start without it.
+    rank 0 for the job's, so that nothing may start without it. `policy` is what the gate's aggregator goes by, by keys
+    of `[policy]`; what is not named is as always.
     """
 
     rank: int
@@ -42,6 +47,7 @@ class Task:
     token: str | None
     parent: int
     main_counts: bool = False
+    policy: Mapping[str, Plain] = field(default_factory=dict)
 
     @property
     def node(self) -> str:

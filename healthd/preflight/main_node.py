@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from healthd.errors import HealthdError
-from healthd.preflight import Task
+from healthd.preflight import Plain, Task
 
 # Nodes of a preflight ask this often and count as silent after this long: a node that died must not be waited for.
 ASK_SECONDS = 5.0
@@ -61,7 +61,7 @@ async def main_node(task: Task, folder: Path) -> AsyncIterator[MainNode | None]:
         yield None
         return
     settings = folder / "aggregator.toml"
-    _write_private(settings, _settings(task, folder))
+    _write_private(settings, settings_of(task, folder))
     # It reads this file and nothing else: variables and files of this host are about other aggregators.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
     command = [sys.executable, "-m", "healthd", "aggregator", "--config", str(settings)]
@@ -80,9 +80,9 @@ async def main_node(task: Task, folder: Path) -> AsyncIterator[MainNode | None]:
         await running.stop()
 
 
-def _settings(task: Task, folder: Path) -> str:
+def settings_of(task: Task, folder: Path) -> str:
     """TOML: in memory, with no fleet to recover, waiting for nodes as long as the gate does."""
-    aggregator: dict[str, str | bool | int] = {
+    aggregator: dict[str, Plain] = {
         "listen": f"{_any_address(task.main)}:{task.port}",
         "database": "sqlite://",
         "state_dir": str(folder),
@@ -96,18 +96,25 @@ def _settings(task: Task, folder: Path) -> str:
         _write_private(tokens, f'[[token]]\nname = "preflight"\nscopes = ["sync", "gate"]\nsha256 = "{digest}"\n')
         aggregator["token_file"] = str(tokens)
     # What lives for one job's start has nothing to remember, and nobody could release what it latched.
-    policy: dict[str, str | bool | int] = {
+    policy: dict[str, Plain] = {
+        **task.policy,
         "rules": False,
         "recovery": "0s",
         "node_grace": f"{task.wait_seconds}s",
         "silent": f"{SILENT_SECONDS}s",
     }
-    tables: dict[str, Mapping[str, str | bool | int]] = {"aggregator": aggregator, "policy": policy}
-    # A JSON string, number or truth is one of TOML too.
+    tables: dict[str, Mapping[str, Plain]] = {"aggregator": aggregator, "policy": policy}
     return "".join(
-        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
         for name, table in tables.items()
     )
+
+
+def _toml(value: Plain) -> str:
+    """A JSON string, number, truth or list is one of TOML too; a table is not."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {json.dumps(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -16,7 +16,8 @@ from checks.contract import Check, Evidence, Previous, Scope, Tier
 from checks.faults import COUNTING_CHECK, Fault, without_missing
 from healthd.errors import ConfigError
 from healthd.model import CheckResult, DeviceRecord, Inventory
-from healthd.runner.execution import Execution, Request
+from healthd.runner.account import Request
+from healthd.runner.execution import Execution
 from healthd.runner.lane import Job, Lane
 from healthd.runner.outcome import Outcome
 from healthd.runner.session import Session

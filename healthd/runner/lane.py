@@ -171,6 +171,10 @@ class Lane:
         message = str(event.get("message"))
         if event.get("type") == "DeviceMissingError":
             return self._lost("MissingDevice", message), True
+        if event.get("type") == "ModuleNotFoundError":
+            # The commonest mistake of a first day, and no second try heals it.
+            text = f"{self._workers.python}: {message}; name the interpreter that has it (python of [probe])"
+            return self._lost("StartFailed", f"{text}, or install it there: 'healthd doctor' says how"), True
         if event.get("reason") == "ColdCache":
             return self._lost("ColdCache", message), True
         return self._lost("StartFailed", f"{event.get('type')}: {message}", child.last_words()), False

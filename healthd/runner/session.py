@@ -22,12 +22,12 @@ from checks.contract import Scope
 from checks.faults import Fault
 from healthd.errors import HealthdError
 from healthd.model import CollectiveOrder, RankReport
-from healthd.runner.execution import busy_by
 from healthd.runner.lane import Job, Lane
 from healthd.runner.lock import DeviceLock, LockBusyError, read_leased
 from healthd.runner.outcome import Outcome
 from healthd.runner.ranks import OnReport, Ranks, Round
 from healthd.runner.settings import CheckInfo, OnProgress, RunProgress, Survey
+from healthd.runner.taking import busy_by
 from healthd.runner.warm import group_over_nodes
 from healthd.runner.workers import Workers
 

@@ -26,6 +26,9 @@ class Plan:
     """Of the whole run: what has not ended then is unknown (`Timeout`). None leaves it to the checks' own limits."""
     warm: bool = False
     """Only to compile: device checks run on the first device alone, and what is not compiled yet is compiled."""
+    taken: str | None = None
+    """Why the devices are a job's although nobody holds them yet, as the host's scheduler says; refuses all that would
+    use them. None: nobody says so."""
     localize: bool = False
     """Where a collective fails and no rank shows itself, let smaller groups of ranks tell who it is; from the deep tier
     on that is done anyway."""

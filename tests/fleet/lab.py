@@ -9,7 +9,7 @@ from typing import Any
 from healthd.fleet.gate import step
 from healthd.fleet.model import Accuse, Claim, ClaimKind, Effect, FleetNode, Gate, Reserve, Unreserve, WakeAt
 from healthd.fleet.policy import Policy
-from healthd.fleet.validation.course import orders_of
+from healthd.fleet.validation.groups import orders_of
 from healthd.model import RANK_READY, CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
 from tests.fleet.world import NOW, gate, lease, node, state, view
 

@@ -20,6 +20,7 @@ from healthd.fleet.actuators.build import make_actuator, sight
 from healthd.fleet.actuators.desired import Rejected, Sight, Suspect, culprits, desired
 from healthd.fleet.actuators.hand import Hand
 from healthd.fleet.actuators.kubernetes import KubernetesActuator
+from healthd.fleet.actuators.metrics import ActuatorCollector
 from healthd.fleet.actuators.model import ActuatorError, Done, Outcome, Removal, Why
 from healthd.fleet.actuators.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.fleet.standing import reason
@@ -277,6 +278,59 @@ def test_quarantine_takes_a_node_out_and_its_end_gives_it_back() -> None:
 
     asyncio.run(play())
     assert [(name, kind) for name, kind, _ in scene.history] == [("n1", "taken out of the way"), ("n1", "given back")]
+
+
+def counted(scene: Scene) -> dict[tuple[str, str], float]:
+    """What a scrape shows, by name and call."""
+    found = {}
+    for family in ActuatorCollector(scene.hand).collect():
+        for sample in family.samples:
+            assert sample.labels["kind"] == "scheduler"
+            found[sample.name.removeprefix("healthd_actuator_"), sample.labels.get("call", "")] = sample.value
+    return found
+
+
+def test_what_the_hand_does_and_what_fails_is_counted_and_a_lasting_failure_shows() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        assert set(counted(scene).values()) == {0}, "every series is there from the start"
+        scheduler.refuses.add("n2")
+        scene.quarantine("n1", "n2")
+        await scene.hand.turn()
+        found = counted(scene)
+        assert (found["calls_total", "list"], found["calls_total", "remove"], found["calls_total", "restore"]) == (
+            1,
+            2,
+            0,
+        )
+        assert (found["failures_total", "remove"], found["nodes_out", ""], found["nodes_overdue", ""]) == (1, 1, 1)
+        scene.suspects.pop("n2")
+        await scene.hand.turn()
+        assert counted(scene)["nodes_overdue", ""] == 0, "nobody wants it out any more"
+        scene.suspects.clear()
+        await scene.hand.turn()
+        found = counted(scene)
+        assert (found["calls_total", "restore"], found["nodes_out", ""]) == (1, 0)
+
+    asyncio.run(play())
+
+
+def test_a_scheduler_that_cannot_even_be_listed_shows_until_it_can() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        scheduler.away = "connection refused"
+        with pytest.raises(ActuatorError):
+            await scene.hand.turn()
+        assert (counted(scene)["failures_total", "list"], counted(scene)["nodes_overdue", ""]) == (1, 1)
+        scheduler.away = None
+        await scene.hand.turn()
+        assert counted(scene)["nodes_overdue", ""] == 0
+
+    asyncio.run(play())
 
 
 def test_marks_from_before_a_restart_are_found_and_undone() -> None:

@@ -204,7 +204,7 @@ def test_a_web_page_of_another_site_changes_nothing_where_no_token_is_asked_for(
                 assert refused.status_code == 403, headers
                 read = await client.get("/v1/fleet", headers=headers)
                 assert read.status_code == 200
-            assert (await client.put("/v1/nodes/n1/quarantine", json=body)).status_code < 300
+            assert (await client.put("/v1/nodes/n1/quarantine?unseen=true", json=body)).status_code < 300
 
     asyncio.run(main())
 
@@ -283,6 +283,7 @@ MANY_NODES = json.dumps({"job": "j", "nodes": [f"n{number}" for number in range(
         ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"a\\nb"}', 400, "one line"),
         ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"x","for_seconds":-1}', 400, "passed already"),
         ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"x","for_seconds":1,"until":9e9}', 400, "either"),
+        ("PUT", "/v1/nodes/a/quarantine", b'{"reason":"x"}', 404, "--unseen"),
         ("DELETE", "/v1/nodes/a/quarantine", None, 404, "no node 'a'"),
         ("PUT", "/v1/overrides/j", b'{"reason":"x"}', 400, "within 30 days"),
         ("PUT", "/v1/overrides/j", b'{"reason":"x","for_seconds":1e9}', 400, "within 30 days"),

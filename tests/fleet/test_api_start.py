@@ -21,6 +21,7 @@ from healthd.fleet.app import aggregator
 from healthd.fleet.auth import Scope, new_token
 from healthd.fleet.policy import Policy
 from healthd.fleet.settings import AggregatorSettings
+from tests.healthd.cli_kit import healthd
 
 SCRIPT = """
 import asyncio, sys
@@ -91,6 +92,17 @@ def fails(settings: AggregatorSettings) -> str:
         asyncio.run(run())
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("nonsense", 2), ("mysql://u:hunter2@db/x", 2), ("postgresql+psycopg://u:hunter2@127.0.0.1:1/x", 1)],
+)
+def test_a_wrong_database_is_bad_input_and_one_that_is_away_is_not(tmp_path: Path, url: str, code: int) -> None:
+    said = healthd(tmp_path, "aggregator", "--listen", "127.0.0.1:0", "--database", url)
+    assert said.code == code, said.err
+    assert "database" in said.err.splitlines()[-1]
+    assert "hunter2" not in said.err
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from healthd.fleet.model import FleetNode
-from healthd.fleet.validation.course import advance, begin, orders_of
+from healthd.fleet.validation.course import advance, begin
+from healthd.fleet.validation.groups import orders_of
 from healthd.fleet.validation.model import Group, Validation
 from healthd.localize import Outcome
 from healthd.model import RANK_READY, OrderReport, RankReport

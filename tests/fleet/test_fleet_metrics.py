@@ -9,12 +9,12 @@ import subprocess
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from checks.contract import Blame, Status
+from checks.contract import Blame, Status, Tier
 from checks.reasons import action_of
 from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.model import Gate, OrderedRun, Phase, Terms
 from healthd.fleet.registry import Fleet
-from healthd.model import Decision, ExcludedNode, GateRequest, Mode, Quarantine, Reason, Tier, Verdict
+from healthd.model import Decision, ExcludedNode, GateRequest, Mode, Quarantine, Reason, Verdict
 from tests.fleet.parts import Clock, Node, fleet, state
 
 CONTRACT = {

@@ -14,7 +14,8 @@ from checks.contract import Finding, Measurement, Status
 from healthd import wire
 from healthd.fleet.model import FleetNode
 from healthd.fleet.policy import Policy
-from healthd.fleet.validation.course import Step, advance, begin, orders_of
+from healthd.fleet.validation.course import Step, advance, begin
+from healthd.fleet.validation.groups import orders_of
 from healthd.fleet.validation.model import Validation
 from healthd.localize import Outcome
 from healthd.model import DeviceRecord, Inventory, Launch, LaunchOrder, NccomGroup, Order, OrderReport

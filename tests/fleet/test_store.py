@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from healthd.errors import StoreError
+from healthd.errors import ConfigError, HealthdError, StoreError
 from healthd.fleet import changes
 from healthd.fleet.answers import close
 from healthd.fleet.changes import (
@@ -66,6 +66,19 @@ def wait_until_ready(url: str) -> None:
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
+
+
+def wait_until_refused(url: str) -> None:
+    """Until the server has read its rules anew."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            engine.connect().close()
+        except sa.exc.OperationalError:
+            return
+        time.sleep(0.02)
+    pytest.fail("the server lets a wrong password in")
 
 
 @pytest.fixture(scope="session")
@@ -293,13 +306,83 @@ def test_a_damaged_database_is_noticed_at_the_start(tmp_path: Path) -> None:
         Store.open(f"sqlite:///{path}")
 
 
-def test_a_directory_that_is_missing_and_a_url_that_is_none_say_what_to_do(tmp_path: Path) -> None:
+def test_a_directory_that_is_missing_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="make its directory exist and be writable"):
         Store.open(f"sqlite:///{tmp_path}/missing/aggregator.db")
-    with pytest.raises(StoreError, match="write sqlite:///PATH"):
-        Store.open("my database")
-    with pytest.raises(StoreError, match="look at the database"):
-        Store.open("postgresql+psycopg://healthd@127.0.0.1:1/nothing?connect_timeout=2")
+
+
+def line_of(url: str, kind: type[HealthdError]) -> str:
+    """The one line of an opening that fails, which must not have the password in it."""
+    with pytest.raises(kind) as caught:
+        Store.open(url)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "hunter2" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("my database", "not the URL of a database"),
+        ("hunter2", "write sqlite:///PATH"),
+        ("sqlite:/relative.db", "not the URL of a database"),
+        ("sqlite://folder/aggregator.db", "a file has no host"),
+        ("mysql://u:hunter2@db/healthd", "mysql is none of the databases"),
+        ("https://u:hunter2@db/healthd", "https is none of the databases"),
+        ("postgresql+psycopg://u:hunter2@db:port/healthd", "is its port a number?"),
+        ("postgresql+psycopg://u:hunter2@db:99999/healthd", "port 99999 is none"),
+        ("postgresql+psycopg://u:x@hunter2@db/healthd", "write it as %40"),
+        ("postgresql+nodriver://u:hunter2@db/healthd", "install healthd[postgresql]"),
+        ("postgresql+pg8000://u:hunter2@db/healthd", "needs pg8000, which is not installed"),
+        ("sqlite+pysqlcipher://:hunter2@/x.db", "sqlite+pysqlcipher needs"),
+        ("postgresql+psycopg://u:hunter2@127.0.0.1:1/healthd?hosst=x", "correct what follows the ?"),
+    ],
+)
+def test_a_url_that_cannot_be_right_is_a_fault_of_the_configuration(url: str, text: str) -> None:
+    line = line_of(url, ConfigError)
+    assert text in line
+    assert "database" in line
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("postgresql+psycopg://u:hunter2@127.0.0.1:1/healthd", "Connection refused; start the server"),
+        ("postgresql+psycopg://u@127.0.0.1:1/healthd?password=hunter2", "Connection refused; start the server"),
+        ("postgresql+psycopg://u:hunter2@no-such-host.invalid/healthd", "correct the host"),
+        ("postgresql+psycopg:///healthd?host=/nowhere", "start the server, or name its host"),
+    ],
+)
+def test_a_server_that_is_away_is_told_with_its_place(url: str, text: str) -> None:
+    line = line_of(url, StoreError)
+    assert text in line
+    assert line.startswith("database postgresql+psycopg://")
+
+
+def test_wrong_passwords_and_names_are_faults_of_the_configuration(postgres: str) -> None:
+    server = sa.make_url(postgres)
+    engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        rules = Path(connection.exec_driver_sql("SHOW hba_file").scalar_one())
+        before = rules.read_text()
+        rules.write_text(f"host all locked 127.0.0.1/32 scram-sha-256\n{before}")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        try:
+            locked = server.set(username="locked", password="hunter2").render_as_string(hide_password=False)
+            wait_until_refused(locked)
+            line = line_of(locked, ConfigError)
+            assert "password authentication failed" in line
+            assert "correct user and password" in line
+            assert "put the password into" in line_of(locked.replace(":hunter2", ""), ConfigError)
+            nowhere = server.set(database="nowhere").render_as_string(hide_password=False)
+            assert "create it, or correct" in line_of(nowhere, ConfigError)
+        finally:
+            rules.write_text(before)
+            connection.exec_driver_sql("DROP ROLE locked")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+    engine.dispose()
 
 
 def test_a_database_locked_by_another_program_fails_and_recovers(tmp_path: Path) -> None:

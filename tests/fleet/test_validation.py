@@ -9,7 +9,7 @@ import pytest
 
 from checks.contract import Blame, Status
 from healthd import wire
-from healthd.fleet.model import Accuse, FleetNode, Gate, Phase
+from healthd.fleet.model import Accuse, FleetNode, Gate, Phase, RevokeLease
 from healthd.localize import Outcome
 from healthd.model import Decision, Verdict
 from tests.fleet.lab import POLICY, Lab
@@ -255,3 +255,30 @@ def test_a_request_without_a_lease_only_answers() -> None:
     assert included(decision) == list(FOUR)
     assert lab.last.granted == {}
     assert not lab.claims
+
+
+class Losing(Lab):
+    """Nodes that are `lost` were not heard for long."""
+
+    lost: tuple[str, ...] = ()
+
+    def _node(self, name: str, current: Gate) -> FleetNode:
+        found = super()._node(name, current)
+        return dataclasses.replace(found, heard_seconds=1e3) if name in self.lost else found
+
+
+def test_nodes_that_remain_when_one_is_lost_under_its_lease_run_together_again_without_leases() -> None:
+    lab = Losing(FOUR)
+    current = lab.ask(nodes=FOUR, min_nodes=3)
+    while len(current.granted) < len(FOUR):
+        current = lab.step(current)
+    first = {grant.lease_id for grant in current.granted.values()}
+    lab.lost = ("n2",)
+    after = lab.step(current)
+    assert after.granted == {}, "under a lease a node runs nothing"
+    assert {effect.node for effect in lab.effects if isinstance(effect, RevokeLease)} == set(FOUR)
+    decision = lab.decide(after)
+    assert decision.decision is Verdict.ADMIT
+    assert included(decision) == ["n1", "n3", "n4"]
+    assert lab.groups == [FOUR, ("n1", "n3", "n4")]
+    assert first.isdisjoint(grant.lease_id for grant in lab.last.granted.values())

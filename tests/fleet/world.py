@@ -234,6 +234,11 @@ class World:
     def names(self) -> Sequence[str]:
         return sorted(self.daemons)
 
+    def called(self, name: str) -> Sequence[str]:
+        if name in self.daemons:
+            return (name,)
+        return sorted(own for own, daemon in self.daemons.items() if name in daemon.state.aliases)
+
     def pool(self, pool: str) -> Sequence[str]:
         return sorted(name for name, where in self.pools.items() if where == pool)
 

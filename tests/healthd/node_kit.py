@@ -260,7 +260,7 @@ class World:
     async def passed(self, seconds: float) -> None:
         """Time goes by, and everybody notices."""
         self.time.move(seconds)
-        self.scheduler._passive_wake.set()
+        self.scheduler._passive.wake.set()
         self.scheduler._active_wake.set()
         await quiet()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from healthd.node.allocations import slurm
 from healthd.node.allocations.processes import read_processes
 from healthd.node.allocations.record import Reading
 from tests.healthd.allocation_kit import process, slurm_config
+from tests.slurm.slurm_kit import Slurm, missing, until
 
 
 def read(root: Path) -> Reading:
@@ -101,7 +100,7 @@ def test_prolog_that_cannot_be_read_is_blindness(tmp_path: Path) -> None:
 )
 def test_empty_list_is_an_answer_only_where_every_job_shows(tmp_path: Path, text: str, whole: bool) -> None:
     process(tmp_path, 10, "slurmd")
-    slurm_config(tmp_path, f"ClusterName=c\n{text}\n")
+    slurm_config(tmp_path, f"WatchedName=c\n{text}\n")
     assert (read(tmp_path).blind == "") is whole
 
 
@@ -128,78 +127,21 @@ def test_any_slurmstepd_is_a_job_or_known_to_be_none(arguments: list[str], varia
 
 # --- the real one -------------------------------------------------------------------------------------------------
 
-CONFIG = """
-ClusterName=t
-SlurmctldHost=localhost
-SlurmctldPort={ports[0]}
-AuthType=auth/none
-CredType=cred/none
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmdPidFile={folder}/%n.pid
-SlurmctldPidFile={folder}/controller.pid
-SlurmdLogFile={folder}/%n.log
-SlurmctldLogFile={folder}/controller.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SchedulerType=sched/builtin
-SelectType=select/linear
-MpiDefault=none
-Prolog={folder}/prolog.sh
-PrologFlags=Contain
-KillWait=1
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 State=UNKNOWN
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 State=UNKNOWN
-PartitionName=p Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
-"""
 PROLOG = "#!/bin/sh\nwhile [ ! -e {folder}/go ]; do sleep 0.05; done\n"
 
 
-def missing() -> str:
-    tools = [tool for tool in ("slurmd", "slurmctld", "sbatch", "sinfo") if shutil.which(tool) is None]
-    if tools:
-        return f"no Slurm here ({tools[0]}); on Debian: apt-get install slurmd slurmctld slurm-client"
-    return "" if os.geteuid() == 0 else "slurmd needs root"
+class Watched(Slurm):
+    """Two nodes, in a folder that is the machine of our reader. A job's prolog ends once there is a file `go`."""
 
-
-class Cluster:
-    """One controller and two slurmd of this machine, in a folder that is the machine of our reader."""
-
-    def __init__(self, folder: Path, ports: list[int]) -> None:
-        self.folder = folder
-        self.config = folder / "slurm.conf"
-        self.config.write_text(CONFIG.format(folder=folder, ports=ports))
+    def __init__(self, folder: Path) -> None:
         (folder / "prolog.sh").write_text(PROLOG.format(folder=folder))
         (folder / "prolog.sh").chmod(0o755)
-        for name in ("state", "spool-n1", "spool-n2"):
-            (folder / name).mkdir()
-        # By another name, so that no other healthd of this machine takes it for the machine's own Slurm.
-        self.slurmd = folder / "slurmd-of-test"
-        shutil.copy(shutil.which("slurmd") or "", self.slurmd)
-        self.daemons = [
-            self.start("slurmctld", "-D", "-c"),
-            self.start(str(self.slurmd), "-D", "-N", "n1"),
-            self.start(str(self.slurmd), "-D", "-N", "n2"),
-        ]
-
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "output").open("ab") as output:
-            return subprocess.Popen(command, env=self.environment, stdout=output, stderr=output)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "SLURM_CONF": str(self.config)}
-
-    def said(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=20, check=False)
-        return done.stdout.strip()
+        super().__init__(folder, ("n1", "n2"), extra=f"Prolog={folder}/prolog.sh\nPrologFlags=Contain")
 
     def look(self) -> Reading:
         """What our reader finds of the processes of this cluster alone."""
         root = self.folder / f"root-{time.monotonic_ns()}"
-        ours = {daemon.pid for daemon in self.daemons[1:]}
+        ours = {daemon.pid for daemon in self.slurmds}
         for one in read_processes(Path("/proc")):
             source = Path("/proc") / str(one.pid)
             try:
@@ -218,40 +160,21 @@ class Cluster:
         shutil.copy(self.config, config)
         return slurm.read(root, read_processes(root / "proc"))
 
-    def until(self, true: Callable[[Reading], bool], seconds: float = 30.0) -> Reading:
-        end = time.monotonic() + seconds
-        while not true(found := self.look()):
-            assert time.monotonic() < end, (found, (self.folder / "output").read_text()[-2000:])
-            time.sleep(0.1)
-        return found
+    def sees(self, true: Callable[[Reading], bool], seconds: float = 30.0) -> Reading:
+        """What our reader finds once that is true of it."""
+        seen: list[Reading] = []
 
-    def stop(self) -> None:
-        self.said("scancel", "--state=RUNNING", "--signal=KILL", "--full", "-u", "root")
-        for daemon in reversed(self.daemons):
-            daemon.terminate()
-            try:
-                daemon.wait(10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
-        marker = f"SLURM_CONF={self.config}\0".encode()
-        for one in read_processes(Path("/proc")):
-            try:
-                if marker in (Path("/proc") / str(one.pid) / "environ").read_bytes():
-                    os.kill(one.pid, signal.SIGKILL)
-            except OSError:
-                continue
+        def seen_now() -> bool:
+            seen.append(self.look())
+            return true(seen[-1])
+
+        until(seen_now, seconds, lambda: f"{seen[-1]}; {self.log()}")
+        return seen[-1]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    import socket
-
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    made = Cluster(tmp_path, ports)
+def cluster(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path)
     try:
         yield made
     finally:
@@ -261,19 +184,16 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(bool(missing()), reason=missing() or "there")
-def test_real_job_is_seen_from_its_prolog_to_its_end(cluster: Cluster) -> None:
-    end = time.monotonic() + 30
-    while "idle" not in cluster.said("sinfo", "-h", "-N", "-o", "%T %N"):
-        assert time.monotonic() < end, (cluster.folder / "output").read_text()[-2000:]
-        time.sleep(0.2)
+def test_real_job_is_seen_from_its_prolog_to_its_end(cluster: Watched) -> None:
+    cluster.ready()
     assert cluster.look() == Reading(scheduler="Slurm", workloads=())
     # Two nodes and no step: without a batch script on the second node nothing but Slurm's own step shows there.
-    job = cluster.said("sbatch", "--parsable", "-N2", "-o", "/dev/null", "--wrap", "sleep 60")
-    in_prolog = cluster.until(lambda found: bool(found.workloads))
+    job = cluster.submit("-N2", script="sleep 60")
+    in_prolog = cluster.sees(lambda found: bool(found.workloads))
     assert (names(in_prolog), in_prolog.blind) == ([f"slurm:{job}"], "")
     assert "prolog.sh" in (in_prolog.workloads or ())[0].uses
     (cluster.folder / "go").touch()
-    running = cluster.until(lambda found: bool(found.workloads) and not (found.workloads or ())[0].uses)
+    running = cluster.sees(lambda found: bool(found.workloads) and not (found.workloads or ())[0].uses)
     assert (names(running), running.blind) == ([f"slurm:{job}"], "")
     cluster.said("scancel", job)
-    assert cluster.until(lambda found: not found.workloads).blind == ""
+    assert cluster.sees(lambda found: not found.workloads).blind == ""

@@ -310,3 +310,21 @@ def test_a_limit_that_judges_nothing_is_told(tmp_path: Path) -> None:
     said = healthd(tmp_path, "check", "--tier", "passive", "--config", small(tmp_path, text))
     assert "healthd.toml:3: limits.memory_availble_ratio matched no measurement" in said.err
     assert "limits.memory_available_ratio" not in said.err
+
+
+def test_an_interpreter_without_torch_is_told_with_the_remedy_and_not_tried_twice(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    said = healthd(tmp_path, "check", "matmul", env={"HEALTHD_PROBE_PYTHON": str(python)})
+    assert said.code == 3
+    assert "No module named 'torch'; name the interpreter that has it" in " ".join(said.out.split())
+    assert "attempt 2" not in said.out
+
+
+def test_what_is_not_known_of_a_machine_is_not_counted(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "check", "matmul", env={"HEALTHD_PROBE_PYTHON": "/no/such/python"})
+    assert said.code == 3
+    first = said.out.splitlines()[0]
+    assert "devices unknown" in first
+    assert "in use by it cannot be seen" not in first

@@ -20,6 +20,8 @@ import pytest
 
 from checks.contract import Status
 from healthd import wire
+from healthd.cli.gate import build_request
+from healthd.cli.hook_settings import GateSettings
 from healthd.model import NodeState, OrderReport, SyncAnswer, SyncRequest
 from tests.fleet.parts import state
 from tests.healthd.cli_kit import Said, environment, healthd
@@ -195,6 +197,21 @@ def test_what_can_never_be_is_1_and_what_cannot_be_meant_is_2(world: World) -> N
         assert ended.err.count("\n") == 1
 
 
+def test_host_files_of_launchers_name_each_node_once(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# by slots\nn1 slots=8\nn1\nn2:8\nfe80::1\n")
+    asked = build_request(GateSettings(job="j", hostfile=hosts))
+    assert asked.nodes == ("n1", "n2", "fe80::1")
+
+
+@pytest.mark.parametrize("name", ["a b/c", "n\u00f6de", "x" * 300])
+def test_a_daemon_whose_name_the_aggregator_would_refuse_does_not_start(tmp_path: Path, name: str) -> None:
+    said = healthd(tmp_path, "node", "--name", name, "--aggregator", "http://127.0.0.1:1", "--listen", "127.0.0.1:0")
+    assert said.code == 2
+    assert "cannot name a node" in said.err
+    assert said.err.count("\n") == 1
+
+
 def test_a_node_nobody_knows_is_waited_for_and_named(world: World) -> None:
     said = world.gate("d", *nodes("n1", "n404"), "--json", wait="1s")
     assert said.code in (1, 75)
@@ -308,6 +325,46 @@ def test_people_see_the_fleet_keep_nodes_out_and_let_them_in_again(world: World)
     assert world.run("fleet", "recover").code == 0
     assert world.run("fleet", "quarantine", "n3", "--reason", "x", "--for", "soon").code == 2
     release(world, admitted)
+
+
+def test_a_slip_in_a_name_is_told_with_the_nearest_and_quarantines_nobody(world: World) -> None:
+    said = world.run("fleet", "quarantine", "n33", "--reason", "new cable")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.count("\n") == 1
+    assert "no node 'n33' was ever heard of; did you mean n3" in said.err
+    assert "--unseen" in said.err
+    assert [node["node"] for node in world.run("fleet", "status", "--json").json["nodes"]] == ["bad", "n1", "n2", "n3"]
+
+
+def test_a_name_that_two_keys_claim_is_given_to_one_of_them_by_hand(world: World) -> None:
+    first, second = (f"key-number-{n}-0123456789" for n in "12")
+
+    def sync(key: str) -> int:
+        request = SyncRequest(
+            protocol=1,
+            incarnation=key,
+            seq=1,
+            last_answer=None,
+            since_answer_seconds=None,
+            state=state("twice"),
+            digest="d",
+            ages={},
+            orders={},
+            issuer=None,
+        )
+        headers = {"X-Healthd-Node-Key": key, "Content-Type": "application/json"}
+        with httpx.Client(trust_env=False) as http:
+            url = f"{world.url}/v1/nodes/twice/sync?wait=0"
+            return http.post(url, content=wire.encode(request), headers=headers).status_code
+
+    assert (sync(first), sync(second)) == (200, 409)
+    assert "healthd fleet forget twice" in world.gate("w", *nodes("twice")).out
+    assert world.run("fleet", "rekey", "twice").code == 0
+    assert (sync(second), sync(first)) == (200, 409)
+    assert world.run("fleet", "forget", "twice").out == "twice is forgotten\n"
+    assert sync(first) == 200
+    assert world.run("fleet", "forget", "twice").code == 0
+    assert world.run("fleet", "rekey", "nobody").code == 1
 
 
 def test_an_override_admits_whatever_the_nodes_say_until_it_is_taken_back(world: World) -> None:

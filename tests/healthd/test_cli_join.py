@@ -222,10 +222,35 @@ def test_beside_a_daemon_the_hook_checks_and_the_daemon_keeps_the_lease(cluster:
         assert not any(reason["code"] == "DuplicateNode" for reason in state["reasons"])
 
 
+def test_a_daemon_that_sees_the_ranks_of_its_hook_on_the_devices_takes_the_lease_once_they_are_gone(
+    tmp_path: Path,
+) -> None:
+    """As on a real host: hook and daemon see the same devices, and ranks are kept for the next round of a search."""
+    more = "[checks.all_reduce]\nsizes_bytes = [1024]\niterations = 2\n[node.allocations]\nread = false\n"
+    policy = POLICY.replace("collective = false", 'collective_checks = ["all_reduce"]')
+    with Cluster(tmp_path, checks=("memory_free", "proof", "all_reduce")) as cluster:
+        aggregator = cluster.aggregator(config=policy).start()
+        names = ("n0", "n1")
+        for name in names:
+            cluster.node(name, aggregator=aggregator.url, extra=more).start(ready=False)
+        cluster.healthy(*names)
+        hooks = []
+        for rank, name in enumerate(names):
+            where = ("--config", str(tmp_path / f"{name}.toml"), "--run-dir", str(cluster.run_dir(name)))
+            hooks.append(join(cluster, aggregator, rank, "--execute", *where, "--json", size=2))
+        said = [hook.said(60) for hook in hooks]
+        assert [one.code for one in said] == [0, 0], [one.out + one.err for one in said]
+        runs = aggregator.get(f"/v1/validations/{said[0].json['id']}").json()["validations"]
+        assert [[one["outcome"] for one in run["history"]] for run in runs] == [["pass"]]
+        for name in names:
+            leases = cluster.services[name].get("/v1/node").json()["leases"]
+            assert [lease["job"] for lease in leases] == ["train"]
+
+
 def test_a_quarantined_node_is_out_whatever_its_hook_finds(cluster: Cluster) -> None:
     aggregator = cluster.aggregator(config=POLICY).start()
     body = {"reason": "a person looks at it", "owner": "ops"}
-    told = httpx.put(f"{aggregator.url}/v1/nodes/n0/quarantine", json=body, trust_env=False, timeout=10)
+    told = httpx.put(f"{aggregator.url}/v1/nodes/n0/quarantine?unseen=true", json=body, trust_env=False, timeout=10)
     assert told.status_code in (200, 204), told.text
     said = executing(cluster, aggregator, 0, size=1).said()
     assert said.code == 75

@@ -13,7 +13,7 @@ import pytest
 
 from healthd import client, wire
 from healthd.client import Aggregator, Endpoint, RefusedError, read_token
-from healthd.errors import BadInputError, ConfigError, UnreachableError
+from healthd.errors import BadInputError, ConfigError, UnreachableError, connection_words
 from healthd.model import Decision, GateRequest, Verdict
 
 REQUEST = GateRequest(job="train", nodes=("n1",))
@@ -108,6 +108,30 @@ def test_a_refusal_is_told_apart_from_silence() -> None:
     with server(refused) as url, pytest.raises(RefusedError, match="token lacks scope gate") as caught:
         ask(url)
     assert caught.value.status == 403
+
+
+def test_who_forgot_the_token_is_told_the_option() -> None:
+    refused = answer(b'{"detail": "a token is required: send an Authorization header"}', status="401 Unauthorized")
+    with server(refused) as url, aggregator(url) as line, pytest.raises(RefusedError, match="--token-file"):
+        line.call("GET", "/v1/fleet")
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)",
+            "--ca-file",
+        ),
+        ("certificate verify failed: Hostname mismatch, certificate is not valid for 'head'", "a name that is in its"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)", "write http://"),
+        ("Server disconnected without sending a response.", "write https://"),
+    ],
+)
+def test_a_connection_that_fails_for_a_known_reason_names_the_remedy(said: str, remedy: str) -> None:
+    words = connection_words(OSError(said))
+    assert remedy in words
+    assert "_ssl.c" not in words
 
 
 def test_an_answer_without_end_is_cut_off() -> None:

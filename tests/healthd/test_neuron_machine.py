@@ -21,7 +21,8 @@ from checks.system.devices import device_count, device_holders
 from checks.system.instance import instance_type
 from checks.system.neuron_cores import neuron_cores
 from checks.system.neuron_topology import neuron_topology
-from healthd.cli.settings import ProbeSettings, Settings
+from healthd.cli.probe_settings import ProbeSettings
+from healthd.cli.settings import Settings
 from healthd.node.settings import NodeSettings
 from healthd.runner.workers import worker_targets
 from tests.fakes.neuron import NeuronMachine, main

@@ -20,6 +20,7 @@ from healthd.node.collectives import Collectives
 from healthd.node.interfaces import addresses, check_interface, interface_to, peer_address, source_to
 from healthd.node.orders import Orders
 from healthd.node.settings import ActiveSettings, Unprompted
+from healthd.node.visit import MAX_WAITING
 from healthd.runner import OnReport, RefusedError
 from tests.healthd.node_kit import World, eventually, lease, lease_order, quiet, run, run_order
 from tests.healthd.ranks_kit import orders
@@ -443,8 +444,8 @@ def test_too_many_orders_are_refused(tmp_path: Path) -> None:
         async with Site(tmp_path) as site:
             await quiet()
             site.script.gate.clear()
-            await site.take(*(collective(f"C{index}") for index in range(collectives.MAX_WAITING + 2)))
-            assert [site.status(f"C{index}") for index in (0, 1, collectives.MAX_WAITING + 1)] == [
+            await site.take(*(collective(f"C{index}") for index in range(MAX_WAITING + 2)))
+            assert [site.status(f"C{index}") for index in (0, 1, MAX_WAITING + 1)] == [
                 "running",
                 "accepted",
                 "refused",

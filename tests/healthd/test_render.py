@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
+
 import pytest
+from rich.console import Console
 from rich.text import Text
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from healthd.cli import render
 from healthd.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
+from tests.fleet.parts import state
 
 COLD = "nothing is compiled here for all_gather; run 'healthd warm' on this node"
 
@@ -52,6 +57,26 @@ def reason(node: str, target: str, message: str, status: Status = Status.UNKNOWN
 
 def plain(*lines: str) -> list[str]:
     return [Text.from_markup(line).plain for line in lines]
+
+
+def test_checks_with_nothing_to_look_at_for_one_reason_are_one_line() -> None:
+    whole = state("n1")
+    skips = [
+        replace(
+            whole.results[0],
+            check=name,
+            status=Status.SKIP,
+            findings=(finding(Status.SKIP, "NotApplicable", why, "node"),),
+        )
+        for name, why in (("gpu_links", "no GPU"), ("gpu_memory", "no GPU"), ("clock", "no time service"))
+    ]
+    out = io.StringIO()
+    console = Console(width=100, file=out)
+    render.show(console, render.node_report(replace(whole, results=(*whole.results, *skips))))
+    said = out.getvalue()
+    assert "- skip  gpu_links, gpu_memory: no GPU" in said
+    assert said.count("no GPU") == 1
+    assert "no time service" in said
 
 
 def test_what_all_ranks_say_alike_is_one_row_without_the_device() -> None:

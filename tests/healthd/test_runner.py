@@ -84,7 +84,7 @@ def test_hung_check_is_answered_in_time_by_name_and_the_rest_runs(name: str) -> 
         on_progress=progress,
         on_result=lambda result: answered.setdefault(result.check, time.monotonic()),
     )
-    assert 0.4 < answered[name] - started[name] < 0.7
+    assert 0.2 < answered[name] - started[name] < 0.7  # the limit counts from the order on, before `started` is heard
     assert only(results[name]) == (Status.UNKNOWN, "Timeout")
     assert results[name].findings[-1].message == "did not end within 0.5 s"
     assert results[name].findings[-1].target == "node"
@@ -254,7 +254,7 @@ def test_cancelled_run_kills_its_workers_within_a_second() -> None:
 
 
 def test_whole_run_past_its_time_is_unknown_with_what_was_done_before() -> None:
-    results = run_checks("fine", "hangs", "fine_too", timeouts_seconds={"hangs": 60.0}, timeout_seconds=0.5)
+    results = run_checks("fine", "hangs", "fine_too", timeouts_seconds={"hangs": 60.0}, timeout_seconds=1.5)
     assert results["fine"].status is Status.PASS
     assert [only(results[name]) for name in ("hangs", "fine_too")] == [(Status.UNKNOWN, "Timeout")] * 2
 

@@ -20,9 +20,10 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.model import CheckResult
 from healthd.runner import Plan, ProgramSpec, RunProgress
+from healthd.runner.account import Request
 from healthd.runner.child import Child
 from healthd.runner.core import builtin_catalogue
-from healthd.runner.execution import Execution, Request
+from healthd.runner.execution import Execution
 from healthd.runner.lock import write_leased
 from healthd.runner.workers import Corpses, Workers
 from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left

@@ -87,7 +87,7 @@ class Daemon:
     async def passes(self, seconds: float) -> None:
         """Time goes by."""
         self._time.move(seconds)
-        self._scheduler._passive_wake.set()
+        self._scheduler._passive.wake.set()
 
 
 FAULTS: dict[str, Seen] = {

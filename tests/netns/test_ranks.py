@@ -255,7 +255,8 @@ def test_node_whose_link_is_down_reaches_nobody(network: Network) -> None:
         ip("link", "set", network.nodes[2].link, "up")
     # It never reached the main node, as the others did.
     assert [one.events for one in reports] == [2, 2, 1], [one.message for one in reports]
-    assert accused(reports) == [("rank:2", "RankHung")], [one.message for one in reports]
+    # It, or the main node that ought to have answered it: that is for other groups to tell.
+    assert accused(reports) == [("node", "Timeout")], [one.message for one in reports]
     assert accused(network.run()) == []
 
 

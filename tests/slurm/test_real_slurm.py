@@ -20,11 +20,12 @@ from tests.fleet.service import Service
 from tests.slurm.slurm_kit import SlurmCluster, missing, until
 
 NODES = ("n1", "n2", "n3")
+MISSING = missing("scontrol", "curl")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.root,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "there"),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING or "there"),
     pytest.mark.xdist_group("slurm"),
 ]
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,7 +19,7 @@ from typing import TypeVar
 from healthd.errors import StoreError
 from healthd.fleet.actuators.desired import Plan, Rejected, Sight, culprits, desired
 from healthd.fleet.actuators.held import Held
-from healthd.fleet.actuators.model import Actuator, ActuatorError, Done, Removal
+from healthd.fleet.actuators.model import Actuator, ActuatorError, Done, Removal, Tally
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.model import Gate
 from healthd.model import Decision
@@ -83,6 +83,9 @@ class Hand:
         self._removed_at: deque[float] = deque()
         self._told: dict[str, str] = {}
         self._wake = asyncio.Event()
+        self._calls: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._away = False
 
     # --- gates --------------------------------------------------------------------------------------------------------
 
@@ -114,6 +117,16 @@ class Hand:
         """Nodes that bear our mark, as far as is known, and its text."""
         return dict(self._marked)
 
+    def tally(self) -> Tally:
+        """What was done so far, for the metrics."""
+        return Tally(
+            kind=self._actuator.name,
+            out=len(self._marked),
+            overdue=max(len(self._trouble), int(self._away)),
+            calls=dict(self._calls),
+            failures=dict(self._failures),
+        )
+
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -142,7 +155,8 @@ class Hand:
         self._rejected = {node: kept for node, kept in self._rejected.items() if kept.until > wall}
         acting = self._settings.mode == "act"
         if acting and now - self._listed_at >= RELIST_SECONDS:
-            self._marked = dict(await self._bounded(self._actuator.marked()))
+            self._marked = dict(await self._bounded("list", self._actuator.marked()))
+            self._away = False
             self._listed_at = now
             self._standing = {node: at for node, at in self._standing.items() if node in self._marked}
         seen = self._look(self._rejected)
@@ -183,7 +197,7 @@ class Hand:
         """False: the call failed."""
         node, new = removal.node, removal.node not in self._marked
         try:
-            outcome = await self._bounded(self._actuator.remove(removal))
+            outcome = await self._bounded("remove", self._actuator.remove(removal))
         except ActuatorError as error:
             self._failed(node, error)
             return False
@@ -204,7 +218,7 @@ class Hand:
     async def _restore(self, node: str) -> bool:
         """False: the call failed."""
         try:
-            outcome = await self._bounded(self._actuator.restore(node))
+            outcome = await self._bounded("restore", self._actuator.restore(node))
         except ActuatorError as error:
             self._failed(node, error)
             return False
@@ -218,12 +232,21 @@ class Hand:
             await self._write(node, "given back", outcome.note)
         return True
 
-    async def _bounded(self, call: Awaitable[_T]) -> _T:
+    async def _bounded(self, what: str, call: Awaitable[_T]) -> _T:
+        self._calls[what] += 1
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 return await call
         except TimeoutError:
+            self._count_failure(what)
             raise ActuatorError(f"{self._actuator.name}: no answer within {CALL_SECONDS:g} s") from None
+        except ActuatorError:
+            self._count_failure(what)
+            raise
+
+    def _count_failure(self, what: str) -> None:
+        self._failures[what] += 1
+        self._away = self._away or what == "list"
 
     async def _write(self, node: str, kind: str, message: str) -> None:
         log.info("%s is %s by %s: %s", node, kind, self._actuator.name, message)
@@ -241,6 +264,7 @@ class Hand:
                 self._held.arrived(node)
         self._held.forget()
         self._standing = {node: at for node, at in self._standing.items() if node in plan.out}
+        self._trouble = {node: kept for node, kept in self._trouble.items() if node in plan.out or node in self._marked}
 
     def _old(self, node: str) -> bool:
         return self._clock() - self._standing[node] >= RECHECK_SECONDS

@@ -25,8 +25,8 @@ from healthd.fleet.page.entry import (
     visitor_of,
 )
 from healthd.fleet.page.route import PageRoute
-from healthd.fleet.record import check_name
 from healthd.model import Quarantine
+from healthd.node_name import check_name
 
 # What the form offers; None: until somebody releases it.
 ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d": 604800.0, "open": None}

@@ -107,17 +107,6 @@ def _ranks_of(node: str, reports: Mapping[str, OrderReport]) -> Sequence[RankRep
     return report.ranks if report is not None else ()
 
 
-def how_far(group: Group, reports: Mapping[str, OrderReport]) -> str:
-    """Who is missing and how far the others are: for people who wait."""
-    absent = [node for node in group.members if node not in reports]
-    if absent:
-        shown = ", ".join(absent[:4]) + (f" and {len(absent) - 4} more" if len(absent) > 4 else "")
-        return f"waiting for {shown} to begin"
-    lasts = [report.ranks[-1].last for report in reports.values() if report.ranks]
-    ended = sum(report.status in FINAL for report in reports.values())
-    return f"{ended} of {len(group.members)} nodes ended" + (f", others at {lasts[0]}" if lasts and lasts[0] else "")
-
-
 def _is_heard(report: OrderReport | None) -> bool:
     return report is not None and report.status in FINAL
 

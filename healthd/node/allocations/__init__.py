@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthd.node.allocations import ecs, kubelet, slurm
+from healthd.node.allocations.own import inside_a_job, own_jobs
 from healthd.node.allocations.present import Present, find_schedulers
 from healthd.node.allocations.processes import Process, read_processes
 from healthd.node.allocations.record import KINDS, NONE_THERE, Reading, Scheduled, Workload
 from healthd.node.clock import Clock
 from healthd.node.settings import AllocationSettings
 
-__all__ = ["KINDS", "NONE_THERE", "Reading", "Scheduled", "Schedulers", "Workload"]
+__all__ = ["KINDS", "NONE_THERE", "Reading", "Scheduled", "Schedulers", "Workload", "inside_a_job"]
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,7 @@ class Schedulers:
         self._clock = clock
         self._environ = dict(environ)
         self._own_containers = ecs.own_containers(Path("/proc"), self._environ.get("HOSTNAME"))
-        self._own = kubelet.own_pods(Path("/"), self._environ)
-        if job := self._environ.get("SLURM_JOB_ID"):
-            self._own |= {f"slurm:{job}"}
+        self._own = kubelet.own_pods(Path("/"), self._environ) | own_jobs(Path("/proc"), self._environ)
         self._latest: Scheduled | None = None
         self._turn = asyncio.Lock()
         self._under_way: dict[str, asyncio.Future[Any]] = {}

@@ -25,13 +25,21 @@ def read_processes(proc: Path) -> tuple[Process, ...]:
     for folder in proc.glob("[0-9]*"):
         if not folder.name.isdecimal():
             continue
-        try:
-            name = (folder / "comm").read_text(errors="replace").strip()
-        except OSError:
-            continue  # it has just ended
-        state, parent = _state(folder)
-        found.append(Process(pid=int(folder.name), name=name, parent=parent, zombie=state in ("Z", "X")))
+        process = read_process(proc, int(folder.name))
+        if process is not None:
+            found.append(process)
     return tuple(sorted(found, key=lambda process: process.pid))
+
+
+def read_process(proc: Path, pid: int) -> Process | None:
+    """One process; None when it has ended."""
+    folder = proc / str(pid)
+    try:
+        name = (folder / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return None
+    state, parent = _state(folder)
+    return Process(pid=pid, name=name, parent=parent, zombie=state in ("Z", "X"))
 
 
 def _state(folder: Path) -> tuple[str, int | None]:

@@ -1,0 +1,108 @@
+"""What a check yields, and what it is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from checks.contract.words import Action, Blame, Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """
+    What a measurement must keep within. `origin` says who set it.
+
+    config (the operator), baseline (learned), catalogue (the instance type), program (a plug-in), derived (from what
+    the machine is), default (the check's own) or none.
+    """
+
+    lower: float | None
+    upper: float | None
+    origin: str
+
+
+NO_LIMIT = Limit(lower=None, upper=None, origin="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """
+    One number with its limits.
+
+    `name` ends in the unit and is unique over all checks (`matmul_flops_per_second`); None as value means
+    that it was looked for and not found. `labels` tells apart what shares a name, by bounded words
+    (dtype, size_bytes).
+    """
+
+    name: str
+    value: float | None
+    lower: float | None
+    upper: float | None
+    origin: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """
+    One observation of a check about one target.
+
+    `reason` is a code of `checks.reasons` (None with pass alone); `blame` and `action` None mean the reason's
+    own. Made by `checks.limits` wherever a number is judged.
+    """
+
+    status: Status
+    reason: str | None
+    message: str
+    target: str
+    measurements: tuple[Measurement, ...] = ()
+    blame: Blame | None = None
+    action: Action | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """
+    What a worker measured on its own device, for a check that compares devices.
+
+    Only evidence of one `key` (device kind, instruction set, library versions) may be compared.
+    `data` holds JSON values.
+    """
+
+    target: str
+    key: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """
+    A sign of life of a rank, so that a hang has an address.
+
+    `event` is joined (the rank is here), entered or left (of the operation `step`);
+    `monotonic_seconds` is CLOCK_MONOTONIC of the machine.
+    """
+
+    step: str
+    event: str
+    monotonic_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """
+    A target that was to give evidence and gave none, as `judge` sees it.
+
+    `reason` is Timeout, Crashed, CheckError, Garbage, MissingDevice or Busy; `message` the last words;
+    `progress` what had been heard, oldest first; `order` counts up in the order in which the targets ended, so
+    that the first to die can be told from its victims (None: it never ended by itself). `action` None is the reason's.
+    """
+
+    target: str
+    reason: str
+    message: str
+    progress: tuple[Progress, ...] = ()
+    order: int | None = None
+    action: Action | None = None

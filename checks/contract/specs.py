@@ -1,0 +1,123 @@
+"""The check itself: the `@check` decorator, what it makes, and its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checks.contract.context import Context
+from checks.contract.records import Evidence, Finding, Missing, Progress
+from checks.contract.words import Scope, Tier
+
+Run = Callable[[Context[Any]], Iterator["Finding | Evidence | Progress"]]
+Judge = Callable[[Sequence[Evidence], Sequence[Missing]], Iterator[Finding]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """
+    One named measurement with a judgement: what `@check` makes of a generator function.
+
+    `timeout_seconds` counts from the moment the worker is ready. `interval_seconds` is how often the daemon repeats it
+    unprompted.
+    """
+
+    name: str
+    run: Run
+    judge: Judge | None
+    tier: Tier
+    interval_seconds: float
+    timeout_seconds: float
+    scope: Scope
+    doc: str
+
+    @property
+    def active(self) -> bool:
+        """Active checks use the devices, so they only run where no job has them."""
+        return self.tier is not Tier.PASSIVE
+
+    @property
+    def params_type(self) -> type[Any]:
+        """The dataclass of the check's parameters, read from the annotation `Context[Params]`."""
+        context = next(iter(typing.get_type_hints(self.run).values()))
+        (params_type,) = typing.get_args(context) or (type(None),)
+        return typing.cast("type[Any]", params_type)
+
+    def __call__(self, ctx: Context[Any]) -> Iterator[Finding | Evidence | Progress]:
+        """Run it here and now: what tests do."""
+        return self.run(ctx)
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """For checks that have nothing to set."""
+
+
+def check(
+    *,
+    tier: str,
+    interval_seconds: float,
+    timeout_seconds: float,
+    scope: str = "node",
+    judge: Judge | None = None,
+) -> Callable[[Run], Check]:
+    """Make a check of a generator function; its name is the function's, its page in the docs is the docstring."""
+    if Tier(tier) is Tier.PASSIVE and Scope(scope) is not Scope.NODE:
+        raise ValueError(f"a check with scope={scope!r} uses devices, so its tier cannot be 'passive'; use 'quick'")
+
+    def decorate(run: Run) -> Check:
+        return Check(
+            name=run.__name__,
+            run=run,
+            judge=judge,
+            tier=Tier(tier),
+            interval_seconds=interval_seconds,
+            timeout_seconds=timeout_seconds,
+            scope=Scope(scope),
+            doc=run.__doc__ or "",
+        )
+
+    return decorate
+
+
+def load_params(params_type: type[Any], values: Mapping[str, Any]) -> Any:
+    """
+    The parameters of a check from plain values.
+
+    Raises ValueError naming the key and the nearest right one, or the type that was wanted.
+    """
+    known = {f.name: f for f in dataclasses.fields(params_type)} if dataclasses.is_dataclass(params_type) else {}
+    for key in values:
+        if key not in known:
+            import difflib
+
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(sorted(known)) or 'none'}"
+            raise ValueError(f"no parameter {key!r}{hint}")
+    hints = typing.get_type_hints(params_type) if known else {}
+    return params_type(**{key: _convert(key, value, hints[key]) for key, value in values.items()})
+
+
+def _convert(key: str, value: Any, wanted: Any) -> Any:
+    """Plain JSON or TOML values into the few types that parameters may have: bool, int, float, str, tuples, None."""
+    origin = typing.get_origin(wanted)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"parameter {key!r} must be a list, not {value!r}")
+        return tuple(_convert(key, item, typing.get_args(wanted)[0]) for item in value)
+    options = typing.get_args(wanted) if origin is not None else (wanted,)
+    if value is None and type(None) in options:
+        return None
+    if bool in options and isinstance(value, bool):
+        return value
+    if not isinstance(value, bool):
+        for option in (int, float, str):
+            if option in options and isinstance(value, option):
+                return value
+        if float in options and isinstance(value, int):
+            return float(value)
+    names = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    raise ValueError(f"parameter {key!r} must be {names}, not {value!r}")

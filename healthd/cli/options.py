@@ -1,0 +1,102 @@
+"""How a command gets its settings: from its options, the variables and the file, and where those of this user are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from healthd.cli.settings import Settings
+from healthd.config import load
+from healthd.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_FILE = Path("/etc/healthd/healthd.toml")
+
+# Option -> key, where they differ.
+KEYS = {
+    "fault": "node.faults",
+    "label": "node.labels",
+    "name": "node.name",
+    "cpu_devices": "probe.cpu_devices",
+    "baseline": "baseline.file",
+}
+
+
+# The options that every command has, all of them paths, in the order in which help shows them.
+COMMON = (
+    ("--config", "F", f"TOML file (default {DEFAULT_FILE})."),
+    ("--state-dir", "D", "Where to keep what must survive a restart."),
+    ("--run-dir", "D", "Where to keep sockets, locks and CPU device files."),
+    ("--token-file", "F", "Bearer token; for the aggregator, all tokens that it lets in."),
+    ("--ca-file", "F", "CA that signed the aggregator's certificate (PEM)."),
+    ("--host-root", "D", "Look at this directory instead of the machine ('healthd record')."),
+)
+
+
+def common_options(command: F) -> F:
+    """The options that every command has."""
+    for name, metavar, text in reversed(COMMON):
+        command = click.option(name, type=click.Path(path_type=Path), metavar=metavar, help=text)(command)
+    return command
+
+
+def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
+    """The settings of a command: its options over the variables over the file. ConfigError with one line."""
+    given = dict(options)
+    file = given.pop("config", None) or _file_from_environment()
+    arguments = {KEYS.get(name, name): value for name, value in given.items()}
+    settings = load(
+        Settings,
+        file=file,
+        environ=os.environ,
+        arguments=arguments,
+        sections=(section, "node", "probe"),
+        defaults={
+            "node.name": socket.gethostname(),
+            "node.state_dir": _state_dir(),
+            "node.run_dir": _run_dir(),
+            "aggregator.state_dir": _state_dir(),
+        },
+    )
+    # Workers run in a directory of their own: a relative path would mean another place to them.
+    node = dataclasses.replace(
+        settings.node,
+        state_dir=settings.node.state_dir.absolute(),
+        run_dir=settings.node.run_dir.absolute(),
+        host_root=settings.node.host_root.absolute() if settings.node.host_root else None,
+    )
+    settings = dataclasses.replace(settings, node=node)
+    root = settings.node.host_root
+    if root is not None and not root.is_dir():
+        raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")
+    return dataclasses.replace(settings, file=file)
+
+
+def _file_from_environment() -> Path | None:
+    named = os.environ.get("HEALTHD_CONFIG")
+    if named:
+        return Path(named)
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+
+def _state_dir() -> Path:
+    """Root's is the system's; a person's is their own."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/healthd")
+    home = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return Path(home) / "healthd"
+
+
+def _run_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/run/healthd")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"

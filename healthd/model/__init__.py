@@ -1,0 +1,62 @@
+"""
+The data of healthd: frozen, one definition for memory and wire (JSON by `healthd.wire`).
+
+Nothing here does anything. Ages cross the wire, not clocks: `age_seconds` counts up to the moment of sending;
+times (`*_at`, seconds since the epoch) are for people to read and never decide anything.
+
+`results` is what checks came to, `node` what is known of a node, `gates` the question and its answer, `orders` what an
+aggregator wants of a node, `sync` how the two talk. Import from here.
+"""
+
+from __future__ import annotations
+
+from healthd.model.gates import AdmittedNode, Decision, ExcludedNode, GateRequest, Join, Mode, Verdict
+from healthd.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
+from healthd.model.orders import (
+    RANK_READY,
+    CollectiveOrder,
+    Launch,
+    LaunchOrder,
+    NccomGroup,
+    Order,
+    OrderReport,
+    RankReport,
+    RunOrder,
+)
+from healthd.model.results import CheckResult, CheckSpec, Health, Reason
+from healthd.model.sync import PROTOCOL, LearnedBounds, LearnedLimits, Problem, SyncAnswer, SyncRequest
+
+__all__ = [
+    "PROTOCOL",
+    "RANK_READY",
+    "AdmittedNode",
+    "Allocation",
+    "CheckResult",
+    "CheckSpec",
+    "CollectiveOrder",
+    "Decision",
+    "DeviceRecord",
+    "ExcludedNode",
+    "GateRequest",
+    "Health",
+    "Inventory",
+    "Join",
+    "Launch",
+    "LaunchOrder",
+    "LearnedBounds",
+    "LearnedLimits",
+    "Lease",
+    "Mode",
+    "NccomGroup",
+    "NodeState",
+    "Order",
+    "OrderReport",
+    "Problem",
+    "Quarantine",
+    "RankReport",
+    "Reason",
+    "RunOrder",
+    "SyncAnswer",
+    "SyncRequest",
+    "Verdict",
+]

@@ -1,0 +1,78 @@
+"""What checks came to, and what that says of a node: health, reasons, results."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from checks.contract import Action, Blame, Finding, Status, Tier
+
+
+class Health(str, enum.Enum):
+    """Of a node."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    UNKNOWN = "unknown"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """
+    Why a node is not healthy, or a gate did not admit: one sentence with its address.
+
+    `node`, `target` and `check` are None where they do not apply.
+    """
+
+    code: str
+    message: str
+    status: Status
+    blame: Blame
+    action: Action
+    node: str | None = None
+    target: str | None = None
+    check: str | None = None
+    injected: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """
+    What a run of one check came to. Made by the runner out of *anything* that a child did.
+
+    `tier` is the tier of the run, not of the check. `error` holds the child's last words (None when it ended well).
+    `injected` is true when a fault was injected into it. `executor` says who ran it: `daemon`, `check` or a hook.
+    `compile_seconds` is what compiling its graphs took, of the device where it took longest; 0 where nothing was.
+    """
+
+    check: str
+    tier: Tier
+    status: Status
+    findings: tuple[Finding, ...]
+    age_seconds: float
+    started_at: float
+    duration_seconds: float
+    attempts: int
+    error: str | None
+    injected: bool
+    executor: str
+    compile_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSpec:
+    """
+    A check that is enabled on a node, as the node tells others.
+
+    A result older than `expires_seconds` is stale; None where nobody could renew it (boot-time checks), so it stands
+    for as long as the machine is up.
+    """
+
+    name: str
+    tier: Tier
+    interval_seconds: float
+    timeout_seconds: float
+    expires_seconds: float | None
+    scope: str
+    doc: str
