@@ -38,7 +38,7 @@ def quantity(name: str, value: float | None) -> str:
     text = unit(name)
     if text == "s":
         for scale, prefix in ((1.0, ""), (1e-3, "m"), (1e-6, "u")):
-            if abs(value) >= scale or scale == 1e-6:
+            if abs(value) >= scale or scale == 1e-6 or value == 0:
                 return f"{value / scale:.4g} {prefix}s"
     if text:
         for scale, prefix in _DECIMAL:

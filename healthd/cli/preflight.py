@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 JOB = "preflight"
 SECRET_CHARACTERS = 16
+LOOPBACK = "127.0.0.1"
 # Fields of the policy that the aggregator of a preflight takes from the main node's configuration.
 POLICY = (
     "require",
@@ -105,7 +106,8 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
 def find_my_place(settings: Settings) -> Place:
     """What the options say, else the launcher; ConfigError names what is missing or makes no sense."""
     asked = settings.preflight
-    explicit = {"--nnodes": asked.nnodes, "--node-rank": asked.node_rank, "--main": asked.main}
+    where = LOOPBACK if asked.main is None and asked.nnodes == 1 else asked.main  # nobody else has to find it
+    explicit = {"--nnodes": asked.nnodes, "--node-rank": asked.node_rank, "--main": where}
     given = [name for name, value in explicit.items() if value is not None]
     if not given:
         place = find_place(os.environ)
@@ -115,7 +117,7 @@ def find_my_place(settings: Settings) -> Place:
         missing = next(name for name in explicit if name not in given)
         raise ConfigError(f"{missing} is missing: --nnodes, --node-rank and --main go together")
     else:
-        size, rank, main = asked.nnodes or 0, asked.node_rank or 0, asked.main or ""
+        size, rank, main = asked.nnodes or 0, asked.node_rank or 0, where or ""
         place = Place(
             job=None, attempt=0, rank=rank, size=size, main=main, local_rank=0, local_size=1, source="options"
         )

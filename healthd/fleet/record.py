@@ -113,7 +113,9 @@ class NodeRecord:
             # Ages with an unbounded way behind them say less than older ages whose way was bounded.
             self.state.refresh(request.ages, based_at)
             self.confirmed = known
-        self.reports = request.orders
+        # What an order came to is in the state: before that is here, it is not done. The node says it again with it.
+        whole = request.digest == self.digest and self.state is not None
+        self.reports = {i: r for i, r in request.orders.items() if whole or r.status != "done"}
         self.issuer = request.issuer
         self.baseline = request.baseline
         if self.acknowledged:

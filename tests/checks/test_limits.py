@@ -122,6 +122,7 @@ def test_only_a_finite_number_inside_its_bounds_ever_passes(
         ("a_bytes", 1e9, "1 GB"),
         ("a_bytes_per_second", 12.34e9, "12.3 GB/s"),
         ("a_flops_per_second", 1.5e12, "1.5 TFLOP/s"),
+        ("a_seconds", 0.0, "0 s"),
         ("a_seconds", 2.0, "2 s"),
         ("a_seconds", 0.0015, "1.5 ms"),
         ("a_seconds", 2e-6, "2 us"),

@@ -234,7 +234,7 @@ def test_nodes_that_are_used_or_not_known_teach_nothing(tmp_path: Path, changes:
 def test_a_quarantined_node_teaches_nothing(tmp_path: Path) -> None:
     async def test(client: httpx.AsyncClient) -> None:
         for index in range(4):
-            path = f"/v1/nodes/n{index}/quarantine"
+            path = f"/v1/nodes/n{index}/quarantine?unseen=true"
             assert (await client.put(path, json={"reason": "it is odd"})).status_code == 200
         await nodes(client)
         assert (await post(client, "/v1/baselines/learn"))["changed"] == []

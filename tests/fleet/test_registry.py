@@ -131,6 +131,30 @@ def test_an_unknown_digest_asks_for_everything_and_refreshes_nothing() -> None:
     asyncio.run(run())
 
 
+def test_a_run_is_not_done_before_the_state_with_its_results_is_here() -> None:
+    """A gate that saw the one without the other would call the node unfit: it ran, and there is no result."""
+
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock)
+        node = await joined(registry, clock)
+        reports = {"done": OrderReport(status="done"), "going": OrderReport(status="running")}
+
+        def told() -> set[str]:
+            seen = registry.node("n1")
+            assert seen is not None
+            return set(seen.orders)
+
+        await node.say(None, digest="other", orders=reports)
+        assert told() == {"going"}
+        await node.say(state(), digest="other", orders=reports)
+        assert told() == {"done", "going"}
+        await node.say(None, digest="other", orders=reports)
+        assert told() == {"done", "going"}
+
+    asyncio.run(run())
+
+
 def test_an_old_request_has_no_effect() -> None:
     async def run() -> None:
         clock = Clock()

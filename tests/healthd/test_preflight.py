@@ -213,6 +213,16 @@ def test_a_command_that_cannot_be_executed_is_one_line(tmp_path: Path) -> None:
         job.nothing_left()
 
 
+def test_one_node_alone_needs_no_address_of_a_main_node(tmp_path: Path) -> None:
+    with Job(tmp_path, size=1) as job:
+        place = ("--nnodes", "1", "--node-rank", "0")
+        job.start(0, *PASSIVE, place=place, command=(sys.executable, "-c", "print('began')"))
+        ended = job.end(0)
+        assert ended.code == 0, ended.err
+        assert "began" in ended.out
+        job.nothing_left()
+
+
 def test_nothing_but_a_launcher_or_options_says_who_we_are(tmp_path: Path) -> None:
     with Job(tmp_path, size=1) as job:
         job.start(0, place=(), command=(sys.executable, "-c", ""))
