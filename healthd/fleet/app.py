@@ -177,8 +177,7 @@ def _build(
     )
     observer.metrics = metrics
     observer.hand = make_hand(actuator, engine, fleet)
-    if observer.hand is not None:
-        metrics.add(ActuatorCollector(observer.hand))
+    metrics.add(ActuatorCollector(observer.hand))
     return Parts(
         settings=settings,
         fleet=fleet,

@@ -14,30 +14,33 @@ CALLS = ("list", "remove", "restore")
 
 
 class ActuatorCollector(Collector):
-    """Counted anew at each scrape. Every series is there from the start, at 0."""
+    """Counted anew at each scrape. Every series is there from the start, at 0; without a hand there is none."""
 
-    def __init__(self, hand: Hand) -> None:
+    def __init__(self, hand: Hand | None) -> None:
         self._hand = hand
 
     def collect(self) -> Iterator[Metric]:
         """As prometheus_client asks."""
-        tally = self._hand.tally()
-        for name, text, counts in (
-            ("healthd_actuator_calls", "Times that the actuator's scheduler was asked.", tally.calls),
-            ("healthd_actuator_failures", "Calls of the actuator that its scheduler refused or lost.", tally.failures),
-        ):
-            family = CounterMetricFamily(name, text, labels=("kind", "call"))
+        labels = ("kind", "call")
+        calls = CounterMetricFamily(
+            "healthd_actuator_calls", "Times that the actuator's scheduler was asked.", labels=labels
+        )
+        failures = CounterMetricFamily(
+            "healthd_actuator_failures", "Calls of the actuator that its scheduler refused or lost.", labels=labels
+        )
+        out = GaugeMetricFamily(
+            "healthd_actuator_nodes_out", "Nodes that bear the actuator's mark now.", labels=("kind",)
+        )
+        overdue = GaugeMetricFamily(
+            "healthd_actuator_nodes_overdue",
+            "Nodes about which the last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
+            labels=("kind",),
+        )
+        if self._hand is not None:
+            tally = self._hand.tally()
             for call in CALLS:
-                family.add_metric((tally.kind, call), counts.get(call, 0))
-            yield family
-        for name, text, value in (
-            ("healthd_actuator_nodes_out", "Nodes that bear the actuator's mark now.", tally.out),
-            (
-                "healthd_actuator_nodes_overdue",
-                "Nodes about which the last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
-                tally.overdue,
-            ),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=("kind",))
-            gauge.add_metric((tally.kind,), value)
-            yield gauge
+                calls.add_metric((tally.kind, call), tally.calls.get(call, 0))
+                failures.add_metric((tally.kind, call), tally.failures.get(call, 0))
+            out.add_metric((tally.kind,), tally.out)
+            overdue.add_metric((tally.kind,), tally.overdue)
+        yield from (calls, failures, out, overdue)
