@@ -63,6 +63,10 @@ bench: $(STAMP) ## the measured figures, as ratios in one run
 bench-localize: $(STAMP) ## localisation over thousands of simulated fleets (about a minute; the table of docs/localisation.md)
 	@$(BIN)/python -m tests.benchmarks.localize
 
+.PHONY: soak
+soak: $(STAMP) ## faults at random in links and processes of six real daemons: who is named? (root; about ten minutes)
+	@$(BIN)/python -m tests.netns.soak
+
 docs: $(STAMP) ## generate docs/checks, docs/reasons.md and docs/runbooks/reasons
 	@$(BIN)/python -m docs.generate
 

@@ -100,7 +100,6 @@ def soak(fleet: Fleet, faults: int, chance: random.Random, kinds: Sequence[str])
             decided = fleet.decide(*asked, min_nodes=len(asked) - 1)
         words = _count(found[kind], kind, node, decided)
         sys.stderr.write(f"{number + 1}/{faults} {kind} on {node} of {','.join(asked)}: {words}\n")
-        fleet.no_ranks()
         for name in names:
             fleet.healthy(name)
     return found
