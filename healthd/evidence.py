@@ -28,17 +28,17 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
         suspended = bool(state.allocated) and spec.tier is not Tier.PASSIVE
         if result is None:
             if not suspended:
-                reasons.append(_reason(state.node, spec.name, "NotYetRun", f"{spec.name} has not run yet"))
+                reasons.append(reason("NotYetRun", f"{spec.name} has not run yet", node=state.node, check=spec.name))
             continue
         if not suspended and expired(spec, result):
             text = f"{spec.name}: last run {_age(result.age_seconds)} ago, may be {_age(spec.expires_seconds or 0)} old"
-            reasons.append(_reason(state.node, spec.name, "Stale", text))
+            reasons.append(reason("Stale", text, node=state.node, check=spec.name))
         reasons.extend(_not_passed(state.node, result, suspended=suspended))
     if (
         not any(results[spec.name].status is not Status.SKIP for spec in expected if spec.name in results)
         and not reasons
     ):
-        reasons.append(_reason(state.node, None, "NoChecks", "no check has measured anything, so nothing is known"))
+        reasons.append(reason("NoChecks", "no check has measured anything, so nothing is known", node=state.node))
     return _health(reasons), _sorted(reasons)
 
 
@@ -54,7 +54,7 @@ def judge_tier(
     results = {result.check: result for result in state.results}
     specs = [spec for spec in state.checks if spec.tier.rank <= tier.rank]
     reasons = [
-        _reason(state.node, name, "NotYetRun", f"{name} is required and not enabled on the node")
+        reason("NotYetRun", f"{name} is required and not enabled on the node", node=state.node, check=name)
         for name in require
         if name not in {spec.name for spec in specs}
     ]
@@ -62,13 +62,13 @@ def judge_tier(
     for spec in specs:
         result = results.get(spec.name)
         if result is None:
-            reasons.append(_reason(state.node, spec.name, "NotYetRun", f"{spec.name} has not run yet"))
+            reasons.append(reason("NotYetRun", f"{spec.name} has not run yet", node=state.node, check=spec.name))
         elif result.tier.rank < (tier.rank if spec.tier is not Tier.PASSIVE else 0):
             text = f"{spec.name} has run in tier {result.tier.value} only, {tier.value} is asked"
-            reasons.append(_reason(state.node, spec.name, "NotYetRun", text))
+            reasons.append(reason("NotYetRun", text, node=state.node, check=spec.name))
         elif not result.age_seconds <= max_age_seconds:  # also catches NaN
             text = f"{spec.name}: last run {_age(result.age_seconds)} ago, {_age(max_age_seconds)} is asked"
-            reasons.append(_reason(state.node, spec.name, "Stale", text))
+            reasons.append(reason("Stale", text, node=state.node, check=spec.name))
         else:
             if result.status is not Status.SKIP:
                 counted.append(result)
@@ -76,7 +76,7 @@ def judge_tier(
     active = {spec.name for spec in specs if spec.tier is not Tier.PASSIVE}
     wanted = active if tier is not Tier.PASSIVE else {spec.name for spec in specs}
     if not any(result.check in wanted for result in counted) and not reasons:
-        reasons.append(_reason(state.node, None, "NoChecks", f"no check of tier {tier.value} has measured anything"))
+        reasons.append(reason("NoChecks", f"no check of tier {tier.value} has measured anything", node=state.node))
     oldest = max((result.age_seconds for result in counted), default=None)
     return _health(reasons), _sorted(reasons), oldest
 
@@ -98,7 +98,9 @@ def aged(state: NodeState, seconds: float) -> NodeState:
 def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reason]:
     """The reasons in one result; no findings, or a skip for another reason than the check's nature, is unknown."""
     if not result.findings:
-        return [_reason(node, result.check, "NoData", f"{result.check} yielded nothing", injected=result.injected)]
+        return [
+            reason("NoData", f"{result.check} yielded nothing", node=node, check=result.check, injected=result.injected)
+        ]
     reasons = []
     for finding in result.findings:
         if finding.status is Status.PASS:
@@ -110,7 +112,13 @@ def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reas
         reasons.append(_from_finding(node, result, finding, finding.status))
     if not reasons and SEVERITY[result.status] > SEVERITY[Status.PASS]:
         reasons.append(
-            _reason(node, result.check, "NoData", f"{result.check} is {result.status.value}", injected=result.injected)
+            reason(
+                "NoData",
+                f"{result.check} is {result.status.value}",
+                node=node,
+                check=result.check,
+                injected=result.injected,
+            )
         )
     return reasons
 
@@ -129,11 +137,20 @@ def _from_finding(node: str, result: CheckResult, finding: Finding, status: Stat
     )
 
 
-def _reason(node: str, check: str | None, code: str, message: str, *, injected: bool = False) -> Reason:
+def reason(
+    code: str,
+    message: str,
+    *,
+    node: str | None = None,
+    check: str | None = None,
+    status: Status = Status.UNKNOWN,
+    injected: bool = False,
+) -> Reason:
+    """A reason that no finding of a check gives, with the catalogue's blame and action."""
     return Reason(
         code=code,
         message=message,
-        status=Status.UNKNOWN,
+        status=status,
         blame=blame_of(code),
         action=action_of(code),
         node=node,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from healthd.cli.settings import Settings
+from healthd.cli.stopping import Stopped
 from healthd.errors import HealthdError
 from healthd.model import Decision, Join
 
@@ -39,8 +40,6 @@ def executed(settings: Settings, join: Callable[[], Join], job: str, ask: Callab
 async def _both(
     settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], folder: Path
 ) -> Decision:
-    from healthd.cli.gate import Stopped
-
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Decision] = loop.create_future()
     threading.Thread(target=_speak, args=(loop, answer, ask), name="the gate's hook", daemon=True).start()

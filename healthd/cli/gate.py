@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from healthd.cli.hook_settings import GateSettings
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.outcome import outcome
 from healthd.cli.settings import Settings
+from healthd.cli.stopping import Stopped, stoppable
 from healthd.errors import ConfigError, HealthdError, UnreachableError, words_of
 from healthd.model import Decision, GateRequest, Verdict
 
@@ -167,25 +166,6 @@ def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
         except OSError as error:
             raise UnreachableError(f"{hostfile}: cannot write the host file: {error.strerror}") from None
     return ADMITTED
-
-
-class Stopped(Exception):
-    """A signal ended the wait: who asked will not start the job."""
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Stopped, so that the gate can be withdrawn before the hook ends."""
-
-    def stop(number: int, _: object) -> None:
-        raise Stopped(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _withdraw(settings: Settings, request: GateRequest) -> str:

@@ -13,6 +13,7 @@ import click
 
 from healthd.cli.hook_settings import GateSettings
 from healthd.cli.settings import Settings
+from healthd.cli.stopping import Stopped, stoppable
 from healthd.client import Aggregator, RefusedError
 from healthd.errors import ConfigError, HealthdError, UnreachableError
 from healthd.launchers import Place, describe, find_place
@@ -206,13 +207,13 @@ def run(settings: Settings, *, as_json: bool) -> int:
         )
 
     try:
-        with command.stoppable(), progress:
+        with stoppable(), progress:
             decision = _executed(hook, ask) if settings.gate.execute else ask()
     except UnreachableError as error:
         left = leave(hook)
         say(f"healthd: {left}")
         return command.unreachable(settings, error)
-    except command.Stopped as stop:
+    except Stopped as stop:
         click.echo(f"healthd: stopped by {stop}; {leave(hook)}", err=True)
         return command.NOT_ADMITTED
     why = left_out(decision, hook.join)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ import click
 
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.settings import Settings
+from healthd.cli.stopping import Stopped, stoppable
 from healthd.errors import ConfigError, HealthdError, UnreachableError
 from healthd.model import Decision, Verdict
 from healthd.slurm import (
@@ -156,7 +155,7 @@ def gate(drain: bool, **options: Any) -> int:
         return DONE
     with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
         try:
-            with _stoppable():
+            with stoppable():  # slurmctld itself uses SIGKILL, after which the gate ends by its own wait
                 decision = _ask(aggregator, settings, job)
         except UnreachableError as error:
             admit = settings.gate.on_unreachable == "admit"
@@ -250,25 +249,6 @@ def end(**options: Any) -> int:
                 _say(f"{error}; the nodes will see the end of job {job} themselves")
                 time.sleep(pause)
     return NOT_ADMITTED
-
-
-class Stopped(Exception):
-    """A signal ended the wait."""
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Stopped. slurmctld itself uses SIGKILL, after which the gate ends by its own wait."""
-
-    def stop(number: int, _: object) -> None:
-        raise Stopped(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say(message: str) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from checks.contract import SEVERITY, Blame, Status
+from healthd.evidence import reason
 from healthd.fleet.model import (
     Answer,
     Closing,
@@ -21,7 +22,7 @@ from healthd.fleet.model import (
     Unreserve,
 )
 from healthd.fleet.policy import Policy
-from healthd.fleet.standing import Assessment, Standing, reason
+from healthd.fleet.standing import Assessment, Standing
 from healthd.model import AdmittedNode, Decision, ExcludedNode, Mode, Reason, Verdict
 
 MOST_REASONS = 32

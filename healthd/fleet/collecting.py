@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from healthd.errors import ConflictError
+from healthd.evidence import reason
 from healthd.fleet.model import Gate, Member, Phase
-from healthd.fleet.standing import reason
 from healthd.fleet.taking import Work, deadline_of, give_back
 from healthd.fleet.validating import close_validation
 from healthd.model import GateRequest, Join, Mode, Reason, Verdict

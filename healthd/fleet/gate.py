@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from healthd.evidence import reason
 from healthd.fleet import answers, asking, collecting
 from healthd.fleet.model import (
     Effect,
@@ -30,7 +31,7 @@ from healthd.fleet.model import (
     WakeAt,
 )
 from healthd.fleet.policy import Policy
-from healthd.fleet.standing import Standing, reason
+from healthd.fleet.standing import Standing
 from healthd.fleet.taking import USABLE, Work, close_run, deadline_of, give_back, patience, settle, take
 from healthd.fleet.validating import validate
 from healthd.model import Mode, Reason, Verdict

@@ -13,10 +13,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from checks.contract import Status
-from checks.reasons import action_of, blame_of
 from healthd.errors import BadInputError
-from healthd.evidence import aged, judge_health
+from healthd.evidence import aged, judge_health, reason
 from healthd.fleet.kept import KeptState
 from healthd.fleet.model import FleetNode
 from healthd.model import Health, LearnedLimits, Order, OrderReport, Quarantine, Reason, SyncRequest
@@ -174,16 +172,18 @@ class NodeRecord:
         """Why `health` is what it is: what the aggregator adds comes first."""
         own: list[Reason] = []
         if self.duplicate:
-            own.append(_reason(self.node, "DuplicateNode", f"{self.duplicate}; an admin must decide"))
+            own.append(reason("DuplicateNode", f"{self.duplicate}; an admin must decide", node=self.node))
         if self.heard_at is None:
-            own.append(_reason(self.node, "Silent", "not heard of since the aggregator started"))
+            own.append(reason("Silent", "not heard of since the aggregator started", node=self.node))
         elif now - self.heard_at > silent_seconds:
             text = f"last heard {now - self.heard_at:.0f} s ago, may be silent for {silent_seconds:.0f} s"
-            own.append(_reason(self.node, "Silent", text))
+            own.append(reason("Silent", text, node=self.node))
         elif self.state is None:
-            own.append(_reason(self.node, "NoData", "the node has not sent its state yet"))
+            own.append(reason("NoData", "the node has not sent its state yet", node=self.node))
         elif not self.confirmed:
-            own.append(_reason(self.node, "Recovering", "heard in one direction only: its ages are not bounded yet"))
+            own.append(
+                reason("Recovering", "heard in one direction only: its ages are not bounded yet", node=self.node)
+            )
         if self.state is None:
             return tuple(own)
         state = self.state.open()
@@ -238,14 +238,3 @@ def _check(node: str, request: SyncRequest) -> None:
         for result in request.state.results:
             if result.age_seconds < 0:
                 raise BadInputError(f"the age of {result.check[:80]!r} is {result.age_seconds} s, must not be negative")
-
-
-def _reason(node: str, code: str, message: str) -> Reason:
-    return Reason(
-        code=code,
-        message=message,
-        status=Status.UNKNOWN,
-        blame=blame_of(code),
-        action=action_of(code),
-        node=node,
-    )

@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 
 from checks.contract import Status, Tier
-from checks.reasons import action_of, blame_of
-from healthd.evidence import aged, judge_tier
+from healthd.evidence import aged, judge_tier, reason
 from healthd.fleet import asking
 from healthd.fleet.model import ClaimKind, FleetNode, FleetView, Gate, Judged, RunStatus
 from healthd.fleet.policy import Policy
@@ -52,11 +51,6 @@ class Assessment:
     run_over: bool = False
     own: bool = False
     wake_at: float = math.inf
-
-
-def reason(code: str, message: str, *, node: str | None = None, status: Status = Status.UNKNOWN) -> Reason:
-    """A reason of the fleet, with the catalogue's blame and action."""
-    return Reason(code=code, message=message, status=status, blame=blame_of(code), action=action_of(code), node=node)
 
 
 def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:

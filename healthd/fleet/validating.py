@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from checks.contract import Blame, Status
+from healthd.evidence import reason
 from healthd.fleet.model import Accuse, Phase, Reserve, RevokeLease, StartGroups, Unreserve
-from healthd.fleet.standing import Standing, reason
+from healthd.fleet.standing import Standing
 from healthd.fleet.taking import Work, deadline_of, give_back, take
 from healthd.fleet.validation.course import advance, begin
 from healthd.fleet.validation.model import Validation

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from checks.contract import Status
 from healthd.errors import ConfigError, StoreError
+from healthd.evidence import reason
 from healthd.fleet.actuators.build import make_actuator, sight
 from healthd.fleet.actuators.desired import Rejected, Sight, Suspect, culprits, desired
 from healthd.fleet.actuators.hand import Hand
@@ -23,7 +24,6 @@ from healthd.fleet.actuators.kubernetes import KubernetesActuator
 from healthd.fleet.actuators.metrics import ActuatorCollector
 from healthd.fleet.actuators.model import ActuatorError, Done, Outcome, Removal, Why
 from healthd.fleet.actuators.settings import ActuatorSettings, KubernetesActuatorSettings
-from healthd.fleet.standing import reason
 from healthd.model import Decision, ExcludedNode, Quarantine, Reason, Verdict
 from tests.fleet.world import NOW, gate, node, state
 from tests.healthd.api_server_kit import Cluster, cluster

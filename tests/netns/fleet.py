@@ -29,7 +29,7 @@ __all__ = ["Decided", "Fleet", "Host", "marks"]
 
 MARK = "FLEET_OF_A_TEST"
 
-POLICY: dict[str, str | list[str]] = {
+POLICY: dict[str, Any] = {
     "settle": "1s",
     "recovery": "1s",
     "node_grace": "4s",
@@ -76,7 +76,7 @@ LEAST_BUSBW = 6e6  # bytes/s; links here carry a hundred times as much where two
 class Fleet:
     """`count` daemons n1, n2, ... with one device each, and an aggregator; ready once all are healthy."""
 
-    def __init__(self, folder: Path, count: int, **policy: str) -> None:
+    def __init__(self, folder: Path, count: int, **policy: Any) -> None:
         self.folder, self.policy = folder, {**POLICY, **policy}
         self.net = Net()
         self.mark = secrets.token_hex(8)
@@ -99,7 +99,8 @@ class Fleet:
         (checks / "proof.py").write_text(PROOF)
         (checks / "number").write_text("1")
         file = self.folder / "aggregator.toml"
-        file.write_text("[policy]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.policy.items()))
+        policy = "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.policy.items())
+        file.write_text(f"[policy]\n{policy}")
         self.aggregator = self._service(
             self.centre,
             "aggregator",
@@ -110,17 +111,26 @@ class Fleet:
         self.aggregator.start()
         for name, host in self.nodes.items():
             config = self.folder / f"{name}.toml"
-            config.write_text(NODE.format(checks=checks, size_bytes=SIZE_BYTES, least_busbw=LEAST_BUSBW))
+            config.write_text(self.node_file(name, checks))
             self._service(
                 host,
                 name,
                 *("--config", str(config), "--name", name, "--listen", f"{host.address}:8080"),
                 *("--state-dir", str(self.folder / name / "state"), "--run-dir", str(self.folder / name / "run")),
                 *("--interface", "eth0", "--label", "pool=a", "--aggregator", self.aggregator.url),
+                *self.node_arguments(name),
                 pattern=r"answers on (http://\S+)",
             ).start(ready=False)
         for name in self.nodes:
             self.healthy(name)
+
+    def node_file(self, name: str, checks: Path) -> str:
+        """The configuration of a daemon; `checks` is the folder of the tests' own."""
+        return NODE.format(checks=checks, size_bytes=SIZE_BYTES, least_busbw=LEAST_BUSBW)
+
+    def node_arguments(self, name: str) -> Sequence[str]:
+        """What a daemon is told beside that."""
+        return ()
 
     def _service(self, host: Host, name: str, *arguments: str, pattern: str) -> Service:
         kind = "node" if name in self.nodes else "aggregator"

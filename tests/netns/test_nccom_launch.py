@@ -10,14 +10,13 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes.neuron import NeuronMachine
-from tests.fleet.cluster import PROOF
 from tests.fleet.service import Command, Service, until
 from tests.netns import fleet
 from tests.netns.fleet import Fleet, Host
@@ -57,42 +56,15 @@ class NeuronFleet(Fleet):
     def __init__(self, folder: Path, count: int, *, more: dict[str, str] | None = None, **policy: Any) -> None:
         self.machines: dict[str, NeuronMachine] = {}
         self.more = more or {}
-        super().__init__(folder, count, **policy)
-
-    def _start(self) -> None:
-        checks = self.folder / "checks"
-        checks.mkdir()
-        (checks / "proof.py").write_text(PROOF)
-        (checks / "number").write_text("1")
-        file = self.folder / "aggregator.toml"
         # Each test has faults of its own: a node that was at fault in one takes part in the next.
-        file.write_text(
-            "[policy]\nrules = false\n"
-            + "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.policy.items())
-        )
-        self.aggregator = self._service(
-            self.centre,
-            "aggregator",
-            *("--config", str(file), "--state-dir", str(self.folder / "aggregator")),
-            *("--listen", f"{self.centre.address}:8090", "--insecure"),
-            pattern=r"aggregator listens on (\S+)",
-        )
-        self.aggregator.start()
-        for name, host in self.nodes.items():
-            self.machines[name] = NeuronMachine(self.folder / name / "machine", "trn1.2xlarge")
-            config = self.folder / f"{name}.toml"
-            config.write_text(NODE.format(checks=checks, more=self.more.get(name, "")))
-            self._service(
-                host,
-                name,
-                *("--config", str(config), "--name", name, "--listen", f"{host.address}:8080"),
-                *("--state-dir", str(self.folder / name / "state"), "--run-dir", str(self.folder / name / "run")),
-                *("--host-root", str(self.machines[name].root)),
-                *("--interface", "eth0", "--label", "pool=a", "--aggregator", self.aggregator.url),
-                pattern=r"answers on (http://\S+)",
-            ).start(ready=False)
-        for name in self.nodes:
-            self.healthy(name)
+        super().__init__(folder, count, rules=False, **policy)
+
+    def node_file(self, name: str, checks: Path) -> str:
+        return NODE.format(checks=checks, more=self.more.get(name, ""))
+
+    def node_arguments(self, name: str) -> Sequence[str]:
+        self.machines[name] = NeuronMachine(self.folder / name / "machine", "trn1.2xlarge")
+        return ("--host-root", str(self.machines[name].root))
 
     def _service(self, host: Host, name: str, *arguments: str, pattern: str) -> Service:
         service = super()._service(host, name, *arguments, pattern=pattern)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from checks.contract import Status
-from healthd.fleet.standing import reason
+from healthd.evidence import reason
 from healthd.model import Decision, Verdict
 
 log = logging.getLogger(__name__)

@@ -173,25 +173,30 @@ def latch(record: Record, facts: Facts, fault: Fault, tier: Tier, at: float, eff
     return dataclasses.replace(record, latches=tuple(latches))
 
 
+def accused(now: float, fault: Fault, policy: Policy) -> Count:
+    """The count of a node that a validation names, with nothing counted yet."""
+    return Count(
+        rule=Rule.ACCUSED,
+        fault=fault,
+        tier=Tier.QUICK,
+        active=True,
+        since=now,
+        last_at=now,
+        window_seconds=policy.accused_window_seconds,
+        fails=0,
+        passes=0,
+        marks=(),
+        tripped=False,
+    )
+
+
 def count_accusations(now: float, record: Record, facts: Facts, policy: Policy, effects: list[Effect]) -> Record:
     """New accusations, and passes of the quick tier that speak for an accused node."""
     for fault in facts.accusations:
         if fault.action in HARD_ACTIONS:
             record = latch(record, facts, fault, Tier.QUICK, now, effects)
             continue
-        new = Count(
-            rule=Rule.ACCUSED,
-            fault=fault,
-            tier=Tier.QUICK,
-            active=True,
-            since=now,
-            last_at=now,
-            window_seconds=policy.accused_window_seconds,
-            fails=0,
-            passes=0,
-            marks=(),
-            tripped=False,
-        )
+        new = accused(now, fault, policy)
         record = _fail(record, policy, new, effects)
     if facts.quick_at is None or not any(count.rule is Rule.ACCUSED for count in record.counts):
         return record

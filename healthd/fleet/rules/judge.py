@@ -12,7 +12,7 @@ import dataclasses
 from checks.contract import Action, Tier
 from healthd.fleet.policy import Policy
 from healthd.fleet.rules.causes import causes_of, rebooted
-from healthd.fleet.rules.counting import count_accusations, count_results, latch
+from healthd.fleet.rules.counting import accused, count_accusations, count_results, latch
 from healthd.fleet.rules.facts import in_force
 from healthd.fleet.rules.model import (
     BY_BOOT,
@@ -194,19 +194,8 @@ def inherited(now: float, record: Record, facts: Facts, rule: Rule, reason: str,
     quiet: list[Effect] = []
     if rule is Rule.HARD:
         return latch(record, facts, fault, Tier.QUICK, now, quiet)
-    count = Count(
-        rule=Rule.ACCUSED,
-        fault=fault,
-        tier=Tier.QUICK,
-        active=True,
-        since=now,
-        last_at=now,
-        window_seconds=policy.accused_window_seconds,
-        fails=1,
-        passes=0,
-        marks=(Mark(at=now, failed=True),),
-        tripped=True,
-    )
+    mark = Mark(at=now, failed=True)
+    count = dataclasses.replace(accused(now, fault, policy), fails=1, marks=(mark,), tripped=True)
     return dataclasses.replace(record, counts=(*record.counts, count))
 
 

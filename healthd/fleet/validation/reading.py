@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from checks.collective.judge import gave_out, judge_ranks
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
+from healthd.evidence import reason
 from healthd.fleet import stragglers
 from healthd.fleet.validation import nccom
 from healthd.fleet.validation.measured import MOST_EVENTS, odd_ranks
@@ -49,7 +50,7 @@ def read_group(
         # Who waits for a node that does not come says nothing in time, and is not silent.
         silent = ()
     unfit = {
-        node: _reason("Busy", f"{node} did not take part: {report.message or 'no reason given'}", node)
+        node: reason("Busy", f"{node} did not take part: {report.message or 'no reason given'}", node=node)
         for node, report in reports.items()
         if report.status == "refused"
     }
@@ -221,7 +222,7 @@ def _tested(
         outcome = Outcome.SLOW
     else:
         outcome = Outcome.FAIL
-    reasons.extend(_reason("Silent", f"{node} did not say how {check} ended", node) for node in silent)
+    reasons.extend(reason("Silent", f"{node} did not say how {check} ended", node=node) for node in silent)
     return Tested(
         members=group.members,
         outcome=outcome,
@@ -265,17 +266,6 @@ def _of_finding(finding: Finding, check: str, node: str | None, group: Group, *,
         target=finding.target,
         check=check,
         injected=injected,
-    )
-
-
-def _reason(code: str, message: str, node: str) -> Reason:
-    return Reason(
-        code=code,
-        message=message,
-        status=Status.UNKNOWN,
-        blame=blame_of(code),
-        action=action_of(code),
-        node=node,
     )
 
 
