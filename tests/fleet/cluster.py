@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from tests.fleet.service import ROOT, START_SECONDS, Command, Said, Service, free_port, until
+from tests.patience import PATIENCE
 
 HEALTHD = (sys.executable, "-m", "healthd")
 # Every process that we start, and whatever it starts, carries this variable: so that none can hide.
@@ -76,14 +77,14 @@ class Cluster:
                     with contextlib.suppress(ProcessLookupError):
                         service.signal(signal.SIGCONT)
                         service.signal(signal.SIGTERM)
-            slow = [service.name for service in self.services.values() if not _ends(service.process, 6)]
+            slow = [service.name for service in self.services.values() if not _ends(service.process, 6 * PATIENCE)]
             for process in self.others:
                 process.kill()
                 process.wait()
                 for pipe in (process.stdin, process.stdout, process.stderr):
                     if pipe is not None:
                         pipe.close()
-            end = time.monotonic() + 2
+            end = time.monotonic() + 2 * PATIENCE
             while (left := self.alive()) and time.monotonic() < end:
                 time.sleep(0.05)
         finally:
@@ -91,7 +92,7 @@ class Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if kind is None:
-            assert not slow, f"did not end within 6 s of SIGTERM: {slow}"
+            assert not slow, f"did not end within {6 * PATIENCE:.0f} s of SIGTERM: {slow}"
             assert not left, f"left behind: {left}"
 
     def alive(self) -> dict[int, str]:
@@ -199,7 +200,7 @@ class Cluster:
         self.others.append(process)
         return Command(process)
 
-    def gate(self, url: str, job: str, *arguments: str, wait: str = "20s") -> Said:
+    def gate(self, url: str, job: str, *arguments: str, wait: str = "60s") -> Said:
         """`healthd gate --json`."""
         return self.healthd("gate", "--aggregator", url, "--job", job, "--wait", wait, "--json", *arguments)
 

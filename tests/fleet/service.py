@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parent.parent.parent
 START_SECONDS = 30.0
 
@@ -75,7 +77,7 @@ class Service:
     def ended(self, seconds: float = 10.0) -> int:
         """The exit code of a process that must end by itself."""
         assert self.process is not None
-        return self.process.wait(seconds)
+        return self.process.wait(seconds * PATIENCE)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", trust_env=False, timeout=more.pop("timeout", 10.0), **more)
@@ -112,15 +114,15 @@ class Command:
 
     def said(self, seconds: float = 40.0) -> Said:
         """What it came to."""
-        out, err = self.process.communicate(timeout=seconds)
+        out, err = self.process.communicate(timeout=seconds * PATIENCE)
         return Said(self.process.returncode, out, err)
 
 
 def until(true: Callable[[], bool], seconds: float = 15.0, why: Callable[[], str] = lambda: "") -> None:
-    """Wait for something to become true; AssertionError says what did not."""
-    end = time.monotonic() + seconds
+    """Wait for something to become true; AssertionError says what did not. `seconds` are those of a quiet machine."""
+    end = time.monotonic() + seconds * PATIENCE
     while not true():
-        assert time.monotonic() < end, f"it did not happen in {seconds:.0f} s; {why()}"
+        assert time.monotonic() < end, f"it did not happen in {seconds * PATIENCE:.0f} s; {why()}"
         time.sleep(0.05)
 
 

@@ -16,6 +16,7 @@ from healthd.fleet.app import aggregator
 from healthd.fleet.settings import AggregatorSettings
 from tests.fleet.test_api import POLICY, living
 from tests.healthd.api_server_kit import Cluster, cluster
+from tests.patience import PATIENCE
 
 KEY = "healthd.internal/removed"
 
@@ -43,7 +44,7 @@ async def running(
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(10.0 * PATIENCE):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

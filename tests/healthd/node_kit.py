@@ -21,6 +21,7 @@ from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings
 from healthd.node.state import NodeBook
 from healthd.node.tasks import Tasks
 from healthd.runner import CheckInfo, OnResult, Plan, Survey
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 
@@ -283,7 +284,7 @@ async def quiet() -> None:
 async def eventually(true: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for something that takes real time."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds * PATIENCE):
             while not true():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert true()

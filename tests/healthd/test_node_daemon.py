@@ -20,6 +20,7 @@ import pytest
 from checks.contract import Tier
 from healthd.errors import UnreachableError
 from healthd.node import control
+from tests.patience import PATIENCE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -90,7 +91,7 @@ def daemon(folder: Path, **more: Any) -> Iterator[Daemon]:
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + seconds * PATIENCE
     while not true():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)

@@ -24,6 +24,7 @@ import httpx
 from tests.fleet.cluster import HEALTHD, PROOF
 from tests.fleet.service import ROOT, Command, Said, Service, until
 from tests.netns.hosts import CENTRE, Host, Net, marks, run
+from tests.patience import PATIENCE
 
 __all__ = ["Decided", "Fleet", "Host", "marks"]
 
@@ -232,10 +233,10 @@ class Fleet:
                 with contextlib.suppress(ProcessLookupError):
                     service.signal(signal.SIGCONT)
                     service.signal(signal.SIGTERM)
-        slow = [name for name, service in self.services.items() if not _ends(service, 8)]
+        slow = [name for name, service in self.services.items() if not _ends(service, 8 * PATIENCE)]
         left = {host.name: host.pids() for host in self.net.hosts if host.pids()}
         self.net.remove()
-        assert not slow, f"did not end within 8 s of SIGTERM: {slow}"
+        assert not slow, f"did not end within {8 * PATIENCE:.0f} s of SIGTERM: {slow}"
         assert not left, f"left behind: {left}"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from healthd.slurm import Scontrol, SlurmNode
 from tests.fleet.service import ROOT, free_port
+from tests.patience import PATIENCE
 
 HOOKS = ROOT / "deploy" / "slurm"
 
@@ -73,7 +74,7 @@ def missing(*more: str) -> str:
 
 def until(true: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
     """Wait for something to become true; AssertionError says what did not."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + seconds * PATIENCE
     while not true():
         assert time.monotonic() < end, why()
         time.sleep(0.1)
