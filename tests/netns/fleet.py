@@ -37,12 +37,12 @@ POLICY: dict[str, Any] = {
     "silent": "8s",
     "lease_ack": "10s",
     "collective_checks": ["all_reduce"],
-    "collective_start": "40s",
+    "collective_start": "120s",
     "collective_join": "4s",
     "collective_timeout": "5s",
     "collective_contact": "4s",
     "collective_grace": "1s",
-    "validation": "80s",
+    "validation": "200s",
     # The same nodes are at fault again and again here; that such a node is kept out is tested elsewhere.
     "rules_observe": ["accused"],
 }
@@ -158,7 +158,7 @@ class Fleet:
 
     # --- what is asked of it ------------------------------------------------------------------------------------------
 
-    def gate(self, *names: str, min_nodes: int | None = None, wait: str = "90s") -> Command:
+    def gate(self, *names: str, min_nodes: int | None = None, wait: str = "240s") -> Command:
         """Start `healthd gate` as a job's hook would, on a host of its own."""
         self.jobs += 1
         more = ("--min-nodes", str(min_nodes)) if min_nodes is not None else ()

@@ -19,8 +19,8 @@ pytestmark = marks
 
 NAMES = ("n1", "n2", "n3", "n4", "n5", "n6")
 # From the question to the admission on the rest: start of the ranks, the search, the rest together, the leases. The aim
-# of 20 s is measured by the benchmark on an idle machine; what is asserted leaves room for a busy one.
-BOUND_SECONDS = 60.0
+# of 20 s is measured by the benchmark on an idle machine; what is asserted leaves room for a slow one.
+BOUND_SECONDS = 150.0
 
 
 @pytest.fixture(scope="module")
