@@ -11,8 +11,7 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Iterable
 
-from checks.contract import Status
-from checks.reasons import action_of, blame_of
+from healthd.evidence import reason
 from healthd.fleet.model import FleetView, Gate, Phase, Registry
 from healthd.model import Reason
 
@@ -73,12 +72,5 @@ def unknown_nodes(gate: Gate, view: FleetView, names: Iterable[str]) -> tuple[Re
         near = difflib.get_close_matches(name, known, n=3) if len(reasons) < 3 else []
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         text = unclear(gate, view, name) or f"{name}: no node of this name has ever reported{hint}"
-        reasons.append(_unknown(name, text))
+        reasons.append(reason("UnknownNode", text, node=name))
     return tuple(reasons)
-
-
-def _unknown(name: str, text: str) -> Reason:
-    code = "UnknownNode"
-    return Reason(
-        code=code, message=text, status=Status.UNKNOWN, blame=blame_of(code), action=action_of(code), node=name
-    )
