@@ -115,6 +115,11 @@ class Evidence:
                 return True
         return any(not test.bad and wanted <= test.members for test in self.large)
 
+    def failed_inside(self, group: Iterable[int]) -> bool:
+        """Whether a part of these, of three or more, failed."""
+        wanted = frozenset(group)
+        return any(test.bad and test.members <= wanted for test in self.large)
+
     def history(self, group: Iterable[int]) -> list[bool]:
         """Whether exactly this group was bad, each time it was tested, oldest first."""
         wanted = frozenset(group)

@@ -76,13 +76,19 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
 
 
 def rest_state(ev: Evidence, rest: Ids) -> bool | None:
-    """Whether the rest passed together when last tested; False also while it failed once and is not understood."""
+    """
+    Whether the rest passed together when last tested; False also while it failed once and is not understood.
+
+    Idle nodes may have joined since the whole failed: what fails in a part is taken to fail in the rest.
+    """
     if len(rest) < 2:
         return True if rest and ev.passes[rest[0]] else None
     seen = ev.history(rest)
     if seen:
         return not seen[-1]
-    return True if ev.passed_together(rest) else None
+    if ev.passed_together(rest):
+        return True
+    return False if ev.failed_inside(rest) else None
 
 
 def targeted(ev: Evidence, judged: Judged) -> Ask | None:

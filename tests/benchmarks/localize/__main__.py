@@ -11,6 +11,7 @@ verdicts: they are in the table.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 import time
@@ -27,7 +28,7 @@ Right = Callable[[Fleet, Verdict], bool]
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """
-    One line of the table.
+    One line of the table. `members` are those of the job, `borrowed` idle nodes beside them.
 
     Aims: `rounds` bounds the rounds, `exact` the share of right verdicts, `tests` the mean of tests, `false` the
     healthy members accused for each run.
@@ -39,7 +40,7 @@ class Row:
     make: Make
     right: Right
     culprits: str
-    partners: int = 0
+    borrowed: int = 0
     switch: int = 0
     noise: float = 0.0
     serial: bool = False
@@ -171,7 +172,7 @@ def rows() -> Iterator[Row]:
     yield Row(kind="always, 2 alone", members=2, runs=100, make=bad(1), right=nobody_accused, culprits="1",
               others="CHS and NVSentinel accuse the healthy")  # fmt: skip
     yield Row(kind="always, 2 and an idle third", members=2, runs=100, make=bad(1), right=exactly, culprits="1",
-              partners=1, others="CHS accuses 1.0 healthy nodes")  # fmt: skip
+              borrowed=1, others="CHS accuses 1.0 healthy nodes")  # fmt: skip
     for count, limit in ((1, None), (2, None), (5, 45.0), (10, None)):
         yield Row(kind="one after another", members=232, runs=400 if count == 5 else 60, make=bad(count), right=exactly,
                   culprits=str(count), serial=True, tests=limit,
@@ -189,6 +190,9 @@ def rows() -> Iterator[Row]:
     ):
         yield Row(kind="flaky, p = 0.5, by round 9", members=members, runs=runs, make=flaky, right=in_nine,
                   culprits="1", first=Outcome.FAIL, exact=0.95, false=0.001)  # fmt: skip
+    for members, runs in ((3, 2000), (4, 2000), (5, 2000), (8, 2000), (16, 2000), (64, 1000)):
+        yield Row(kind="flaky, p = 0.5, idle nodes, by round 9", members=members, borrowed=2 + members % 2, runs=runs,
+                  make=flaky, right=in_nine, culprits="1", first=Outcome.FAIL, exact=0.95, false=0.001)  # fmt: skip
     yield Row(kind="flaky, p = 0.5, noise 2 %", members=64, runs=300, make=noisy_flaky, right=exactly, noise=0.02,
               culprits="1", first=Outcome.FAIL, exact=0.0, false=0.01)  # fmt: skip
     for members, runs in ((3, 100), (4, 200), (8, 200), (64, 100), (512, 10)):
@@ -227,11 +231,12 @@ def measure(row: Row, runs: int) -> Score:
     score = Score()
     for run in range(runs):
         rng = random.Random(f"{row.kind}:{row.members}:{row.culprits}:{run}")
-        problem = problem_of(row.members, seed=run, partners=row.partners, switch=row.switch, noise=row.noise,
+        problem = problem_of(row.members + row.borrowed, seed=run, switch=row.switch, noise=row.noise,
                              one_after_another=row.serial)  # fmt: skip
-        fleet = row.make(rng, problem, run)
+        job = dataclasses.replace(problem, members=problem.members[: row.members])
+        fleet = row.make(rng, job, run)
         began = time.perf_counter()
-        verdict, _ = play(fleet, problem, first=row.first)
+        verdict, _ = play(fleet, problem, first=row.first, borrowed=row.borrowed)
         took = time.perf_counter() - began
         score.runs += 1
         score.right += row.right(fleet, verdict)

@@ -75,16 +75,22 @@ def switches(members: tuple[str, ...], size: int) -> Mapping[str, Mapping[str, s
     return {name: {"switch": f"s{i // size}"} for i, name in enumerate(members)}
 
 
-def play(fleet: Fleet, problem: Problem, *, first: Outcome | None = None) -> tuple[Verdict, list[GroupOutcome]]:
-    """Localise to the end, as the real caller would. `first` forces the outcome of the first whole."""
+def play(
+    fleet: Fleet, problem: Problem, *, first: Outcome | None = None, borrowed: int = 0
+) -> tuple[Verdict, list[GroupOutcome]]:
+    """
+    Localise to the end, as the real caller would. `first` forces the outcome of the first whole, which is without the
+    last `borrowed` members: a validation borrows idle nodes once the whole did not pass, and tests them like its own.
+    """
     history: list[GroupOutcome] = []
     course = Course(problem)
-    step: NextRound | Verdict = NextRound(number=0, groups=(problem.members,), why="the whole")
+    whole = problem.members[: len(problem.members) - borrowed]
+    step: NextRound | Verdict = NextRound(number=0, groups=(whole,), why="the whole")
     while isinstance(step, NextRound):
         check_round(step, problem)
         outcomes = fleet.run(step.groups, step.number)
         if step.number == 0 and first is not None:
-            outcomes = [GroupOutcome(members=problem.members, outcome=first, round=0)]
+            outcomes = [GroupOutcome(members=whole, outcome=first, round=0)]
         history += outcomes
         step = course.step(outcomes)
     return step, history
