@@ -25,7 +25,8 @@ def all_gather(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progress]:
     Judges:  fail CollectiveMismatch (a rank that several got wrong values from is named, not they) | fail RankAbsent,
              RankDied, RankHung (the culprit, not those who waited for it) | fail SlowLink (limits
              `all_gather_busbw_bytes_per_second`, `..._algbw_...`, `all_gather_duration_seconds`: for the largest size;
-             `NAME/SIZE_BYTES` for any other) | unknown Timeout (nobody can be told) | skip NotApplicable (fewer than 2
+             `NAME/SIZE_BYTES` for any other,
+             `nodes_NAME` between nodes) | unknown Timeout (nobody can be told) | skip NotApplicable (fewer than 2
              ranks) | pass with bandwidths and times.
     Cost:    quick: about 0.1 s on 2 ranks of one core each, 20 MiB each.
     Source:  nccl-tests, doc/PERFORMANCE.md: size is that of the gathered whole; algbw = size / time,

@@ -24,7 +24,8 @@ def reduce_scatter(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progre
     Reads:   all devices of the group, by torch.distributed with the accelerator's backend, at three sizes.
     Judges:  fail CollectiveMismatch | fail RankAbsent, RankDied, RankHung (the culprit, not those who waited for it) |
              fail SlowLink (limits `reduce_scatter_busbw_bytes_per_second`, `..._algbw_...`,
-             `reduce_scatter_duration_seconds`: for the largest size; `NAME/SIZE_BYTES` for any other) | unknown Timeout
+             `reduce_scatter_duration_seconds`: for the largest size; `NAME/SIZE_BYTES` for any other,
+             `nodes_NAME` between nodes) | unknown Timeout
              (nobody can be told) | skip NotApplicable (fewer than 2 ranks) | pass with bandwidths and times.
     Cost:    quick: about 0.2 s on 2 ranks of one core each, 20 MiB each.
     Source:  nccl-tests, doc/PERFORMANCE.md: size is that of the whole before it is scattered; algbw = size / time,

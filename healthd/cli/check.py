@@ -161,8 +161,12 @@ async def given_away(settings: Settings) -> str | None:
 
 def unused_limits(limits: Mapping[str, object], state: NodeState) -> tuple[str, ...]:
     """Limits that judged nothing in a whole run: a name that is misspelt would otherwise go unnoticed."""
+    from healthd import launching
+    from healthd.runner.settings import BETWEEN_NODES
+
     measured = {m.name for result in state.results for finding in result.findings for m in finding.measurements}
-    return tuple(name for name in limits if name.partition("@")[0].partition("/")[0] not in measured)
+    inside = (name for name in limits if not name.startswith((BETWEEN_NODES, launching.PREFIX)))
+    return tuple(name for name in inside if name.partition("@")[0].partition("/")[0] not in measured)
 
 
 def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> tuple[Fault, ...]:

@@ -116,9 +116,9 @@ class Runner:
 
     def session(self, faults: Sequence[Fault] = ()) -> Session:
         """Ranks for the rounds of one validation over several nodes. `Session.open` comes first."""
+        settings = self.settings.between_nodes()
         return Session(
-            # What was learned inside of a node is no measure of the network between nodes.
-            make_workers=lambda on_progress: self._workers(on_progress, learned=False),
+            make_workers=lambda on_progress: Workers(settings, self._corpses, self._versions, on_progress),
             catalogue=self.catalogue,
             on_survey=lambda outcome: self._surveyed(outcome, ()),
             on_device_seconds=self._spent,
@@ -130,8 +130,8 @@ class Runner:
 
     # --- children that only answer ------------------------------------------------------------------------------------
 
-    def _workers(self, on_progress: OnProgress | None, *, learned: bool = True) -> Workers:
-        settings = dataclasses.replace(self.settings, learned=self.learned if learned else ())
+    def _workers(self, on_progress: OnProgress | None) -> Workers:
+        settings = dataclasses.replace(self.settings, learned=self.learned)
         return Workers(settings, self._corpses, self._versions, on_progress)
 
     async def _ask(self, workers: Workers, command: dict[str, Any], name: str, timeout_seconds: float) -> Outcome:

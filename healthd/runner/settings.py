@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from checks.contract import Limit, Scope, Tier
 from healthd.model import CheckResult, Inventory, LearnedLimits
+
+BETWEEN_NODES = "nodes_"
+"""How the name of a limit begins that judges collectives between nodes: `nodes_all_reduce_busbw_bytes_per_second`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +149,19 @@ class RunnerSettings:
     """Of transient causes: a worker that did not start or died, a device that was busy. Never of a wrong result."""
     retry_backoff_seconds: float = 0.25
     """Before the first retry; doubled for each further one."""
+
+    def between_nodes(self) -> RunnerSettings:
+        """
+        The same for ranks of several nodes.
+
+        What holds inside a node is no measure of the network between nodes, so that has limits of its own name.
+        """
+        own = {
+            name.removeprefix(BETWEEN_NODES): limit
+            for name, limit in self.limits.items()
+            if name.startswith(BETWEEN_NODES)
+        }
+        return replace(self, learned=(), limits=own)
 
 
 OnResult = Callable[[CheckResult], None]

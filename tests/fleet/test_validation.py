@@ -126,6 +126,17 @@ def test_of_two_nodes_an_idle_third_tells_which() -> None:
     assert not lab.claims
 
 
+@pytest.mark.parametrize("idle", [2, 3, 4])
+def test_as_many_idle_nodes_are_borrowed_as_let_all_be_tested_in_pairs(idle: int) -> None:
+    lab = Lab(tuple(f"n{i}" for i in range(1, 4 + idle)), bad={"n2": "corrupt"})
+    lab.decide(lab.ask(nodes=("n1", "n2", "n3"), min_nodes=2))
+    pairs = [group for group in lab.groups if len(group) == 2]
+    first = {name for group in pairs[: (3 + idle) // 2] for name in group}
+    assert len({name for group in lab.groups for name in group}) == (4 if idle == 2 else 6)
+    assert {"n1", "n2", "n3"} <= first
+    assert lab.accused() == {"n2"}
+
+
 def test_an_idle_node_that_a_validation_named_before_is_not_borrowed() -> None:
     lab = Lab(("n1", "n2", "n3", "n4"), bad={"n2": "corrupt", "n3": "die"}, doubted=("n3",))
     decision = lab.decide(lab.ask(nodes=("n1", "n2")))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from checks.contract import Blame, Finding, Limit, Measurement, Status, Tier
 from checks.learned import choose
+from checks.protocol import from_limits
 from healthd import wire
 from healthd.baselines import files
 from healthd.baselines.book import MOST_SAMPLES, Book
@@ -37,6 +38,7 @@ from tests.healthd.cli_kit import healthd
 
 KIND = Kind(hardware="trn1.2xlarge x2", accelerator="cpu", versions=(("torch", "2.9"),))
 MATMUL = "matmul_flops_per_second/bf16"
+BUSBW = "all_reduce_busbw_bytes_per_second"
 DAY = 20_000
 NOW = DAY * 86400.0 + 3600.0
 
@@ -463,10 +465,16 @@ def test_a_node_keeps_what_it_was_told_and_the_operators_file_comes_first(tmp_pa
     assert KeptLimits(tmp_path / "baseline.json", Runner(RunnerSettings())).digest == ""
 
 
-def test_what_was_learned_inside_a_node_does_not_judge_collectives_between_nodes() -> None:
-    runner = Runner(RunnerSettings(learned=(learned(),)))
-    assert runner._workers(None).setup(None)["learned"]
-    assert not runner.session()._workers.setup(None)["learned"]
+def test_what_holds_inside_a_node_does_not_judge_collectives_between_nodes() -> None:
+    inside = Limit(lower=100e9, upper=None, origin="config")
+    between = Limit(lower=8e9, upper=None, origin="config")
+    limits = {f"{BUSBW}/8388608": inside, BUSBW: inside, f"nodes_{BUSBW}": between}
+    runner = Runner(RunnerSettings(learned=(learned(),), limits=limits))
+    alone, together = (workers.setup(None) for workers in (runner._workers(None), runner.session()._workers))
+    assert alone["learned"]
+    assert set(alone["limits"]) == set(limits)
+    assert not together["learned"]
+    assert together["limits"] == from_limits({BUSBW: between})
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

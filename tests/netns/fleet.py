@@ -37,12 +37,12 @@ POLICY: dict[str, Any] = {
     "silent": "8s",
     "lease_ack": "10s",
     "collective_checks": ["all_reduce"],
-    "collective_start": "120s",
-    "collective_join": "4s",
-    "collective_timeout": "5s",
-    "collective_contact": "4s",
+    "collective_start": "240s",
+    "collective_join": "12s",
+    "collective_timeout": "10s",
+    "collective_contact": "10s",
     "collective_grace": "1s",
-    "validation": "200s",
+    "validation": "500s",
     # The same nodes are at fault again and again here; that such a node is kept out is tested elsewhere.
     "rules_observe": ["accused"],
 }
@@ -53,7 +53,7 @@ directories = ["{checks}"]
 [checks.all_reduce]
 sizes_bytes = [1024, {size_bytes}]
 iterations = 3
-[limits.all_reduce_busbw_bytes_per_second]
+[limits.nodes_all_reduce_busbw_bytes_per_second]
 lower = {least_busbw}
 [node]
 checks = ["all_reduce", "memory_free", "proof"]
@@ -158,7 +158,7 @@ class Fleet:
 
     # --- what is asked of it ------------------------------------------------------------------------------------------
 
-    def gate(self, *names: str, min_nodes: int | None = None, wait: str = "240s") -> Command:
+    def gate(self, *names: str, min_nodes: int | None = None, wait: str = "540s") -> Command:
         """Start `healthd gate` as a job's hook would, on a host of its own."""
         self.jobs += 1
         more = ("--min-nodes", str(min_nodes)) if min_nodes is not None else ()
@@ -175,7 +175,7 @@ class Fleet:
         self.commands.append(process)
         return Command(process)
 
-    def decide(self, *names: str, min_nodes: int | None = None, seconds: float = 100.0) -> Decided:
+    def decide(self, *names: str, min_nodes: int | None = None, seconds: float = 200.0) -> Decided:
         """A gate from question to answer; what an admitted job was given is given back."""
         began = time.monotonic()
         said = self.gate(*names, min_nodes=min_nodes).said(seconds)

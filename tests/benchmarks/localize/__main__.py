@@ -76,13 +76,13 @@ def bad(count: int) -> Make:
 
 
 def exactly(fleet: Fleet, verdict: Verdict) -> bool:
-    """All culprits, nobody and nothing else, and the rest passed together."""
+    """All culprits, nobody and nothing else, and each failure has its cause."""
     named = accused(verdict) == fleet.bad | fleet.flaky | fleet.slow
     return named and not (verdict.paths or verdict.groups or verdict.scale) and verdict.decided
 
 
 def in_nine(fleet: Fleet, verdict: Verdict) -> bool:
-    """Named by the ninth round; the last round after that is the rest together."""
+    """The flaky one and nobody else; the last of ten rounds is mostly the rest together."""
     return accused(verdict) == fleet.flaky and verdict.rounds <= 10
 
 
@@ -140,6 +140,10 @@ def slow(rng: random.Random, problem: Problem, seed: int) -> Fleet:
 
 def noisy(rng: random.Random, problem: Problem, seed: int) -> Fleet:
     return Fleet(seed=rng.randrange(1 << 30), alarm_ratio=problem.noise.false_alarm_ratio)
+
+
+def noisy_unawares(rng: random.Random, problem: Problem, seed: int) -> Fleet:
+    return Fleet(seed=rng.randrange(1 << 30), alarm_ratio=0.02)
 
 
 def noisy_bad(rng: random.Random, problem: Problem, seed: int) -> Fleet:
@@ -213,6 +217,10 @@ def rows() -> Iterator[Row]:
               others="z rules: 50 to 100 % alarms")  # fmt: skip
     yield Row(kind="healthy, noise 2 %, whole failed", members=64, runs=1000, make=noisy, right=nothing_named,
               noise=0.02, culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01)  # fmt: skip
+    for members, runs in ((512, 100), (64, 500), (16, 500)):
+        yield Row(kind="healthy, noise 2 % taken for 0 (default), whole failed", members=members, runs=runs,
+                  make=noisy_unawares, right=nothing_named, culprits="0", first=Outcome.FAIL, exact=0.0, false=1.0,
+                  )  # fmt: skip
     yield Row(kind="always, noise 2 %", members=64, runs=200, make=noisy_bad, right=exactly, noise=0.02, culprits="2",
               exact=0.0, false=0.001)  # fmt: skip
     yield Row(kind="two flaky, p = 0.5", members=16, runs=1000, make=two_flaky, right=exactly, culprits="2",
