@@ -33,10 +33,9 @@ class Evidence:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.names = sorted((*problem.members, *problem.partners))
+        self.names = sorted(problem.members)
         self.index = {name: i for i, name in enumerate(self.names)}
-        self.job: Ids = tuple(sorted(self.index[name] for name in problem.members))
-        self.presumed = frozenset(self.index[name] for name in problem.partners)
+        self.job: Ids = tuple(range(len(self.names)))
         self.tests: list[Test] = []
         self.rounds = 0
         self.asked = 0
@@ -60,9 +59,7 @@ class Evidence:
         try:
             return tuple(self.index[name] for name in names)
         except KeyError as error:
-            raise BadInputError(
-                f"localisation: an outcome names {error}, which is neither member nor partner; leave it out"
-            ) from None
+            raise BadInputError(f"localisation: an outcome names {error}, which is no member; leave it out") from None
 
     def record(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Take in the outcomes of one round."""

@@ -131,7 +131,7 @@ def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[tuple[
 
 def _is_clean(ev: Evidence, o: int, v: int, known: set[int], explained: set[tuple[int, int]]) -> bool:
     """Whether o is clean as a witness against v."""
-    if not (ev.passes[o] or o in ev.presumed):
+    if not ev.passes[o]:
         return False
     others = [
         p for p, _ in ev.counted(o) if p not in (v, o) and p not in known and (min(o, p), max(o, p)) not in explained

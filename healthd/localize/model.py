@@ -80,13 +80,12 @@ class Problem:
     """
     What is to be localised.
 
-    `partners`: idle members outside the job that are known to be good; they help and are not judged unless they fail
-    like a culprit. `labels`: topology, e.g. `{"n1": {"switch": "s7"}}`; absent where nothing is known. `seed` decides
-    every shuffle. `one_after_another`: tests cannot run at once; see `sequence`.
+    `members` of the job, and idle ones that joined once it failed: they help, and are judged by the same rules.
+    `labels`: topology, e.g. `{"n1": {"switch": "s7"}}`; absent where nothing is known. `seed` decides every shuffle.
+    `one_after_another`: tests cannot run at once; see `sequence`.
     """
 
     members: tuple[str, ...]
-    partners: tuple[str, ...] = ()
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seed: int = 0
     noise: Noise = Noise()
@@ -94,12 +93,12 @@ class Problem:
     one_after_another: bool = False
 
     def __post_init__(self) -> None:
-        names = (*self.members, *self.partners)
-        if not self.members:
+        names = self.members
+        if not names:
             raise BadInputError("localisation: there are no members to test; name at least one")
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise BadInputError(f"localisation: named twice: {', '.join(twice[:5])}; name each member or partner once")
+            raise BadInputError(f"localisation: named twice: {', '.join(twice[:5])}; name each once")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ def shuffled_pairs(ev: Evidence, members: Sequence[int], *, across: bool) -> lis
     One round of disjoint pairs over all members, nobody with a partner met before where that can be had.
 
     `across` pairs by position in two halves ordered by labels, so that a label group below half of the fleet meets
-    outsiders only: the first failure then tells of whole groups. An odd one out meets an idle partner, or waits.
+    outsiders only: the first failure then tells of whole groups. An odd one out waits.
     """
     order = list(members)
     ev.random("pairs").shuffle(order)
@@ -23,15 +23,7 @@ def shuffled_pairs(ev: Evidence, members: Sequence[int], *, across: bool) -> lis
     elif len(order) % 2:
         order.sort(key=lambda v: ev.pair_tests[v])  # stable; who was tested most is the one to wait
     half = len(order) // 2
-    pairs = _fresh(ev, order[:half], order[half : 2 * half]) if across else _fresh_any(ev, order)
-    paired = {v for pair in pairs for v in pair}
-    for v in order:
-        if v not in paired:
-            partner = next((p for p in sorted(ev.presumed) if p not in paired and p not in ev.met[v]), None)
-            if partner is not None:
-                pairs.append((v, partner))
-                paired |= {v, partner}
-    return list(pairs)
+    return _fresh(ev, order[:half], order[half : 2 * half]) if across else _fresh_any(ev, order)
 
 
 def _fresh(ev: Evidence, left: list[int], right: list[int]) -> list[Pair]:

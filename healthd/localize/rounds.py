@@ -100,12 +100,9 @@ def targeted(ev: Evidence, judged: Judged) -> Ask | None:
     blamed = judged.blamed() | set(judged.awaiting)
     suspects = [v for v in suspects if v not in judged.awaiting]
     out = doubtful | used | blamed
-    known = (v for v in (*ev.job, *sorted(ev.presumed)) if ev.passes[v] or v in ev.presumed)
-    clean = [v for v in known if v not in out and ev.silent[v] < SILENT]
+    clean = [v for v in ev.job if ev.passes[v] and v not in out and ev.silent[v] < SILENT]
     ev.random("witnesses").shuffle(clean)
-    clean.sort(
-        key=lambda v: (v not in ev.presumed, -len(ev.fails.get(v, ())))
-    )  # taken from the end: the job's own first
+    clean.sort(key=lambda v: -len(ev.fails.get(v, ())))  # taken from the end
     # Who has no failure with a clean partner yet comes first: that decides most.
     suspects.sort(key=lambda v: sum(bool(ev.passes[o]) for o, _ in ev.counted(v)))
     pairs = witness_pairs(ev, suspects, clean)
@@ -134,7 +131,7 @@ def _odd(ev: Evidence, judged: Judged) -> tuple[list[int], list[Ids]]:
     repeat: list[Ids] = []
     busy: set[int] = set()
     noisy = ev.problem.noise.false_alarm_ratio > 0
-    others = len(ev.job) + len(ev.presumed) - len(judged.blamed()) - 2
+    others = len(ev.job) - len(judged.blamed()) - 2
     for a, b in judged.odd:
         if a in busy or b in busy:
             continue

@@ -37,7 +37,6 @@ def one_by_one(ev: Evidence, state: Sequence) -> Steps:
     """Test until every member is clean or a culprit."""
     order = list(ev.job)
     ev.random("sequence").shuffle(order)
-    state.clean = sorted(ev.presumed)
     if ev.history(ev.job)[-1:] != [True]:
         state.done = bool(ev.history(ev.job))
         state.rest_passed = True if state.done else None
@@ -60,7 +59,7 @@ def one_by_one(ev: Evidence, state: Sequence) -> Steps:
     yield from _prove(ev, state)
     if state.contradiction:
         return
-    rest = tuple(sorted(set(state.clean) - ev.presumed))
+    rest = tuple(sorted(set(state.clean)))
     if len(rest) > 1:
         yield [rest], "all that remain, together"
         state.rest_passed = not any(ev.history(rest)[-1:]) if ev.history(rest) else None

@@ -83,7 +83,7 @@ def from_sequence(ev: Evidence, state: Sequence, *, spent: bool) -> Verdict:
         reasons += [_say_one_of(part) for part in one_of]
     if spent:
         reasons.append("ended before everything was told apart: the bound on tests, or of the time, is reached")
-    rest = () if state.contradiction else tuple(v for v in state.clean if v not in ev.presumed)
+    rest = () if state.contradiction else tuple(state.clean)
     if state.done and not state.culprits:
         rest = ev.job
     return Verdict(

@@ -65,15 +65,15 @@ def test_two_alone_are_one_of_two_and_neither_is_accused() -> None:
 @pytest.mark.parametrize("culprit", ["n0000", "n0001"])
 def test_one_idle_third_node_tells_the_two_apart(culprit: str) -> None:
     for seed in range(10):
-        verdict, _ = play(Fleet(seed=seed, bad=frozenset([culprit])), problem_of(2, seed=seed, partners=1))
+        verdict, _ = play(Fleet(seed=seed, bad=frozenset([culprit])), problem_of(3, seed=seed), borrowed=1)
         assert accused(verdict) == {culprit}
         assert verdict.decided
 
 
 def test_both_of_two_are_named_with_two_idle_nodes() -> None:
-    verdict, _ = play(Fleet(seed=0, bad=frozenset(names(2))), problem_of(2, seed=0, partners=2))
+    verdict, _ = play(Fleet(seed=0, bad=frozenset(names(2))), problem_of(4, seed=0), borrowed=2)
     assert accused(verdict) == set(names(2))
-    assert verdict.rest == ()
+    assert verdict.rest == names(4)[2:]
 
 
 def test_the_whole_that_failed_blames_none_of_those_in_it() -> None:
@@ -271,10 +271,10 @@ def test_one_after_another_accuses_nobody_for_a_path() -> None:
 
 
 def test_a_stranger_or_a_name_twice_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(BadInputError, match="'z', which is neither member nor partner; leave it out"):
+    with pytest.raises(BadInputError, match="'z', which is no member; leave it out"):
         localize(Problem(members=("a", "b")), [seen(0, "az", FAIL)])
     with pytest.raises(BadInputError, match="named twice: a"):
-        Problem(members=("a", "b"), partners=("a",))
+        Problem(members=("a", "b", "a"))
     with pytest.raises(BadInputError, match="no members"):
         Problem(members=())
     with pytest.raises(BadInputError, match="false_alarm_ratio"):

@@ -31,7 +31,6 @@ def problems(draw: st.DrawFn, least: int = 1) -> Problem:
     members = names(count)
     return Problem(
         members=members,
-        partners=names(draw(st.integers(0, 2)), "p"),
         labels=switches(members, draw(st.integers(2, 4))) if draw(st.booleans()) else {},
         seed=draw(st.integers(0, 1000)),
         noise=Noise(false_alarm_ratio=draw(st.sampled_from([0.0, 0.02]))),
@@ -54,7 +53,7 @@ def answer(problem: Problem, seed: int, kinds: list[Outcome]) -> tuple[Verdict, 
     while isinstance(step := localize(problem, history), NextRound):
         members = [name for group in step.groups for name in group]
         assert len(members) == len(set(members)) > 0
-        assert set(members) <= {*problem.members, *problem.partners}
+        assert set(members) <= set(problem.members)
         history += [
             GroupOutcome(members=group, outcome=chance.choice(kinds), round=step.number) for group in step.groups
         ]

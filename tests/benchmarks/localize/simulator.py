@@ -99,7 +99,7 @@ def play(
 def check_round(step: NextRound, problem: Problem) -> None:
     """What every round must be: not empty, of known members, disjoint."""
     seen = [name for group in step.groups for name in group]
-    if not seen or len(seen) != len(set(seen)) or not set(seen) <= {*problem.members, *problem.partners}:
+    if not seen or len(seen) != len(set(seen)) or not set(seen) <= set(problem.members):
         raise RuntimeError(f"round {step.number} is not a set of disjoint groups of the fleet: {step.groups[:3]}")
 
 
@@ -107,7 +107,6 @@ def problem_of(
     count: int,
     *,
     seed: int,
-    partners: int = 0,
     switch: int = 0,
     noise: float = 0.0,
     one_after_another: bool = False,
@@ -117,7 +116,6 @@ def problem_of(
     members = names(count)
     return Problem(
         members=members,
-        partners=names(partners, "p"),
         labels=switches(members, switch) if switch else {},
         seed=seed,
         noise=Noise(false_alarm_ratio=noise),
