@@ -7,9 +7,21 @@ and may not beside another such test. `make test` runs them one after the other,
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+
+from tests.whole import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_collection_modifyitems", "pytest_make_collect_report", "pytest_runtest_makereport"]
+
+with contextlib.suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest alone
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes is the machine's matter; where a test wants something quick it says so itself.
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 HERE = Path(__file__).parent
 ALONE = (

@@ -1,15 +1,22 @@
-"""The docs say what the code does: generated pages are in step, links lead somewhere."""
+"""The docs say what the code does: generated pages are in step, links lead somewhere, checks say what is unverified."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from checks.contract import Check
+from checks.discover import builtin_checks
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 
 spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
 assert spec is not None
@@ -29,10 +36,80 @@ def test_no_page_of_a_check_that_is_gone() -> None:
     assert set((DOCS / "checks").glob("*.md")) <= made
 
 
-@pytest.mark.parametrize(
-    "page", sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")]), ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        if "://" not in target and not target.startswith("mailto:"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert list(dead_links(page)) == []
+
+
+def dead_links(page: Path) -> Iterator[str]:
+    """Links to files that are not there, and to headings that the file does not have."""
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", prose(page)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        there = page.parent / target if target else page
+        if not there.exists():
+            yield f"{target} is not there"
+        elif anchor and anchor not in anchors(there):
+            yield f"{target or 'the page'} has no heading #{anchor}"
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code, where # is a comment and ]( no link."""
+    return re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def anchors(page: Path) -> frozenset[str]:
+    """What GitHub makes of the headings of a page."""
+    found: list[str] = []
+    for heading in re.findall(r"(?m)^#+ +(.*?) *#*$", prose(page)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        again = sum(1 for other in found if re.fullmatch(re.escape(slug) + r"(-\d+)?", other))
+        found.append(f"{slug}-{again}" if again else slug)
+    return frozenset(found)
+
+
+def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    other.write_text(
+        "# Other\n\n## 7. Bad nodes: `out` of the way\n\n## Twice\n\n## Twice\n\n```console\n# no heading\n```\n"
+    )
+    page.write_text(
+        "# The page\n[a](other.md) [b](gone.md#x) [c](other.md#7-bad-nodes-out-of-the-way) [d](other.md#twice-1)\n"
+        "[e](other.md#no-heading) [f](#the-page) [g](#elsewhere) [h](https://example.com/x#y)\n```text\n[i](gone.md)\n```\n"
+    )
+    assert list(dead_links(page)) == [
+        "gone.md is not there",
+        "other.md has no heading #no-heading",
+        "the page has no heading #elsewhere",
+    ]
+
+
+# What a check reads that not every Linux host has.
+DEVICES = re.compile(r"(?<!/)\bdevice|accelerator|NVML|nccom-test|/dev/(kmsg|neuron)|neuron|\b(EFA|efa)\b")
+
+
+@pytest.mark.parametrize("check", builtin_checks().values(), ids=lambda check: check.name)
+def test_check_of_devices_says_on_which_it_was_not_verified(check: Check) -> None:
+    assert unverified(inspect.cleandoc(check.doc)) != "", "its docstring wants a line 'Unverified: ...'"
+
+
+def unverified(doc: str) -> str | None:
+    """What a docstring says of it; None where the check reads what every host has."""
+    said = re.search(r"Unverified(?: on hardware)?: (.+)", doc)
+    reads = re.search(r"(?ms)^Reads: .*?^Judges:", doc)
+    return said[1] if said else "" if reads is None or DEVICES.search(reads[0]) else None
+
+
+def test_check_that_reads_a_device_and_says_nothing_is_found() -> None:
+    assert unverified("It is.\n\nReads:   the device.\nJudges:  nothing.") == ""
+    assert unverified("It is.\n\nReads:   /sys/devices/system/cpu.\nJudges:  devices.") is None
+    assert unverified("It is.\n\nReads:   NVML.\nJudges:  x.\nUnverified: GPUs.") == "GPUs."
+
+
+def test_every_row_of_what_was_verified_has_its_date() -> None:
+    rows = re.findall(r"(?m)^\| (?!\||-)(.+) \|$", (DOCS / "verified.md").read_text(encoding="utf-8"))
+    assert len(rows) > 15
+    for row in rows:
+        assert re.search(r"20\d\d-\d\d-\d\d", row.split(" | ")[1]), row
