@@ -19,6 +19,11 @@ from checks.contract import Device, Finding, Status
 
 ACCELERATORS = ("neuron", "xla")
 REMEDY = "run 'healthd warm' on this node, or 'healthd warm --import' with a bundle of a node like it"
+# A node by itself cannot compile what ranks of several run together.
+REMEDY_BETWEEN_NODES = (
+    "let the probes compile (on_cold_cache of [probe]), import a bundle of a node that has been in such a group, or let"
+    " nccom-test carry collectives between nodes"
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Compiling:
         self._compiles = bool(said) and said is not None and said["cold"] == "compile"
         self._retry = bool(said and said["retry"])
         self._cache: CompileCache | None = None
+        self._own_ranks = len(((setup.get("options") or {}).get("group") or {}).get("targets") or ())
         self.graphs: tuple[Graphs, ...] = ()
         if said:
             self.graphs = tuple(Graphs(**graphs) for graphs in said["graphs"])
@@ -60,15 +66,28 @@ class Compiling:
 
     def cold(self) -> list[str]:
         """
-        The entries that have to be compiled first. Raises ColdCacheError where there are some and none may be.
+        The entries that have to be compiled first. Raises ColdCacheError where none may be and nothing can run without.
+
+        Ranks run together or not at all; of other checks those that are compiled can run (see `require`).
         """
         if self._cache is None:
             return []
         missing = self._cache.missing([graphs.entry for graphs in self.graphs])
+        if not self._compiles and any(graphs.ranks is None and graphs.entry not in missing for graphs in self.graphs):
+            return []
         if missing and not self._compiles:
             names = ", ".join(dict.fromkeys(entry.partition("/")[0] for entry in missing))
+            ranks = max((graphs.ranks or 0 for graphs in self.graphs), default=0)
+            if self._own_ranks and ranks > self._own_ranks:
+                raise ColdCacheError(f"nothing is compiled here for {names} of {ranks} ranks; {REMEDY_BETWEEN_NODES}")
             raise ColdCacheError(f"nothing is compiled here for {names}; {REMEDY}")
         return missing
+
+    def require(self, check: str) -> None:
+        """Raises ColdCacheError where a check's graphs are not compiled and may not be."""
+        wanted = [graphs.entry for graphs in self.graphs if graphs.check == check]
+        if self._cache is not None and not self._compiles and self._cache.missing(wanted):
+            raise ColdCacheError(f"nothing is compiled here for {check}; {REMEDY}")
 
     @contextmanager
     def alone(self) -> Iterator[list[str]]:
@@ -82,6 +101,10 @@ class Compiling:
     def is_compiled(self, graphs: Graphs) -> bool:
         """Whether there is nothing to do for a check; always so without a cache."""
         return self._cache is None or not self._cache.missing([graphs.entry])
+
+    def is_due(self, graphs: Graphs) -> bool:
+        """Whether a check is to be compiled ahead, by one worker for all: ranks compile together, when they run."""
+        return self._compiles and graphs.ranks is None and not self.is_compiled(graphs)
 
     def ended(self, check: str, seconds: float) -> None:
         """A check has run to its end on this device, so its graphs are compiled."""

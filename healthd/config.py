@@ -249,6 +249,9 @@ def _leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text:
             if any(not separator for _, separator, _ in pairs):
                 raise ValueError(f"{value!r} must be written name=value,name=value")
             value = {key.strip(): item.strip() for key, _, item in pairs}
+        if origin in _MAPPINGS and isinstance(value, dict) and typing.get_args(wanted)[1] is _Seconds:
+            value = {key: parse_duration(item) for key, item in value.items()}
+            wanted = dict[typing.get_args(wanted)[0], float]  # type: ignore[misc]
         if wanted is Path:
             return Path(value if isinstance(value, Path) else msgspec.convert(value, str)).expanduser()
         if wanted is bool and text:
@@ -300,6 +303,8 @@ def _fields(schema: Any) -> dict[str, tuple[str, Any]]:
         annotation = hints[field.name]
         if field.name.endswith("_seconds") and annotation in (float, float | None):
             annotation = _Seconds | None if _is_union(annotation) else _Seconds
+        elif field.name.endswith("_seconds") and typing.get_origin(annotation) in _MAPPINGS:
+            annotation = dict[typing.get_args(annotation)[0], _Seconds]  # type: ignore[misc]
         found[key_of(field.name)] = (field.name, annotation)
     return found
 

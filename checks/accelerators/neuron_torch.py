@@ -32,7 +32,14 @@ MATMUL_ROWS = 4096  # 1.5 ms of bf16 at the 90 TFLOP/s of one core: well above w
 _MEMORY_SHARE = 0.8  # of a core's part of the device, which its programs and the runtime need as well
 
 # What a job may have set that changes results, shapes, caches or who takes which core. By prefix: whole families.
-_DROPPED_PREFIXES = ("NEURON_PJRT_", "NEURON_RT_DBG_", "NEURON_RT_INSPECT_", "NEURON_RT_STOCHASTIC_", "PJRT_LOCAL_")
+_DROPPED_PREFIXES = (
+    "NEURON_PJRT_",
+    "NEURON_RT_DBG_",
+    "NEURON_RT_INSPECT_",
+    "NEURON_RT_STOCHASTIC_",
+    "PJRT_LOCAL_",
+    "TORCH_NEURONX_NEFF_",  # where programs are kept
+)
 _DROPPED = (
     "NEURON_RT_NUM_CORES",  # VISIBLE_CORES beats it, but some frameworks read it first
     "NEURONCORE_GROUP_SIZES",
@@ -48,7 +55,7 @@ _DROPPED = (
     "NEURON_DUMP_HLO_SNAPSHOT",
     "NEURON_PARALLEL_COMPILE_MAX_RETRIES",
     "NEURON_LIBRARY_PATH",
-    "TORCH_NEURONX_NEFF_DISABLE_CACHE",
+    "NEURON_COMPILE_CACHE_URL",  # the job's own cache, perhaps on a network: what we compile has no place there
     "XLA_FLAGS",
     "XLA_IR_DEBUG",
     "XLA_HLO_DEBUG",

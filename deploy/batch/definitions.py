@@ -6,28 +6,25 @@ and the rest it writes yours. Each file is what `aws batch register-job-definiti
 `create-...`) takes. Numbers of devices are the catalogue's, so that a gate's container is given all of them: a device
 that the container has not is one that the gate cannot answer for.
 
-Sources: the service models of botocore; AWS Batch user guide, "Multi-node parallel jobs", "Job definition parameters",
-"Use launch templates" (user data must be MIME multi-part there). Unverified on AWS: no job of Batch was run.
+Sources: the service models of botocore; AWS Batch user guide, "Multi-node parallel jobs", "Job definition parameters".
+Unverified on AWS: no job of Batch was run.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
-from checks import catalog
-
-Json: TypeAlias = Mapping[str, "Json"] | Sequence["Json"] | str | int | bool
+from deploy.batch.hosts import MACHINES, Json, Machine, compute_environment, job_queue, launch_template
 
 FOLDER = Path(__file__).parent
 NOT_ADMITTED = "75"
 GATE = ("healthd", "preflight", "--")
+# Of the image: what asks a standing aggregator, as a member of the job's group.
+STANDING_GATE = ("/opt/healthd/gated.sh",)
 
 # How often Batch starts a job anew: on each turn bad nodes have had time to leave. Ten is the most that Batch takes.
 ATTEMPTS = 5
@@ -41,36 +38,9 @@ SHARED_MEMORY_MIB = 65_536
 IMAGE = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/train:latest"
 # What all nodes of a job share of the host: the lock that keeps two healthd apart, and the compiled probes.
 SHARED_FOLDERS = {"healthd-run": "/run/healthd", "healthd-compile-cache": "/var/lib/healthd/compile-cache"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What a container of the whole machine asks for. `memory_mib` leaves room for the host and its agents."""
-
-    instance_type: str
-    vcpus: int
-    memory_mib: int
-
-    @property
-    def devices(self) -> list[Json]:
-        """All Neuron devices and all EFA devices, as files of the host."""
-        known = catalog.TYPES[self.instance_type]
-        if known.devices is None or known.efa_interfaces is None:
-            raise ValueError(f"{self.instance_type}: the catalogue does not say how many devices it has")
-        neuron = [f"/dev/neuron{number}" for number in range(known.devices)]
-        efa = [f"/dev/infiniband/uverbs{number}" for number in range(known.efa_interfaces)]
-        return [{"hostPath": path} for path in (*neuron, *efa)]
-
-
-# vCPUs and memory: Amazon EC2 user guide, accelerated computing instances (128 and 192 vCPUs, 512 and 2048 GiB).
-MACHINES = {
-    machine.instance_type: machine
-    for machine in (
-        Machine(instance_type="trn1.32xlarge", vcpus=128, memory_mib=480_000),
-        Machine(instance_type="trn1n.32xlarge", vcpus=128, memory_mib=480_000),
-        Machine(instance_type="trn2.48xlarge", vcpus=192, memory_mib=1_960_000),
-    )
-}
+# What a member of a group needs besides: which host this is, the token of gates, the aggregator's CA (user-data.sh).
+HOST_FOLDER = {"healthd-host": "/var/lib/healthd/host"}
+AGGREGATOR = "https://AGGREGATOR:8090"
 
 
 def retry_strategy() -> dict[str, Json]:
@@ -90,15 +60,33 @@ def retry_strategy() -> dict[str, Json]:
     }
 
 
-def environment() -> list[Json]:
-    """Settings of the gate. The first job on a host compiles the probes there, the others find them compiled."""
+def environment(warmed: str | None, *, standing: bool) -> list[Json]:
+    """
+    Settings of the gate. The first job on a host compiles the probes there, the others find them compiled; `warmed` is
+    the folder of an image that has brought them.
+    """
+    folder = HOST_FOLDER["healthd-host"]
+    asking = {
+        "HEALTHD_GATE_AGGREGATOR": AGGREGATOR,
+        "HEALTHD_GATE_TOKEN_FILE": f"{folder}/gate.token",
+        "HEALTHD_GATE_CA_FILE": f"{folder}/ca.crt",
+        "HEALTHD_GATE_WAIT": GATE_WAIT,
+    }
     values = {
-        "HEALTHD_PREFLIGHT_WAIT": GATE_WAIT,
+        **(asking if standing else {"HEALTHD_PREFLIGHT_WAIT": GATE_WAIT}),
         "HEALTHD_PROBE_ON_COLD_CACHE": "compile",
-        "HEALTHD_PROBE_COMPILE_CACHE": SHARED_FOLDERS["healthd-compile-cache"],
+        "HEALTHD_PROBE_COMPILE_CACHE": warmed or SHARED_FOLDERS["healthd-compile-cache"],
         "CHECKPOINT_PATH": "s3://BUCKET/checkpoints",
     }
     return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def folders(warmed: str | None, *, standing: bool) -> dict[str, str]:
+    """What a container has of the host: no folder over the one that its image has brought, see `environment`."""
+    shared = {**SHARED_FOLDERS, **(HOST_FOLDER if standing else {})}
+    if warmed is not None:
+        del shared["healthd-compile-cache"]
+    return shared
 
 
 def resources(machine: Machine, *, share: float = 1.0) -> list[Json]:
@@ -109,12 +97,20 @@ def resources(machine: Machine, *, share: float = 1.0) -> list[Json]:
     ]
 
 
-def container(machine: Machine, image: str, command: Sequence[str], *, share: float = 1.0) -> dict[str, Json]:
+def container(
+    machine: Machine,
+    image: str,
+    command: Sequence[str],
+    *,
+    share: float = 1.0,
+    warmed: str | None = None,
+    standing: bool = False,
+) -> dict[str, Json]:
     """What gate and job have in common: all devices, locked memory without bound, room in /dev/shm."""
     return {
         "image": image,
         "command": list(command),
-        "environment": environment(),
+        "environment": environment(warmed, standing=standing),
         "resourceRequirements": resources(machine, share=share),
         "linuxParameters": {
             "devices": machine.devices,
@@ -124,19 +120,29 @@ def container(machine: Machine, image: str, command: Sequence[str], *, share: fl
         "ulimits": [{"name": "memlock", "softLimit": -1, "hardLimit": -1}],
         "user": "root",
         "mountPoints": [
-            {"sourceVolume": name, "containerPath": path, "readOnly": False} for name, path in SHARED_FOLDERS.items()
+            {"sourceVolume": name, "containerPath": path, "readOnly": name in HOST_FOLDER}
+            for name, path in folders(warmed, standing=standing).items()
         ],
     }
 
 
-def volumes() -> list[Json]:
-    """The host's folders of `SHARED_FOLDERS`; Docker makes what is not there."""
-    return [{"name": name, "host": {"sourcePath": path}} for name, path in SHARED_FOLDERS.items()]
+def volumes(warmed: str | None = None, *, standing: bool = False) -> list[Json]:
+    """The host's folders; Docker makes what is not there."""
+    shared = folders(warmed, standing=standing)
+    return [{"name": name, "host": {"sourcePath": path}} for name, path in shared.items()]
 
 
-def entry_point(machine: Machine, image: str, command: Sequence[str]) -> dict[str, Json]:
-    """The gate becomes the job: same container, same limits, libraries, network. What to take unless it cannot be."""
-    return {**container(machine, image, (*GATE, *command)), "volumes": volumes()}
+def entry_point(
+    machine: Machine, image: str, command: Sequence[str], *, warmed: str | None = None, standing: bool = False
+) -> dict[str, Json]:
+    """
+    The gate becomes the job: same container, same limits, libraries, network. What to take unless it cannot be.
+
+    `standing`: the gate asks an aggregator that is there before and after the job.
+    """
+    whole = (*(STANDING_GATE if standing else GATE), *command)
+    made = container(machine, image, whole, warmed=warmed, standing=standing)
+    return {**made, "volumes": volumes(warmed, standing=standing)}
 
 
 def gate_container(machine: Machine, image: str, command: Sequence[str]) -> dict[str, Json]:
@@ -164,7 +170,9 @@ def gate_container(machine: Machine, image: str, command: Sequence[str]) -> dict
     return {"taskProperties": [task]}
 
 
-def single_node(name: str, machine: Machine, image: str, command: Sequence[str], *, apart: bool) -> dict[str, Json]:
+def single_node(
+    name: str, machine: Machine, image: str, command: Sequence[str], *, apart: bool, warmed: str | None = None
+) -> dict[str, Json]:
     """One node. `apart`: the gate in a container of its own."""
     body: dict[str, Json] = {
         "jobDefinitionName": name,
@@ -175,21 +183,29 @@ def single_node(name: str, machine: Machine, image: str, command: Sequence[str],
     }
     if apart:
         return {**body, "ecsProperties": gate_container(machine, image, command)}
-    return {**body, "containerProperties": entry_point(machine, image, command)}
+    return {**body, "containerProperties": entry_point(machine, image, command, warmed=warmed)}
 
 
 def multi_node(
-    name: str, machine: Machine, image: str, command: Sequence[str], *, nodes: int, apart: bool
+    name: str,
+    machine: Machine,
+    image: str,
+    command: Sequence[str],
+    *,
+    nodes: int,
+    apart: bool,
+    warmed: str | None = None,
+    standing: bool = False,
 ) -> dict[str, Json]:
     """
     Several nodes, all alike. Only the main node's failure makes Batch try again: so every child's verdict is told to
-    the main node's gate, which ends with 75 for all.
+    the main node's gate, which ends with 75 for all; with a `standing` aggregator all are told the same.
     """
     body: dict[str, Json] = {"targetNodes": "0:", "instanceTypes": [machine.instance_type]}
     if apart:
         body["ecsProperties"] = gate_container(machine, image, command)
     else:
-        body["container"] = entry_point(machine, image, command)
+        body["container"] = entry_point(machine, image, command, warmed=warmed, standing=standing)
     return {
         "jobDefinitionName": name,
         "type": "multinode",
@@ -199,96 +215,18 @@ def multi_node(
     }
 
 
-def multipart(script: str) -> str:
-    """User data as Batch wants it: MIME multi-part with the script as its one part, which Batch adds its own to."""
-    boundary = "==healthd=="
-    return (
-        f'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="{boundary}"\n\n'
-        f'--{boundary}\nContent-Type: text/x-shellscript; charset="us-ascii"\n\n{script}\n--{boundary}--\n'
-    )
-
-
-def launch_template(machine: Machine, script: str) -> dict[str, Json]:
-    """
-    All EFA interfaces, one a network card, and the user data that installs the daemon.
-
-    Only the first has DeviceIndex 0. An instance that shuts itself down is to be terminated, not kept.
-    """
-    cards = catalog.TYPES[machine.instance_type].efa_interfaces
-    if cards is None:
-        raise ValueError(f"{machine.instance_type}: the catalogue does not say how many EFA interfaces it takes")
-    return {
-        "LaunchTemplateName": f"healthd-{machine.instance_type.replace('.', '-')}",
-        "LaunchTemplateData": {
-            "InstanceInitiatedShutdownBehavior": "terminate",
-            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2, "HttpEndpoint": "enabled"},
-            "NetworkInterfaces": [
-                {
-                    "DeviceIndex": min(card, 1),
-                    "NetworkCardIndex": card,
-                    "InterfaceType": "efa",
-                    "Groups": ["sg-0123456789abcdef0"],
-                    "SubnetId": "subnet-0123456789abcdef0",
-                }
-                for card in range(cards)
-            ],
-            "UserData": base64.b64encode(multipart(script).encode("ascii")).decode("ascii"),
-        },
-    }
-
-
-def compute_environment(machine: Machine, *, nodes: int) -> dict[str, Json]:
-    """Managed, one instance type, all in one placement group: what EFA is fast in."""
-    return {
-        "computeEnvironmentName": f"healthd-{machine.instance_type.replace('.', '-')}",
-        "type": "MANAGED",
-        "state": "ENABLED",
-        "computeResources": {
-            "type": "EC2",
-            "allocationStrategy": "BEST_FIT_PROGRESSIVE",
-            "minvCpus": 0,
-            "maxvCpus": machine.vcpus * nodes,
-            "instanceTypes": [machine.instance_type],
-            "subnets": ["subnet-0123456789abcdef0"],
-            "instanceRole": "arn:aws:iam::ACCOUNT:instance-profile/ecsInstanceRole",
-            "placementGroup": "healthd",
-            "launchTemplate": {
-                "launchTemplateName": f"healthd-{machine.instance_type.replace('.', '-')}",
-                "version": "$Latest",
-            },
-        },
-    }
-
-
-def job_queue(machine: Machine) -> dict[str, Json]:
-    """A job that finds no instance for hours is cancelled with a reason, instead of waiting for ever in silence."""
-    return {
-        "jobQueueName": "healthd",
-        "state": "ENABLED",
-        "priority": 1,
-        "computeEnvironmentOrder": [
-            {"order": 1, "computeEnvironment": f"healthd-{machine.instance_type.replace('.', '-')}"}
-        ],
-        "jobStateTimeLimitActions": [
-            {
-                "state": "RUNNABLE",
-                "reason": "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
-                "maxTimeSeconds": 3600,
-                "action": "CANCEL",
-            }
-        ],
-    }
-
-
 def all_files(
-    machine: Machine, image: str, command: Sequence[str], *, nodes: int, name: str = "train"
+    machine: Machine, image: str, command: Sequence[str], *, nodes: int, name: str = "train", warmed: str | None = None
 ) -> dict[str, dict[str, Json]]:
-    """What is written, by file name."""
+    """What is written, by file name. `warmed`: a folder of the image, for gates that are the job's entry point."""
     script = (FOLDER / "user-data.sh").read_text(encoding="ascii")
     return {
-        "single-node.json": single_node(f"{name}-one", machine, image, command, apart=False),
+        "single-node.json": single_node(f"{name}-one", machine, image, command, apart=False, warmed=warmed),
         "single-node-container.json": single_node(f"{name}-one-apart", machine, image, command, apart=True),
-        "multi-node.json": multi_node(name, machine, image, command, nodes=nodes, apart=False),
+        "multi-node.json": multi_node(name, machine, image, command, nodes=nodes, apart=False, warmed=warmed),
+        "multi-node-standing.json": multi_node(
+            f"{name}-standing", machine, image, command, nodes=nodes, apart=False, warmed=warmed, standing=True
+        ),
         "multi-node-container.json": multi_node(f"{name}-apart", machine, image, command, nodes=nodes, apart=True),
         "launch-template.json": launch_template(machine, script),
         "compute-environment.json": compute_environment(machine, nodes=nodes),
@@ -311,9 +249,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--name", default="train", help="name of the job definitions (default train)")
     parser.add_argument("--type", choices=sorted(MACHINES), default="trn1.32xlarge", help="instance type")
     parser.add_argument("--nodes", type=int, default=4, help="nodes of a multi-node job (default 4)")
+    parser.add_argument("--warmed", metavar="FOLDER", help="compile cache that the image brings (default: the host's)")
     parser.add_argument("command", nargs="*", default=["/opt/train/train.sh"], help="what starts once admitted")
     asked = parser.parse_args(arguments)
-    write(asked.out, all_files(MACHINES[asked.type], asked.image, asked.command, nodes=asked.nodes, name=asked.name))
+    machine = MACHINES[asked.type]
+    made = all_files(machine, asked.image, asked.command, nodes=asked.nodes, name=asked.name, warmed=asked.warmed)
+    write(asked.out, made)
     return 0
 
 

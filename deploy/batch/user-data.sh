@@ -3,7 +3,7 @@
 # orders the boot check before the ECS agent. The agent waits for the end of user data, so nothing here may wait for it,
 # and services are started with --no-block.
 #
-# Fill in the five settings, or leave them as they are. Whatever fails here must not keep the machine from working, unless
+# Fill in the settings, or leave them as they are. Whatever fails here must not keep the machine from working, unless
 # ENFORCE says so: then an agent without a verdict does not start.
 set -u
 
@@ -14,6 +14,13 @@ UNITS=${UNITS:-s3://BUCKET/systemd}
 # The interpreter on this machine that has the jobs' torch. Empty: the host has none, so the daemon reads only, and the
 # probes run in the job's container alone.
 PROBE_PYTHON=${PROBE_PYTHON:-}
+# A standing aggregator (https://HOST:8090) that the daemon tells what it finds. Empty: the daemon stands alone.
+AGGREGATOR=${AGGREGATOR:-}
+# Files (a path or s3://...) with the daemon's token (scope sync), the token of the jobs' gates (scope gate; none where jobs
+# run `healthd preflight`), and the CA of the aggregator's certificate. Never the tokens themselves: user data can be read.
+TOKEN=${TOKEN:-}
+GATE_TOKEN=${GATE_TOKEN:-}
+CA=${CA:-}
 # yes: the agent starts on a fit node alone. Begin with no.
 ENFORCE=${ENFORCE:-no}
 # yes: a machine with broken devices switches itself off and is replaced. Needs ENFORCE.
@@ -21,14 +28,21 @@ REPLACE=${REPLACE:-no}
 
 ROOT=${ROOT:-}
 HOME_DIR=/opt/healthd
+# What gates in containers need of the host: its name, their token, the CA.
+SHARED_DIR=/var/lib/healthd/host
+ACTIVE_CHECKS='"matmul", "memory", "transfer", "digest", "all_reduce", "all_gather", "reduce_scatter",
+  "nccom_all_reduce", "nccom_all_gather", "nccom_reduce_scatter"'
 say() { echo "healthd user data: $*"; }
 
-fetch() { # FROM TO: a file or folder from S3, or of this machine
+fetch() { # FROM TO [--recursive]: a file, or a folder, from S3 or of this machine
   case $1 in
-    s3://*.whl) aws s3 cp --only-show-errors "$1" "$2" ;;
-    s3://*) aws s3 cp --only-show-errors --recursive "$1" "$2" ;;
+    s3://*) aws s3 cp --only-show-errors "$@" ;;
     *) cp -r "$1" "$2" ;;
   esac
+}
+
+secret() { # FROM TO: a file that root alone may read, from its first byte on
+  (umask 077 && rm -f "$2" && fetch "$1" "$2" && chmod 0600 "$2")
 }
 
 install_package() {
@@ -36,31 +50,49 @@ install_package() {
   python3.11 -m venv "$ROOT$HOME_DIR" || return 1
   local package=$HEALTHD_PACKAGE
   if [[ $package == s3://* ]]; then
-    fetch "$package" "/tmp/${package##*/}" && package=/tmp/${package##*/} || return 1
+    local whole=(--recursive)
+    [[ $package != *.whl ]] || whole=()
+    fetch "$package" "/tmp/${package##*/}" "${whole[@]}" && package=/tmp/${package##*/} || return 1
   fi
   "$ROOT$HOME_DIR/bin/pip" install --quiet --disable-pip-version-check "$package"
 }
 
 configure() {
-  mkdir -p "$ROOT/etc/healthd" && cat >"$ROOT/etc/healthd/healthd.toml" <<EOF
+  local file=$ROOT/etc/healthd/healthd.toml
+  mkdir -p "$ROOT/etc/healthd" "$ROOT$SHARED_DIR" || return 1
+  # Gates in containers have host names of their own, and say by this one which node they are on.
+  uname -n >"$ROOT$SHARED_DIR/name" || return 1
+  cat >"$file" <<EOF || return 1
 [node]
+name = "$(<"$ROOT$SHARED_DIR/name")"
 listen = "0.0.0.0:8080"
 labels = { pool = "batch" }
-
 EOF
   if [[ -n $PROBE_PYTHON ]]; then
-    printf '[probe]\npython = "%s"\n' "$PROBE_PYTHON" >>"$ROOT/etc/healthd/healthd.toml"
-    echo BOOT_TIER=quick >"$ROOT/etc/healthd/boot.env"
+    # The first boot compiles the probes (compile_timeout: 20 min), and what is not known yet is not fit.
+    printf 'BOOT_TIER=quick\nBOOT_WAIT=25m\n' >"$ROOT/etc/healthd/boot.env"
+    printf '\n[probe]\npython = "%s"\non_cold_cache = "compile"\n' "$PROBE_PYTHON" >>"$file"
   else
-    # Nothing here can run the probes, so nothing tries, and the boot check asks for what can be read.
-    printf '[node.active]\nunprompted = "off"\n' >>"$ROOT/etc/healthd/healthd.toml"
+    # Nothing here can run the probes, so the node is not known by them, and the boot check asks for what can be read.
     echo BOOT_TIER=passive >"$ROOT/etc/healthd/boot.env"
+    printf 'disabled = [%s]\n\n[node.active]\nunprompted = "off"\n' "$ACTIVE_CHECKS" >>"$file"
   fi
+  [[ -n $AGGREGATOR ]] || return 0
+  printf '\n[node.sync]\naggregators = ["%s"]\n' "$AGGREGATOR" >>"$file"
+  if [[ -n $TOKEN ]]; then
+    secret "$TOKEN" "$ROOT/etc/healthd/token" || return 1
+    echo 'token_file = "/etc/healthd/token"' >>"$file"
+  fi
+  if [[ -n $CA ]]; then
+    fetch "$CA" "$ROOT$SHARED_DIR/ca.crt" || return 1
+    echo "ca_file = \"$SHARED_DIR/ca.crt\"" >>"$file"
+  fi
+  [[ -z $GATE_TOKEN ]] || secret "$GATE_TOKEN" "$ROOT$SHARED_DIR/gate.token"
 }
 
 install_units() {
   local from=/tmp/healthd-systemd to=$ROOT/etc/systemd/system
-  rm -rf "$from" && fetch "$UNITS" "$from" || return 1
+  rm -rf "$from" && fetch "$UNITS" "$from" --recursive || return 1
   mkdir -p "$to" "$ROOT$HOME_DIR/libexec" || return 1
   cp "$from/healthd-node.service" "$from/healthd-boot.service" "$to/" || return 1
   install -m 0755 "$from/healthd-boot" "$ROOT$HOME_DIR/libexec/healthd-boot"

@@ -10,6 +10,13 @@ from typing import Literal
 from checks.contract import Tier
 from healthd.model import Mode
 
+RUN_SECONDS: Mapping[Tier, float] = {
+    Tier.PASSIVE: 60.0,
+    Tier.QUICK: 300.0,
+    Tier.DEEP: 1800.0,
+    Tier.SOAK: 14400.0,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -51,15 +58,9 @@ class Policy:
     silent_seconds: float = 60.0
     """A node that was not heard for so long is excluded. Two held syncs of 25 s and some."""
 
-    run_seconds: Mapping[Tier, float] = field(
-        default_factory=lambda: {
-            Tier.PASSIVE: 60.0,
-            Tier.QUICK: 300.0,
-            Tier.DEEP: 1800.0,
-            Tier.SOAK: 14400.0,
-        }
-    )
-    """Within how many seconds an ordered run must be done. Generous: a first run compiles; the run bounds itself."""
+    run_seconds: Mapping[Tier, float] = field(default_factory=lambda: RUN_SECONDS)
+    """Within how long an ordered run must be done, by tier; what is not named stays. Generous: the run bounds itself.
+    A node that compiles in the middle (`on_cold_cache`) has its `compile_timeout` besides."""
 
     max_rounds: int = 3
     """How many runs one gate may order on one node. Three: its evidence may age while others are waited for."""
@@ -74,7 +75,8 @@ class Policy:
     """How long a lease may last when nobody can see its workload. 30 days: longer than jobs, shorter than for ever."""
 
     observe_seconds: float = 60.0
-    """In observe mode the answer comes after so long at the latest: watching must not hold up a job."""
+    """In observe mode the answer comes after so long at the latest, where there are nodes to start on: watching must
+    not hold up a job."""
 
     settle_seconds: float = 60.0
     """After a start nothing is called impossible for so long. Two held syncs: each node could have reported twice."""
@@ -153,6 +155,11 @@ class Policy:
     history_days: float = 28.0
     """How long the events of nodes are kept, and how long a rule's quarantine counts as a repeat. Four weeks."""
 
+    forget_days: float = 28.0
+    """A node that was not heard for so long is forgotten, with what rules hold against it; not while it has a lease or
+    a person keeps it out. Four weeks, as its history. After a day already it counts neither as one of its pool nor
+    among those that are kept out of it."""
+
     rules: bool = True
     """Whether rules may quarantine nodes at all. No in an aggregator that lives for one job's start."""
 
@@ -196,6 +203,10 @@ class Policy:
     """Nodes of a pool that rules may keep out however small it is."""
 
     def __post_init__(self) -> None:
+        for tier, seconds in self.run_seconds.items():
+            if not seconds > 0:
+                raise ValueError(f"run: {tier.value} must be more than 0 s, not {seconds:g}")
+        object.__setattr__(self, "run_seconds", {**RUN_SECONDS, **self.run_seconds})
         first, last = self.collective_ports
         if not 1024 <= first <= last <= 65535:
             raise ValueError(f"collective_ports: must be two ports from 1024 to 65535, not {first} and {last}")
@@ -221,6 +232,8 @@ class Policy:
             raise ValueError("cooldown: must be from 0 s to cooldown_max")
         if not 0 < self.history_days <= 3650:
             raise ValueError(f"history_days: must be above 0 and at most 3650, not {self.history_days}")
+        if not 1 <= self.forget_days <= 3650:
+            raise ValueError(f"forget_days: must be from 1 to 3650, not {self.forget_days}")
         for name in self.rules_observe:
             if name not in ("soft", "hard", "accused") and not re.fullmatch("[A-Z][A-Za-z0-9]{1,63}", name):
                 raise ValueError(f"rules_observe: {name!r} is neither soft, hard, accused nor a reason code")

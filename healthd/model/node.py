@@ -91,7 +91,8 @@ class NodeState:
     each check that has run. `faults` lists the injected faults in force. `peer_address` is the IP address by which the
     ranks of other nodes reach this one's; None where it cannot be told. `carriers` are what may carry collectives
     between this node and others: torch, and nccom where its owner lets mpirun be started by another node's word.
-    `hostname` is what its machine calls itself; None where it cannot be told.
+    `hostname` is what its machine calls itself; None where it cannot be told. `compile_seconds` is how much longer an
+    ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead.
     """
 
     node: str
@@ -116,3 +117,4 @@ class NodeState:
     peer_address: str | None = None
     carriers: tuple[str, ...] = ("torch",)
     hostname: str | None = None
+    compile_seconds: float = 0.0

@@ -65,7 +65,9 @@ class CollectiveOrder:
     comes, when a job gets the node or when none comes for a while. Rank 0 is on the node that `main` is the address
     of, and waits on `port` there for the others for at most `join_seconds`; each check then has `timeout_seconds`.
     `whole_rank` is this node's first rank in the first whole group: injected faults name ranks by it. `seed` is common.
-    `workload` is the job that asks, as in a `RunOrder`. `nccom` None: torch carries it.
+    `workload` is the job that asks, as in a `RunOrder`. `nccom` None: torch carries it. `compile_seconds` is how much
+    longer the checks may take together because ranks compile in the middle of them, here or on another node; with 0
+    none may.
     """
 
     validation: str
@@ -82,6 +84,7 @@ class CollectiveOrder:
     timeout_seconds: float
     workload: str | None = None
     nccom: NccomGroup | None = None
+    compile_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,7 @@ class RankReport:
     `events` counts its signs of life in the check (every rank passes the same ones) and `last` is the newest, as in
     `all_reduce/1024 entered`; before the first it is RANK_READY, or empty while the process starts. `key` and `data`
     are its evidence, None before it ended well. `reason` (Crashed, Timeout, CheckError, MissingDevice ... as of
-    `checks.contract.Missing`) and `message` say why there will be none.
+    `checks.contract.Missing`) and `message` say why there will be none. `cold`: it has graphs to compile first.
     """
 
     rank: int
@@ -129,6 +132,7 @@ class RankReport:
     reason: str | None = None
     message: str = ""
     injected: bool = False
+    cold: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

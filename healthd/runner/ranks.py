@@ -169,6 +169,7 @@ class Ranks:
                 events=seat.events,
                 last=seat.last,
                 injected=bool(self._faults(info, seat.names)),
+                cold=seat.lane.cold,
             )
             for index, target in enumerate(seat.targets)
         ]
@@ -258,8 +259,10 @@ class Ranks:
             )
             bad = any(task.result().missing is not None for task in done)
             if not inside and not ended_badly and self._all_inside(tasks):
-                inside, deadline = True, time.monotonic() + order.timeout_seconds
-                why = f"did not end within {order.timeout_seconds:g} s"
+                # Another node's ranks may be those that compile, and ours then wait for them.
+                within = order.timeout_seconds + order.compile_seconds
+                inside, deadline = True, time.monotonic() + within
+                why = f"did not end within {within:g} s"
             if bad and not ended_badly:
                 ended_badly, grace_seconds = True, self._settings.peer_grace_seconds
                 if time.monotonic() + grace_seconds < deadline:
@@ -291,7 +294,9 @@ class Ranks:
                 "rendezvous": "in-process" if together else f"tcp://{host}:{order.port}?group={quote(order.group)}",
                 "interface": self._round.interface,
                 "seed": order.seed,
-                "timeout_seconds": order.join_seconds + order.timeout_seconds + BEYOND_DEADLINE_SECONDS,
+                "timeout_seconds": (
+                    order.join_seconds + order.timeout_seconds + order.compile_seconds + BEYOND_DEADLINE_SECONDS
+                ),
                 "targets": list(seat.targets) if together else [],
                 "leave": info is self._round.checks[-1],
             },

@@ -28,7 +28,7 @@ from healthd.runner.outcome import Outcome
 from healthd.runner.ranks import OnReport, Ranks, Round
 from healthd.runner.settings import CheckInfo, OnProgress, RunProgress, Survey
 from healthd.runner.taking import busy_by
-from healthd.runner.warm import group_over_nodes
+from healthd.runner.warm import compile_over_nodes, group_over_nodes
 from healthd.runner.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -162,6 +162,7 @@ class Session:
             faults=self._faults,
             deadline=time.monotonic() + deadline_seconds,
         )
+        self._workers.compile = compile_over_nodes(order, round_.checks, self._workers)
         if self._kind == "fresh":
             self._workers.group = group_over_nodes(order, self._targets)
         self._ranks = ranks = Ranks(round_, self._lanes, self._targets, self._settings, on_report)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from checks.compiling import ACCELERATORS
 from checks.contract import Limit, Scope, Tier
 from healthd.model import CheckResult, Inventory, LearnedLimits
 
@@ -149,6 +150,13 @@ class RunnerSettings:
     """Of transient causes: a worker that did not start or died, a device that was busy. Never of a wrong result."""
     retry_backoff_seconds: float = 0.25
     """Before the first retry; doubled for each further one."""
+
+    def compile_allowance_seconds(self, accelerator: str | None) -> float:
+        """
+        How much longer an ordered run may take on such devices, since what is cold is compiled in the middle of it.
+        """
+        compiles = self.compile_cache is not None and self.on_cold_cache == "compile" and accelerator in ACCELERATORS
+        return self.compile_timeout_seconds if compiles else 0.0
 
     def between_nodes(self) -> RunnerSettings:
         """

@@ -122,6 +122,32 @@ def group_of(targets: Sequence[str]) -> dict[str, Any]:
     return {"size": len(targets), "targets": list(targets), "root_comm": f"127.0.0.1:{port}"}
 
 
+def compile_over_nodes(order: CollectiveOrder, checks: Sequence[CheckInfo], workers: Workers) -> dict[str, Any] | None:
+    """
+    What ranks of a group over several nodes are told of compilation; None where nothing is compiled.
+
+    Its size makes other graphs than those of the node alone. They are compiled only where both this node and the order
+    allow for the time; else a cold rank says so at once.
+    """
+    settings = workers.settings
+    if settings.compile_cache is None or workers.inventory.get("accelerator") not in ACCELERATORS:
+        return None
+    return {
+        "root": str(settings.compile_cache),
+        "graphs": [
+            {
+                "check": info.name,
+                "tier": info.tier.value,
+                "params": dict(settings.params.get(info.name, {})),
+                "ranks": order.size,
+            }
+            for info in checks
+        ],
+        "cold": "compile" if settings.on_cold_cache == "compile" and order.compile_seconds > 0 else "unknown",
+        "retry": False,
+    }
+
+
 def group_over_nodes(order: CollectiveOrder, targets: Sequence[str]) -> dict[str, Any]:
     """
     The same for `targets` as a part of a group over several nodes, whose order says where its rank 0 is.

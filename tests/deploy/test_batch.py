@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from checks import catalog
-from deploy.batch import definitions
+from deploy.batch import definitions, hosts
 from healthd.launchers import batch as batch_launcher
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,6 +26,7 @@ OPERATIONS = {
     "single-node-container.json": ("batch", "RegisterJobDefinition"),
     "multi-node.json": ("batch", "RegisterJobDefinition"),
     "multi-node-container.json": ("batch", "RegisterJobDefinition"),
+    "multi-node-standing.json": ("batch", "RegisterJobDefinition"),
     "launch-template.json": ("ec2", "CreateLaunchTemplate"),
     "compute-environment.json": ("batch", "CreateComputeEnvironment"),
     "job-queue.json": ("batch", "CreateJobQueue"),
@@ -88,18 +89,18 @@ def test_every_container_is_given_all_neuron_and_all_efa_devices_of_the_machine(
         assert container["user"] == "root"
 
 
-@pytest.mark.parametrize("kind", definitions.MACHINES)
+@pytest.mark.parametrize("kind", hosts.MACHINES)
 def test_devices_of_every_instance_type_are_those_of_the_catalogue(kind: str) -> None:
     known = catalog.TYPES[kind]
-    assert len(definitions.MACHINES[kind].devices) == (known.devices or 0) + (known.efa_interfaces or 0) > 0
+    assert len(hosts.MACHINES[kind].devices) == (known.devices or 0) + (known.efa_interfaces or 0) > 0
     for apart in (False, True):
-        body = definitions.multi_node("t", definitions.MACHINES[kind], "i", ["true"], nodes=2, apart=apart)
+        body = definitions.multi_node("t", hosts.MACHINES[kind], "i", ["true"], nodes=2, apart=apart)
         assert complaints("batch", "RegisterJobDefinition", body) == ""
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_nothing_is_asked_twice_of_the_machine(name: str) -> None:
-    machine = definitions.MACHINES["trn1.32xlarge"]
+    machine = hosts.MACHINES["trn1.32xlarge"]
     for kind, most in (("VCPU", machine.vcpus), ("MEMORY", machine.memory_mib)):
         asked = [
             int(need["value"])
@@ -138,9 +139,49 @@ def test_settings_of_the_gate_are_settings_that_healthd_has(name: str) -> None:
         assert not [key for key in given if key.startswith("AWS_BATCH")], "reserved by Batch"
         mine = {key: value for key, value in given.items() if key.startswith("HEALTHD_")}
         settings = load_settings(mine)
-        assert settings.preflight.wait_seconds == 1800
+        waits = settings.gate.wait_seconds if name == "multi-node-standing.json" else settings.preflight.wait_seconds
+        assert waits == 1800
         assert settings.probe.on_cold_cache == "compile"
         assert str(settings.probe.compile_cache) in [mount["containerPath"] for mount in container["mountPoints"]]
+
+
+def test_nothing_is_mounted_over_what_the_image_has_compiled(tmp_path: Path) -> None:
+    warmed = "/opt/healthd/compile-cache"
+    assert definitions.main(["--out", str(tmp_path), "--warmed", warmed]) == 0
+    for name in ("single-node.json", "multi-node.json", "multi-node-standing.json"):
+        body = json.loads((tmp_path / name).read_text())
+        assert complaints("batch", "RegisterJobDefinition", body) == ""
+        (container,) = containers(body)
+        given = {one["name"]: one["value"] for one in container["environment"]}
+        assert given["HEALTHD_PROBE_COMPILE_CACHE"] == warmed
+        mounts = [one["containerPath"] for one in container["mountPoints"]]
+        assert mounts
+        assert not any(warmed.startswith(path) for path in mounts)
+        assert {one["sourceVolume"] for one in container["mountPoints"]} == {
+            one["name"] for one in container["volumes"]
+        }
+
+
+def test_what_the_guide_brings_in_an_image_is_where_its_definition_looks() -> None:
+    text = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
+    (imported,) = re.findall(r"RUN HEALTHD_PROBE_COMPILE_CACHE=(\S+) healthd warm --import", text)
+    assert f"--warmed {imported}" in text
+    assert imported not in definitions.SHARED_FOLDERS.values()
+
+
+def test_a_standing_gate_is_asked_by_every_node_with_what_its_host_has_for_it() -> None:
+    (container,) = containers(load("multi-node-standing.json"))
+    assert container["command"] == ["/opt/healthd/gated.sh", "/opt/train/train.sh"]
+    given = {one["name"]: one["value"] for one in container["environment"]}
+    settings = load_settings({key: value for key, value in given.items() if key.startswith("HEALTHD_")})
+    assert settings.gate.aggregator.startswith("https://")
+    (folder,) = (one for one in container["mountPoints"] if one["containerPath"] == "/var/lib/healthd/host")
+    assert folder["readOnly"] is True
+    written = SCRIPT.read_text(encoding="ascii")
+    assert f"SHARED_DIR={folder['containerPath']}\n" in written
+    for file in (settings.gate.token_file, settings.gate.ca_file):
+        assert str(file.parent) == folder["containerPath"]
+        assert f"$SHARED_DIR/{file.name}" in written
 
 
 def load_settings(environ: Mapping[str, str]) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("tenacity", reason="tenacity is not installed: pip install 'healthd[aws]'")
-from deploy.batch import definitions, submit
+from deploy.batch import definitions, hosts, submit
 from deploy.batch.submit import End, Order, Patience
 from tests.deploy import moto_kit
 from tests.deploy.moto_kit import Aws
@@ -31,7 +31,7 @@ def aws() -> Iterator[Aws]:
         )["computeEnvironmentArn"]
         order = [{"order": 1, "computeEnvironment": made}]
         batch.create_job_queue(jobQueueName="queue", state="ENABLED", priority=1, computeEnvironmentOrder=order)
-        machine = definitions.MACHINES["trn1.32xlarge"]
+        machine = hosts.MACHINES["trn1.32xlarge"]
         body = definitions.multi_node("train", machine, "image", ["train.sh"], nodes=2, apart=False)
         batch.register_job_definition(**body)
         yield aws

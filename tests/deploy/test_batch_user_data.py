@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from pathlib import Path
+
+from checks.contract import Tier
+from healthd.cli.settings import Settings
+from healthd.config import load as load_config
+from healthd.evidence import judge_health
+from healthd.model import Health
+from healthd.node.catalogue import enabled_checks
+from healthd.runner.core import builtin_catalogue
+from tests.fleet.world import result, state
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "deploy/batch/user-data.sh"
@@ -52,6 +62,12 @@ class Machine:
         return self.root / "etc/systemd/system"
 
     @property
+    def settings(self) -> Settings:
+        file = self.root / "etc/healthd/healthd.toml"
+        defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
+        return load_config(Settings, file=file, environ={}, arguments={}, defaults=defaults)
+
+    @property
     def calls(self) -> list[str]:
         return self.log.read_text(encoding="ascii").splitlines()
 
@@ -70,18 +86,59 @@ def test_user_data_installs_the_daemon_and_the_boot_check(tmp_path: Path) -> Non
 
 
 def test_settings_that_user_data_writes_are_settings_that_healthd_has(tmp_path: Path) -> None:
-    from healthd.cli.settings import Settings
-    from healthd.config import load as load_config
-
     machine = Machine(tmp_path)
-    for python, unprompted, tier in (("", "off", "passive"), ("/opt/venv/bin/python", None, "quick")):
+    for python, unprompted, boot in (
+        ("", "off", "BOOT_TIER=passive\n"),
+        ("/opt/venv/bin/python", None, "BOOT_TIER=quick\nBOOT_WAIT=25m\n"),
+    ):
         assert machine.run(PROBE_PYTHON=python).returncode == 0
-        file = machine.root / "etc/healthd/healthd.toml"
-        defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
-        settings = load_config(Settings, file=file, environ={}, arguments={}, defaults=defaults)
+        settings = machine.settings
         assert str(settings.probe.python or "") == python
         assert settings.node.active.unprompted == unprompted
-        assert (machine.root / "etc/healthd/boot.env").read_text() == f"BOOT_TIER={tier}\n"
+        assert settings.node.name == os.uname().nodename
+        assert settings.node.sync.aggregators == ()
+        assert (machine.root / "etc/healthd/boot.env").read_text() == boot
+
+
+def test_daemon_of_a_host_without_torch_is_healthy_by_what_it_can_read(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    assert machine.run().returncode == 0
+    specs = enabled_checks(builtin_catalogue(), machine.settings.node)
+    assert {spec.tier for spec in specs} == {Tier.PASSIVE}
+    known = dataclasses.replace(state("host", [result(spec.name, spec.tier) for spec in specs]), checks=specs)
+    assert judge_health(known) == (Health.HEALTHY, ())
+
+
+def test_daemon_that_is_told_of_an_aggregator_speaks_to_it_and_its_token_is_for_root_alone(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for name in ("sync.token", "gate.token", "ca.crt"):
+        (tmp_path / name).write_text(f"{name}-secret\n")
+        (tmp_path / name).chmod(0o644)
+    files = {"TOKEN": "sync.token", "GATE_TOKEN": "gate.token", "CA": "ca.crt"}
+    done = machine.run(AGGREGATOR="https://a:8090", **{key: str(tmp_path / name) for key, name in files.items()})
+    assert done.returncode == 0, done.stdout + done.stderr
+    sync = machine.settings.node.sync
+    assert sync.aggregators == ("https://a:8090",)
+    for file, said in (
+        (sync.token_file, "sync.token"),
+        (sync.ca_file, "ca.crt"),
+        (Path("/var/lib/healthd/host/gate.token"), "gate.token"),
+    ):
+        assert file is not None
+        there = machine.root / file.relative_to("/")
+        assert there.read_text() == f"{said}-secret\n"
+        if said != "ca.crt":
+            assert there.stat().st_mode & 0o777 == 0o600
+    assert "secret" not in done.stdout + done.stderr + "".join(machine.calls)
+    assert (machine.root / "var/lib/healthd/host/name").read_text().strip() == machine.settings.node.name
+
+
+def test_a_token_that_cannot_be_fetched_is_told_and_nothing_starts(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    done = machine.run(AGGREGATOR="https://a:8090", TOKEN=str(tmp_path / "missing"))
+    assert done.returncode == 1
+    assert "could not be written" in done.stdout
+    assert not any("enable" in call for call in machine.calls)
 
 
 def test_enforcing_user_data_makes_the_agent_wait_for_a_fit_node(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ No cluster was at hand: what is proved is the schema, and that what the manifest
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -19,14 +21,21 @@ from typing import Any
 import pytest
 import yaml
 
+from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
 from healthd.cli.gate import gate
 from healthd.cli.settings import Settings
 from healthd.config import load
+from healthd.evidence import judge_health
 from healthd.fleet.actuators.kubernetes import LIST, READ, WRITE
 from healthd.fleet.auth import check_exposure
+from healthd.model import Health
+from healthd.node.catalogue import enabled_checks, under_rule
 from healthd.node.condition import NEEDS
+from healthd.node.timetable import QuickFacts, quick_due_at
+from healthd.runner.core import builtin_catalogue
+from tests.fleet.world import result, state
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed: it has kustomize")
@@ -225,7 +234,7 @@ def test_observe_has_no_privilege_and_runs_nothing_on_devices(overlay: str) -> N
 
 
 @pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name.endswith("active")])
-def test_active_has_what_is_listed_and_nothing_unprompted(overlay: str) -> None:
+def test_active_has_what_is_listed_and_runs_unprompted_once_after_a_boot(overlay: str) -> None:
     pod = node_pod(overlay)
     (container,) = pod["containers"]
     assert container["securityContext"]["privileged"] is True
@@ -235,8 +244,24 @@ def test_active_has_what_is_listed_and_nothing_unprompted(overlay: str) -> None:
     assert paths == {"/var/lib/healthd", "/run/healthd", "/var/lib/kubelet/pod-resources", "/dev", "/lib/modules"}
     settings = of_config_map(overlay, "healthd-node")
     assert settings.node.active.unprompted is not None
-    assert settings.node.active.unprompted.value == "off"
+    assert settings.node.active.unprompted.value == "boot"
     assert not {"matmul", "all_reduce", "device_holders", "kernel_log"} & set(settings.node.disabled)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_daemon_can_become_healthy_though_no_gate_asks_for_anything(overlay: str) -> None:
+    settings = of_config_map(overlay, "healthd-node")
+    specs = enabled_checks(builtin_catalogue(), settings.node)
+    assert settings.node.active.unprompted is not None
+    specs = under_rule(specs, settings.node.active.unprompted)
+    facts = QuickFacts(specs=specs, result=lambda _: None, attempted_at=None, released=False, forced=False, jitter=0.0)
+    due_at = quick_due_at(facts, settings.node.active, now=5.0)
+    ran = [spec for spec in specs if spec.tier is Tier.PASSIVE or (spec.tier is Tier.QUICK and due_at < math.inf)]
+    known = state(overlay, [result(spec.name, tier=spec.tier) for spec in ran])
+    health, reasons = judge_health(dataclasses.replace(known, checks=specs))
+    assert (health, reasons) == (Health.HEALTHY, ())
+    if due_at < math.inf and settings.probe.accelerator == "neuron":
+        assert settings.probe.on_cold_cache == "compile", "what runs once and is cold would stay unknown"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -407,6 +432,22 @@ def test_gate_of_the_example_is_a_command_that_there_is() -> None:
     assert {word.partition("=")[0] for word in hook["command"][2:]} <= options
     defined = {item["name"] for item in hook["env"]}
     assert set(re.findall(r"\$\((\w+)\)", " ".join(hook["command"]))) <= defined
+
+
+def test_gate_of_the_example_finds_what_was_compiled_before_and_may_compile() -> None:
+    job = next(item for item in examples() if item["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    (hook,) = pod["initContainers"]
+    given = {item["name"]: item["value"] for item in hook["env"] if item["name"].startswith("HEALTHD_")}
+    defaults = {"node.name": "n1", "node.state_dir": Path("/x"), "node.run_dir": Path("/x")}
+    probe = load(Settings, file=None, environ=given, arguments={}, sections=("gate",), defaults=defaults).probe
+    assert probe.on_cold_cache == "compile"
+    (mount,) = (one for one in hook["volumeMounts"] if one["mountPath"] == str(probe.compile_cache))
+    (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
+    (state_volume,) = (
+        one for one in node_pod("eks-neuron/active")["volumes"] if one["name"] == "state"
+    )  # of the daemon, which compiles for the gates of its node and they for it
+    assert volume["hostPath"]["path"] == f"{state_volume['hostPath']['path']}/compile-cache"
 
 
 def test_gate_asks_for_all_that_the_job_has_and_its_no_is_no_failure() -> None:

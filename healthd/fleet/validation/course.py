@@ -17,7 +17,14 @@ from healthd.fleet.policy import Policy
 from healthd.fleet.validation import nccom
 from healthd.fleet.validation.groups import waiting, wake_at, watch
 from healthd.fleet.validation.model import Tested, Validation
-from healthd.fleet.validation.seating import Nodes, first_ranks, main_address, ranks_of, start_round
+from healthd.fleet.validation.seating import (
+    Nodes,
+    first_ranks,
+    longest_compile_seconds,
+    main_address,
+    ranks_of,
+    start_round,
+)
 from healthd.localize import Bounds, GroupOutcome, NextRound, Noise, Outcome, Problem, localize
 
 
@@ -35,6 +42,8 @@ def begin(
 ) -> Validation:
     """A validation of `members`, in this order of ranks, that has not started a group yet."""
     ranks = {node: ranks_of(nodes.get(node)) for node in members}
+    launch = nccom.launch_mode(members, nodes, policy)
+    within = policy.validation_seconds + (0.0 if launch is not None else longest_compile_seconds(members, nodes))
     return Validation(
         id=validation_id,
         members=tuple(members),
@@ -43,8 +52,8 @@ def begin(
         labels=_labels(members, nodes, policy),
         seed=int.from_bytes(hashlib.sha256(validation_id.encode()).digest()[:4], "big") >> 1,
         started_at=now,
-        deadline=min(deadline, now + policy.validation_seconds),
-        launch=nccom.launch_mode(members, nodes, policy),
+        deadline=min(deadline, now + within),
+        launch=launch,
     )
 
 

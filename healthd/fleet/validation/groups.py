@@ -11,7 +11,7 @@ from healthd.fleet.policy import Policy
 from healthd.fleet.validation import nccom
 from healthd.fleet.validation.model import Group, Validation
 from healthd.fleet.validation.progress import how_far
-from healthd.fleet.validation.reading import FINAL, all_inside, all_up, lost_ranks, read_group
+from healthd.fleet.validation.reading import FINAL, all_inside, all_up, any_cold, lost_ranks, read_group
 from healthd.fleet.validation.seating import LAST_WORDS_SECONDS, Nodes
 from healthd.model import CollectiveOrder, Order, OrderReport
 
@@ -47,6 +47,7 @@ def orders_of(validation: Validation, node: str, policy: Policy, *, workload: st
             timeout_seconds=policy.collective_timeout_seconds,
             workload=workload,
             nccom=nccom.nccom_of(group, validation),
+            compile_seconds=group.compile_seconds,
         )
         order_id = group.order_id(node)
         return (
@@ -117,9 +118,15 @@ def _unheard_seconds(node: FleetNode | None) -> float:
 
 
 def _join_by(group: Group, reports: Mapping[str, OrderReport], policy: Policy) -> float:
-    """When all ranks must be up and, from then on, in the group; for ever once they are."""
-    if len(reports) < len(group.seats) or group.hosts or all_inside(group, reports):
+    """When all ranks must be up and, from then on, in the group; and at its end, where all of it is compiled."""
+    if len(reports) < len(group.seats) or group.hosts:
         return math.inf  # of a node that is not heard nothing is known; see `mute`
+    if all_inside(group, reports):
+        if not group.compile_seconds or group.met_at is None or any_cold(reports):
+            return math.inf
+        # Their nodes wait as long as if somebody compiled, and nobody does.
+        checks = len(policy.collective_checks)
+        return group.met_at + policy.collective_join_seconds + policy.collective_timeout_seconds * checks
     if group.met_at is None:
         return group.started_at + policy.collective_start_seconds
     return group.met_at + policy.collective_join_seconds

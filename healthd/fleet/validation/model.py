@@ -32,6 +32,7 @@ class Group:
     seen lost: the others get a grace to say what they saw. `closed`: its orders are called off, last reports come in
     until `ends_at`. `hosts` are the members' addresses where nccom-test runs over them, empty for ranks of torch;
     `launches` is what its main node may have started on others, and `refused` why it may not have something else.
+    `compile_seconds` is how much longer it may take where ranks say that they have to compile.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Group:
     hosts: tuple[str, ...] = ()
     launches: tuple[Launch, ...] = ()
     refused: str = ""
+    compile_seconds: float = 0.0
 
     @property
     def members(self) -> tuple[str, ...]:

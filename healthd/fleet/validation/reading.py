@@ -27,7 +27,7 @@ from healthd.model import OrderReport, RankReport, Reason
 FINAL = ("done", "refused", "cancelled")
 
 # The node could not take part, through no fault that the group could show.
-_UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "Stuck")
+_UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "Stuck", "ColdCache", "CompileFailed")
 # It failed by what our own tool did there, which marks no node.
 _OURS = ("CheckError", "Garbage")
 # Another program has the port of the first rank: the next group gets another one.
@@ -85,6 +85,11 @@ def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:
         report.status == "refused" or any(rank.reason is not None for rank in report.ranks)
         for report in reports.values()
     )
+
+
+def any_cold(reports: Mapping[str, OrderReport]) -> bool:
+    """Whether any rank has something to compile, for which all others wait."""
+    return any(rank.cold for report in reports.values() for rank in report.ranks)
 
 
 def all_up(group: Group, reports: Mapping[str, OrderReport]) -> bool:
@@ -212,11 +217,13 @@ def _tested(
         reasons.append(told)
         if node is None:
             continue
-        if finding.reason in _UNFIT and _PORT not in finding.message:
+        if _is_of_port(finding):
+            continue
+        if finding.reason in _UNFIT:
             unfit.setdefault(node, told)
         elif finding.status is Status.FAIL or finding.reason in _OURS:
             accused.setdefault(node, told)
-    if silent or unfit:
+    if silent or unfit or any(_is_of_port(finding) for finding in bad):
         outcome = Outcome.UNKNOWN
     elif all(finding.reason in _SLOW for finding in bad):
         outcome = Outcome.SLOW
@@ -235,6 +242,11 @@ def _tested(
         busbw_bytes_per_second=busbw,
         injected=injected,
     )
+
+
+def _is_of_port(finding: Finding) -> bool:
+    """Whether a rank did not start because another program has its port: no evidence of any node."""
+    return finding.reason in _UNFIT and _PORT in finding.message
 
 
 def _owner(target: str, owners: Mapping[int, str]) -> str | None:

@@ -39,13 +39,15 @@ def start_round(
     for index, members in enumerate(groups):
         turn = validation.turn + index
         main = main_address(members, nodes)
+        compile_seconds = 0.0 if validation.launch is not None else longest_compile_seconds(members, nodes)
         group = Group(
             id=f"{validation.id}.{turn}",
             seats=_seats(members, validation.ranks),
             main=main or "",
             port=first + (validation.seed + turn) % span,
             started_at=now,
-            ends_at=min(now + allowance, max(now, validation.deadline) + LAST_WORDS_SECONDS),
+            ends_at=min(now + allowance + compile_seconds, max(now, validation.deadline) + LAST_WORDS_SECONDS),
+            compile_seconds=compile_seconds,
         )
         lame = {seat.node: "its devices are not known" for seat in group.seats if not seat.ranks}
         if main is None:
@@ -65,6 +67,11 @@ def start_round(
     return dataclasses.replace(
         validation, groups=tuple(started), done=tuple(failed), turn=validation.turn + len(groups)
     )
+
+
+def longest_compile_seconds(members: Sequence[str], nodes: Nodes) -> float:
+    """How much longer a group may take because one of its nodes compiles, and all others wait for it."""
+    return max((node.compile_seconds for name in members if (node := nodes.get(name)) is not None), default=0.0)
 
 
 def main_address(members: Sequence[str], nodes: Nodes) -> str | None:

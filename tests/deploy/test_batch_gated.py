@@ -1,0 +1,92 @@
+"""The entry point for hosts with a standing aggregator, with stand-ins for the gate and for ECS."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healthd.cli.gate import gate
+from healthd.node.allocations.ecs import parse_tasks
+from tests.patience import PATIENCE
+
+SCRIPT = Path(__file__).parent.parent.parent / "deploy/batch/gated.sh"
+ARN = "arn:aws:ecs:us-east-1:123456789012:task/batch/0123456789abcdef"
+
+
+@pytest.fixture
+def ecs() -> Iterator[str]:
+    """What ECS gives a container to ask about itself."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"TaskARN": ARN, "Family": "train"}).encode()
+            self.send_response(200 if self.path == "/v4/x/task" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v4/x"
+        server.shutdown()
+
+
+def run(folder: Path, ends: int, *, ecs: str) -> subprocess.CompletedProcess[str]:
+    healthd = folder / "healthd"
+    healthd.write_text(f'#!/bin/bash\necho "$@" >{folder}/arguments\nexit {ends}\n', encoding="ascii")
+    healthd.chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "HOST_DIR": str(folder),
+        "AWS_BATCH_JOB_ID": "ba5e#1",
+        "ECS_CONTAINER_METADATA_URI_V4": ecs,
+    }
+    command = [str(SCRIPT), "bash", "-c", 'echo "trains $1"; exit 7', "train", "a b"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20 * PATIENCE, check=False)
+
+
+def test_an_admitted_job_starts_and_its_end_is_its_own(tmp_path: Path, ecs: str) -> None:
+    (tmp_path / "name").write_text("ip-10-0-0-1.ec2.internal\n")
+    done = run(tmp_path, 0, ecs=ecs)
+    assert (done.returncode, done.stdout) == (7, "trains a b\n")
+    words = (tmp_path / "arguments").read_text().split()
+    assert words == [
+        *("gate", "--join", "ba5e", "--node", "ip-10-0-0-1.ec2.internal", "--workload", f"ecs:{ARN}", "--execute")
+    ]
+    options = {option for parameter in gate.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_the_job_is_called_as_the_daemon_of_its_host_calls_it() -> None:
+    body = json.dumps({"Tasks": [{"Arn": ARN, "KnownStatus": "RUNNING", "Family": "train"}]}).encode()
+    (task,) = parse_tasks(body, ())
+    assert task.name == f"ecs:{ARN}"
+
+
+@pytest.mark.parametrize("code", [75, 1, 2])
+def test_a_gate_that_says_no_ends_the_container_by_its_code(tmp_path: Path, ecs: str, code: int) -> None:
+    (tmp_path / "name").write_text("n1\n")
+    done = run(tmp_path, code, ecs=ecs)
+    assert (done.returncode, done.stdout) == (code, "")
+
+
+def test_without_the_hosts_name_or_the_tasks_nothing_starts_and_the_reason_is_said(tmp_path: Path, ecs: str) -> None:
+    done = run(tmp_path, 0, ecs=ecs)
+    assert (done.returncode, done.stdout) == (75, "")
+    assert "name cannot be read: mount it" in done.stderr
+    (tmp_path / "name").write_text("n1\n")
+    done = run(tmp_path, 0, ecs=ecs + "/elsewhere")
+    assert (done.returncode, done.stdout) == (75, "")
+    assert "ECS does not say which task this is" in done.stderr
+    assert not (tmp_path / "arguments").exists()
