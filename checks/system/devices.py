@@ -129,6 +129,7 @@ def device_holders(ctx: Context[NoParams]) -> Iterator[Finding]:
     Reads:   what the accelerator's driver and /proc say.
     Judges:  unknown NoData (holders cannot be seen).
     Cost:    1 ms for every thousand processes; harmless to jobs.
+    Unverified on hardware: holders of GPUs and Neuron devices; those of CPU devices are read from real processes.
     """
     holders = ctx.inventory.get("holders")
     if holders is None:

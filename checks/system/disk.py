@@ -10,10 +10,16 @@ from checks.host import FileSystem
 from checks.limits import quantity, within
 from checks.system.bounds import bound
 
+# A /tmp of half a gigabyte never has one: what was made so small is meant to be.
+_MOST_OF_A_SMALL_ONE = 0.5
+
 
 @dataclass(frozen=True)
 class Params:
-    """Which paths, and bounds. Of the two for bytes the larger one holds."""
+    """
+    Which paths, and bounds. Of the two for bytes the larger one holds; the default one in bytes asks for no more than
+    half of a file system.
+    """
 
     paths: tuple[str, ...] = ("/", "/tmp", "/var")
     min_available_ratio: float = 0.02  # of the size; ext4 keeps 5 % for root, so 2 % left to others is close to the end
@@ -75,7 +81,10 @@ def _least_bytes(ctx: Context[Params], target: str, room: FileSystem) -> Limit:
     given = ctx.limit("disk_available_bytes", target)
     if given is not NO_LIMIT:
         return given
-    least = max(ctx.params.min_available_bytes, ctx.params.min_available_ratio * room.size_bytes)
+    absolute = ctx.params.min_available_bytes
+    if absolute == Params.min_available_bytes:
+        absolute = min(absolute, _MOST_OF_A_SMALL_ONE * room.size_bytes)
+    least = max(absolute, ctx.params.min_available_ratio * room.size_bytes)
     names = ("min_available_bytes", "min_available_ratio")
     changed = any(getattr(ctx.params, name) != getattr(Params, name) for name in names)
     return Limit(lower=least, upper=None, origin="config" if changed else "default")

@@ -7,12 +7,14 @@ Texts of the Linux kernel (the version does not matter much: they have stood for
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from checks.contract import Action, Blame, Status
 
 HOUR = 3600.0
 DAY = 24 * HOUR
+GONE = "errors of a disk that is gone"
 MAX_CHARACTERS = 1000  # of a line; the kernel's own end there (LOG_LINE_MAX), and searching stays quick
 
 
@@ -130,17 +132,30 @@ BENIGN = (
     r"Memory cgroup out of memory|constraint=CONSTRAINT_MEMCG",
     # Devices that come and go, and images.
     r"I/O error,? (on )?dev (loop|sr|fd)\d+",
+    # What lies behind another device or the network, which tells itself what is wrong with it; and a hint that a device
+    # did not take, which loses nothing.
+    r"error,? (on )?dev (nbd|rbd|dm-)\d+",
+    r"error, dev \w+, .*\bop 0x3:\(DISCARD\)",
 )
 
 
-def find_fault(text: str, benign: tuple[str, ...] = ()) -> Pattern | None:
-    """The kind of fault that a line tells of; None for an ordinary or a benign one."""
+def find_fault(text: str, benign: Sequence[str] = (), devices: Sequence[str] | None = None) -> Pattern | None:
+    """
+    The kind of fault that a line tells of; None for an ordinary or a benign one.
+
+    Errors of a block device that is none of `devices` any more are a warning: a volume that was taken away while it
+    was in use has them as well. None: it is not known which there are.
+    """
     text = text[:MAX_CHARACTERS]
     if _INTERESTING.search(text) is None:
         return None
     if any(re.search(line, text) for line in (*BENIGN, *benign)):
         return None
-    return next((pattern for pattern in PATTERNS if re.search(pattern.regex, text)), None)
+    pattern = next((pattern for pattern in PATTERNS if re.search(pattern.regex, text)), None)
+    named = _BLOCK_DEVICE.search(text) if pattern is not None and pattern.name == "disk error" else None
+    if pattern is None or named is None or devices is None or named[1] in devices:
+        return pattern
+    return replace(pattern, name=GONE, status=_WARN, action=Action.INSPECT, window_seconds=HOUR)
 
 
 def find_target(pattern: Pattern, text: str) -> str:
@@ -149,6 +164,7 @@ def find_target(pattern: Pattern, text: str) -> str:
     return f"neuron:{int(match[1])}" if match else "node"
 
 
+_BLOCK_DEVICE = re.compile(r"error, dev (\w+)", re.ASCII)
 _NEURON_DEVICE = re.compile(r"(?:\bnd-id=|\[ND )(\d{1,4})\b", re.ASCII)
 
 # One pass over a line finds out whether it can be of any kind: nearly none is.

@@ -35,6 +35,7 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
              DeviceLost | unknown Busy (processes out of sight), NoData, MissingTool, NoPermission | skip NotApplicable
              (no NVIDIA GPU).
     Cost:    some 10 ms; harmless to jobs (see gpu_memory).
+    Unverified on hardware: all of it; a stand-in with the names and records of the real NVML was read.
     """
     if ctx.inventory.get("accelerator") == "cuda":
         try:

@@ -40,6 +40,7 @@ def instance_type(ctx: Context[Params]) -> Iterator[Finding]:
              NotApplicable (no EC2; a type without accelerators).
     Cost:    under 1 ms; harmless to jobs.
     Source:  checks/catalog.py names one for each figure.
+    Unverified on hardware: firmware tables and devices of real instances; both were written by documentation.
     """
     identity = read_identity(ctx.host, configured=ctx.params.type, inventory=ctx.inventory, imds=False)
     name, seen = identity["instance_type"], _accelerator(ctx)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from checks.contract import Context, Finding, Measurement, Status, check
-from checks.host import HostError
+from checks.contract import Context, Evidence, Finding, Measurement, Previous, Status, check
+from checks.host import Host, HostError
 from checks.kernel import LogLine
 from checks.system.bounds import is_required
-from checks.system.fault_lines import Pattern, find_fault, find_target
+from checks.system.fault_lines import MAX_CHARACTERS, Pattern, find_fault, find_target
 
 MAX_FINDINGS = 32
+MAX_REMEMBERED = 24  # lines of MAX_CHARACTERS, each twice as long where it is quoted: a line of the protocol holds them
 
 
 @dataclass(frozen=True)
@@ -22,46 +23,52 @@ class Params:
     required: bool | None = None  # None: everywhere but on plain CPU nodes; False: cannot be read = warning
 
 
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault of one target: how many lines, and the last. `gone`: none of them is in the log any more."""
+
+    pattern: Pattern
+    target: str
+    count: int
+    line: str
+    gone: bool = False
+
+
 @check(tier="passive", interval_seconds=30, timeout_seconds=5)
-def kernel_log(ctx: Context[Params]) -> Iterator[Finding]:
+def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     The kernel has logged no known fault.
 
     Every kind is told once for each device, with the number of its lines and the last of them. Damage counts until the
-    next boot, what passes by itself (a task that hung, memory that ran out) for an hour after its last line. A hang in
-    collectives of Neuron devices is a warning that accuses nobody: its cause may sit on another node. A log that cannot
-    be read is unknown; on a plain CPU node it is a warning, because containers and users without rights see none.
+    next boot, also when newer lines have pushed its own out of the log; what passes by itself (a task that hung, memory
+    that ran out, errors of a disk that was taken away) counts for an hour after its last line. A hang in collectives of
+    Neuron devices is a warning that accuses nobody: its cause may sit on another node. A log that cannot be read is
+    unknown; on a plain CPU node it is a warning, because containers and users without rights see none.
 
-    Reads:   /dev/kmsg without waiting.
+    Reads:   /dev/kmsg without waiting, the names in /sys/class/block.
     Judges:  fail or warn KernelFault by kind, with what to do; on the device that a line of the Neuron runtime names |
              unknown (or warn) NoPermission, NoData.
     Cost:    about 1 ms for a thousand lines; harmless to jobs.
+    Unverified on hardware: the lines of faults are those of the kernel's and the drivers' sources and of documentation;
+             no device was at hand that logs one.
     """
-    required = is_required(ctx, ctx.params.required)
+    benign, disks = ctx.params.benign, _disks(ctx.host)
+    lines: Sequence[LogLine] = ()
+    unread: Finding | None = None
     try:
         lines = ctx.host.kernel_log()
     except HostError as error:
-        text = f"the kernel log cannot be read, so faults in it go unseen: {error}"
-        status = Status.UNKNOWN if required else Status.WARN
-        yield Finding(status=status, reason=error.reason, message=text, target="node")
-        return
-    if not lines:
-        text = "the kernel log is empty, so faults in it go unseen"
-        status = Status.UNKNOWN if required else Status.WARN
-        yield Finding(status=status, reason="NoData", message=text, target="node")
-        return
-    found = count_faults(lines, ctx.host.uptime_seconds(), ctx.params.benign)
-    for pattern, target, count, last in found[:MAX_FINDINGS]:
-        yield Finding(
-            status=pattern.status,
-            reason="KernelFault",
-            message=f"{pattern.name}: {count} {'line' if count == 1 else 'lines'}, the last: {last.strip()[:200]}",
-            target=target,
-            measurements=(_counted("kernel_log_faults_count", count, kind=pattern.name.replace(" ", "_")),),
-            blame=pattern.blame,
-            action=pattern.action,
-        )
-    if not found:
+        unread = _unread(ctx, error.reason, f"the kernel log cannot be read, so faults in it go unseen: {error}")
+    else:
+        if not lines:
+            unread = _unread(ctx, "NoData", "the kernel log is empty, so faults in it go unseen")
+    now = count_faults(lines, ctx.host.uptime_seconds(), benign, disks) if lines else []
+    found = join_faults(now, recall_faults(ctx.previous, ctx.host.boot_id(), benign, disks))
+    if unread is not None:
+        yield unread
+    for fault in found[:MAX_FINDINGS]:
+        yield _finding(fault)
+    if not found and unread is None:
         yield Finding(
             status=Status.PASS,
             reason=None,
@@ -69,25 +76,93 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding]:
             target="node",
             measurements=(_counted("kernel_log_lines_count", len(lines)),),
         )
+    lasting = [fault for fault in found if fault.pattern.window_seconds is None][:MAX_REMEMBERED]
+    if lasting:
+        kept = [{"line": _plain(fault.line), "count": fault.count} for fault in lasting]
+        yield Evidence(target="node", key="kernel_log", data={"faults": kept})
 
 
 def count_faults(
-    lines: Sequence[LogLine], now_seconds: float, benign: tuple[str, ...] = ()
-) -> list[tuple[Pattern, str, int, str]]:
-    """Each kind of fault that counts now and its target, with the number of its lines and the last; the worst first."""
-    counted: dict[tuple[str, Status, str], tuple[Pattern, str, int, str]] = {}
+    lines: Sequence[LogLine], now_seconds: float, benign: Sequence[str] = (), disks: Sequence[str] | None = None
+) -> list[Fault]:
+    """Each kind of fault that counts now and its target."""
+    counted: dict[tuple[str, Status, str], Fault] = {}
     for stamp, text in lines:
-        pattern = find_fault(text, benign)
+        pattern = find_fault(text, benign, disks)
         if pattern is None:
             continue
         window = pattern.window_seconds
         # A line without a time may be of now.
         if window is not None and stamp is not None and now_seconds - stamp > window:
             continue
-        target = find_target(pattern, text)
-        key = (pattern.name, pattern.status, target)
-        counted[key] = (pattern, target, counted[key][2] + 1 if key in counted else 1, text)
-    return sorted(counted.values(), key=lambda item: item[0].status is not Status.FAIL)
+        fault = Fault(pattern, find_target(pattern, text), 1, text)
+        before = counted.get(_key(fault))
+        counted[_key(fault)] = fault if before is None else replace(fault, count=before.count + 1)
+    return list(counted.values())
+
+
+def recall_faults(
+    previous: Previous | None, boot_id: str | None, benign: Sequence[str] = (), disks: Sequence[str] | None = None
+) -> list[Fault]:
+    """The damage that earlier looks of this boot have seen, as it would be judged today."""
+    if previous is None or not previous.evidence or boot_id is None or previous.boot_id != boot_id:
+        return []
+    entries = previous.evidence[-1].data.get("faults")
+    found = []
+    for entry in entries if isinstance(entries, list) else ():
+        line, count = (entry.get("line"), entry.get("count")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(line, str) or not isinstance(count, int):
+            continue
+        pattern = find_fault(line, benign, disks)
+        if pattern is not None and pattern.window_seconds is None:
+            found.append(Fault(pattern, find_target(pattern, line), count, line, gone=True))
+    return found
+
+
+def join_faults(now: Iterable[Fault], earlier: Iterable[Fault]) -> list[Fault]:
+    """Both, the worst first. Lines of one kind that were pushed out and those that are left are not told apart."""
+    joined = {_key(fault): fault for fault in earlier}
+    for fault in now:
+        before = joined.get(_key(fault))
+        joined[_key(fault)] = fault if before is None else replace(fault, count=max(before.count, fault.count))
+    return sorted(joined.values(), key=lambda fault: fault.pattern.status is not Status.FAIL)
+
+
+def _key(fault: Fault) -> tuple[str, Status, str]:
+    return fault.pattern.name, fault.pattern.status, fault.target
+
+
+def _finding(fault: Fault) -> Finding:
+    pattern, count = fault.pattern, fault.count
+    gone = " (the log does not go back so far any more)" if fault.gone else ""
+    line = fault.line.strip()[:200]
+    return Finding(
+        status=pattern.status,
+        reason="KernelFault",
+        message=f"{pattern.name}: {count} {'line' if count == 1 else 'lines'}, the last: {line}{gone}",
+        target=fault.target,
+        measurements=(_counted("kernel_log_faults_count", count, kind=pattern.name.replace(" ", "_")),),
+        blame=pattern.blame,
+        action=pattern.action,
+    )
+
+
+def _unread(ctx: Context[Params], reason: str, text: str) -> Finding:
+    status = Status.UNKNOWN if is_required(ctx, ctx.params.required) else Status.WARN
+    return Finding(status=status, reason=reason, message=text, target="node")
+
+
+def _disks(host: Host) -> list[str] | None:
+    """The block devices that there are, with their partitions; None where they cannot be seen."""
+    try:
+        return host.listdir("/sys/class/block") or None
+    except HostError:
+        return None
+
+
+def _plain(text: str) -> str:
+    """A line as it can be kept in a known number of bytes."""
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text[:MAX_CHARACTERS])
 
 
 def _counted(name: str, count: int, **labels: str) -> Measurement:

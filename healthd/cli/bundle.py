@@ -64,8 +64,8 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     """
     A redacted archive (tar.gz) for a support case.
 
-    State, recent results, settings, kernel lines, tools' outputs and versions, with and without a running daemon. The
-    instance id stays in it: the vendor needs it. Look into README.txt in it before you send it.
+    State, recent results, settings, kernel lines, logs, tools' outputs and versions, with and without a running daemon.
+    The instance id stays in it: the vendor needs it. Look into README.txt in it before you send it.
 
     Exit code: 0 when it was written, also when some sources could not be read (README.txt says which).
     """
@@ -93,6 +93,7 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
 def sources(settings: Settings) -> dict[str, Source]:
     """File name -> what gives its content: text, or JSON values. Each raises OSError, HealthdError or ValueError."""
     from checks.host import Host
+    from healthd.cli import logs
 
     host = Host(settings.node.host_root)
     state_dir = settings.node.state_dir
@@ -105,7 +106,9 @@ def sources(settings: Settings) -> dict[str, Source]:
         "doctor.json": lambda: _doctor(settings),
         "kernel.txt": lambda: _kernel(host),
         "instance.json": lambda: _instance(host),
-        "versions.json": lambda: _healthd_versions(host),
+        "versions.json": lambda: _healthd_versions(host, settings),
+        "journal.txt": lambda: logs.journal(host, TOOL_SECONDS),
+        "nccom-logs.txt": lambda: logs.nccom_logs(host, MAX_TAIL_BYTES),
         **{f"tools/{name}": functools.partial(_tool, host, argv) for name, argv in TOOLS.items()},
         "tools/neuron-monitor.json": lambda: host.first_line(["neuron-monitor"], timeout_seconds=TOOL_SECONDS),
     }
@@ -162,8 +165,13 @@ def _instance(host: Any) -> Any:
     return read_identity(host)
 
 
-def _healthd_versions(host: Any) -> Any:
+def _healthd_versions(host: Any, settings: Settings) -> Any:
+    """Those of this interpreter and of the one that probes: a torch may be in either."""
+    from healthd.cli.warm import ask_packages
+
+    python = settings.probe.python or Path(sys.executable)
     found: dict[str, Any] = {"healthd": __version__, "python": sys.version.split()[0]}
+    found["probe"] = {"python": str(python), **ask_packages(python, PROBE_SECONDS)}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)

@@ -149,7 +149,9 @@ class Stage:
         with (self.folder / f"{name}.log").open("wb") as log:
             environment = {**os.environ, "HEALTHD_POLICY_RECOVERY": "2s"}
             self.processes.append(
-                subprocess.Popen([sys.executable, "-m", "healthd", *arguments], stdout=log, stderr=log, env=environment)
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "healthd", *arguments], stdout=log, stderr=log, env=environment
+                )
             )
 
     def wait_for(self, url: str, name: str) -> None:
@@ -256,7 +258,7 @@ class Stage:
     ) -> subprocess.CompletedProcess[str]:
         """`live`: its standard error is ours. Captured, the spinner would be pages of frames."""
         return subprocess.run(
-            [sys.executable, "-m", "healthd", *arguments],
+            [sys.executable, "-P", "-m", "healthd", *arguments],
             stdout=subprocess.PIPE,
             stderr=None if live else subprocess.PIPE,
             text=True,

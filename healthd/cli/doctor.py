@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import click
 
 from checks.host import Host, HostError
+from checks.running import TimeUpError, run_program
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.settings import Settings
 from healthd.errors import HealthdError, words_of
@@ -35,6 +35,7 @@ print(json.dumps(said))
 """
 
 
+MAX_ANSWER_BYTES = 1 << 20
 COUNTED = (("device_count", "devices"), ("core_count", "cores"), ("efa_count", "EFA interfaces"))
 
 
@@ -106,24 +107,29 @@ def _devices(settings: Settings, host: Host) -> Item:
 def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
     name = "probe interpreter"
     try:
-        done = subprocess.run([python, "-I", "-c", PROBE], capture_output=True, text=True, timeout=seconds, check=False)
+        # Not subprocess.run: a wedged driver keeps the interpreter in the kernel, and nothing would end the wait.
+        code, out, err = run_program(
+            [str(python), "-I", "-c", PROBE],
+            environment=os.environ,
+            timeout_seconds=seconds,
+            max_bytes=MAX_ANSWER_BYTES,
+        )
     except OSError as error:
         yield Item(
             name, "missing", f"{python}: {error.strerror}", "set python under [probe] to the interpreter that has torch"
         )
         return
-    except subprocess.TimeoutExpired:
-        yield Item(
-            name,
-            "missing",
-            f"{python} did not answer within {seconds:g} s",
-            "look at what its site-packages do at start",
-        )
+    except TimeUpError as error:
+        text, remedy = f"{python} did not answer within {seconds:g} s", "look at what its site-packages do at start"
+        if not error.killed:
+            text += " and cannot be killed: the kernel holds it"
+            remedy = "the driver or a file system hangs: see the kernel log, then reboot"
+        yield Item(name, "missing", text, remedy)
         return
     try:
-        said = json.loads(done.stdout.strip().splitlines()[-1])
+        said = json.loads(out.decode("utf-8", "replace").strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        last = (err.decode("utf-8", "replace").strip().splitlines() or [f"exit code {code}"])[-1]
         yield Item(name, "missing", f"{python}: {last}", "set python under [probe] to a working Python 3.10 or newer")
         return
     version = tuple(int(part) for part in said["python"].split(".")[:2])

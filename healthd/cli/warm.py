@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from checks.accelerators.neuron_bundle import BundleError, export_bundle, import
 from checks.accelerators.neuron_cache import CacheKey, CompileCache, make_key
 from checks.compiling import ACCELERATORS
 from checks.contract import Scope, Status, Tier
+from checks.running import TimeUpError, run_program
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.settings import Settings
 from healthd.errors import ConfigError, HealthdError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from healthd.model import CheckResult
     from healthd.runner import CheckInfo, Runner, RunProgress
 
+MAX_ANSWER_BYTES = 1 << 20  # of an interpreter that is asked what it has
 # A device check that ended in one of these did not run to its end, so its graphs may not be compiled.
 _NOT_COMPILED = frozenset({Status.UNKNOWN, Status.SKIP})
 
@@ -161,11 +163,15 @@ def ask_packages(python: Path, seconds: float) -> dict[str, Any]:
     """What `neuron_packages` prints in an interpreter; `error` alone where it could not be asked."""
     program = str(Path(neuron_packages.__file__).resolve())
     try:
-        done = subprocess.run(
-            [python, "-I", program], capture_output=True, text=True, timeout=seconds, check=False, cwd="/"
+        # Bounded also where the kernel holds the interpreter and nothing can kill it.
+        _, out, _ = run_program(
+            [str(python), "-I", program], environment=os.environ, timeout_seconds=seconds, max_bytes=MAX_ANSWER_BYTES
         )
-        said = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        said = json.loads(out)
+    except TimeUpError as error:
+        rest = "" if error.killed else " and cannot be killed"
+        return {"error": f"{python}: did not answer within {seconds:g} s{rest}"}
+    except (OSError, ValueError) as error:
         return {"error": f"{python}: {error}"}
     return said if isinstance(said, dict) else {"error": f"{python}: said something else than what it has"}
 

@@ -3,9 +3,10 @@ The node's health as a condition of its Kubernetes node: what it says is pure (`
 
 A condition of our own tells; it does nothing by itself. `AcceleratedHardwareReady` is another matter: where EKS node
 auto repair or Karpenter's NodeRepair is on, False has the instance replaced or rebooted after ten minutes, without
-draining. So it is written only where somebody asked for it, and says False only of a hardware fault that is real (not
-injected), on a node that no job has. Where the EKS node monitoring agent runs as well, it writes the same condition and
-the two overwrite each other.
+draining. So it is written only where somebody asked for it, and says False only of a fault of the accelerators that is
+real (not injected), on a node that no job has: what another instance of the same template would have as well (too few
+EFA interfaces), or all nodes at once (a shared file system that hangs), must not have it replaced. Where the EKS node
+monitoring agent runs as well, it writes the same condition and the two overwrite each other.
 
 Unverified on a cluster: the patch is what the API's documentation says; that EKS acts on this condition from another
 writer than its own agent is not documented.
@@ -46,6 +47,19 @@ HOPELESS = (401, 403, 404)
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 # After these something of the machine has to be reset, restarted or replaced.
 _HARDWARE = (Action.RESET_DEVICE, Action.REBOOT, Action.REPLACE)
+# What looks at accelerators and at nothing else, and what it may say that is a fault of theirs. `Stuck` is none: probes
+# cannot be killed either while the file system with their libraries hangs.
+_LOOKING = frozenset(
+    (
+        *("neuron_cores", "neuron_counters", "gpu_driver", "gpu_memory", "gpu_links", "gpu_throttle"),
+        *("matmul", "memory", "digest", "transfer", "all_reduce", "all_gather", "reduce_scatter"),
+        *("nccom_all_reduce", "nccom_all_gather", "nccom_reduce_scatter"),
+    )
+)
+_OF_A_DEVICE = frozenset(
+    {"WrongResult", "SilentCorruption", "MemoryCorruption", "EccErrors", "HardwareErrors", "DeviceLost", "StuckCores"}
+)
+_KERNEL_KINDS = ("Neuron ", "GPU Xid")  # as `kernel_log` begins what it finds; all else in the log is the host's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +100,33 @@ def _own(state: NodeState, name: str) -> Condition:
 def _accelerated(state: NodeState) -> Condition:
     """See the module. Whatever is not a proven, real, free hardware fault is not False: an instance hangs on it."""
     name = ACCELERATED_HARDWARE_READY
-    faults = [
-        reason
-        for reason in state.reasons
-        if reason.status is Status.FAIL and reason.blame is Blame.NODE and reason.action in _HARDWARE
-    ]
+    faults = [reason for reason in state.reasons if _is_of_accelerators(reason)]
     real = [reason for reason in faults if not reason.injected]
     if real and (state.allocated or state.leases):
         why = _condition(name, "Unknown", real[0], "Unhealthy", "")
         text = _line(f"said to be not ready once no job has the node: {why.message}")
         return Condition(type=name, status="Unknown", reason=why.reason, message=text)
     if real:
-        return _condition(name, "False", real[0], "Unhealthy", "a hardware fault")
+        return _condition(name, "False", real[0], "Unhealthy", "a fault of the accelerators")
     if faults:
         return _condition(name, "Unknown", faults[0], "InjectedFault", "an injected fault")
     if state.health in (Health.HEALTHY, Health.DEGRADED):
-        return Condition(type=name, status="True", reason="Healthy", message="no hardware fault was found")
+        return Condition(type=name, status="True", reason="Healthy", message="no fault of the accelerators was found")
     worst = state.reasons[0] if state.reasons else None
     return _condition(name, "Unknown", worst, "Unknown", "nothing is known of this node")
+
+
+def _is_of_accelerators(reason: Reason) -> bool:
+    """Whether it is proven that an accelerator of this node is at fault, and that a reset or another machine helps."""
+    if reason.status is not Status.FAIL or reason.blame is not Blame.NODE or reason.action not in _HARDWARE:
+        return False
+    if reason.check == "kernel_log":
+        found = reason.message.removeprefix(f"kernel_log {reason.target}: ")
+        return reason.code == "KernelFault" and found.startswith(_KERNEL_KINDS)
+    if reason.code == "MissingDevice":
+        # That there are too few may be a wrong expectation or a driver that is missing; one that is named is lost.
+        return reason.check == "device_count" and reason.target not in (None, "node")
+    return reason.check in _LOOKING and reason.code in _OF_A_DEVICE
 
 
 def _condition(name: str, status: str, reason: Reason | None, code: str, text: str) -> Condition:

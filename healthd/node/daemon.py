@@ -12,10 +12,11 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from checks.collective.nccom_plan import lnc_of
 from checks.host import Host
 from healthd import web
 from healthd.errors import BadInputError, ConfigError
@@ -29,6 +30,7 @@ from healthd.node.collectives import Collectives
 from healthd.node.condition import ConditionWriter
 from healthd.node.control import ControlApi, check_faults
 from healthd.node.interfaces import check_interface, peer_address
+from healthd.node.kept_evidence import KeptEvidence
 from healthd.node.learned import KeptLimits
 from healthd.node.leases import Ledger
 from healthd.node.nccom_round import RoundSettings
@@ -67,7 +69,13 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
         door = stack.enter_context(contextlib.closing(web.bind(settings.listen)))
         hatch = stack.enter_context(_hatch(settings.control_socket))
         clock = system_clock()
-        book = NodeBook(settings, specs, clock=clock, boot_id=files.boot_id(settings.host_root))
+        book = NodeBook(
+            settings,
+            specs,
+            clock=clock,
+            boot_id=files.boot_id(settings.host_root),
+            compile_seconds=runner_settings.compile_allowance_seconds,
+        )
         book.set_faults(faults)
         book.address = settings.address or _reached_at(door)
         book.set_peer_address(peer_address(settings.interface, None))
@@ -75,6 +83,12 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
         if settings.active.unprompted is not None:
             log.info("active checks run unprompted by the rule %r: as set", settings.active.unprompted.value)
         await _serve(settings, runner, book, clock, door, hatch)
+
+
+def _lnc(runner: Runner) -> int | None:
+    """The logical core configuration of the Neuron devices, as they were seen last; None where there are none."""
+    inventory = runner.latest.raw.get("inventory") if runner.latest is not None else None
+    return lnc_of(inventory) if isinstance(inventory, Mapping) else None
 
 
 async def _serve(
@@ -92,13 +106,14 @@ async def _serve(
         host=Host(settings.host_root),
         limits=runner.settings.limits,
         carried=settings.nccom_carried,
+        lnc=lambda: _lnc(runner),
     )
     ledger = Ledger(settings.state_dir / "orders.json", clock=clock, boot_id=book.boot_id)
     collectives = Collectives(
         book, scheduler, runner.session, interface=settings.interface, clock=clock, tasks=tasks, rounds=rounds
     )
     orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks, collectives=collectives)
-    saver = Saver(book, settings)
+    saver = Saver(book, settings, KeptEvidence(settings.state_dir / "evidence.json", runner, book.boot_id))
     lines = _line(settings, book, orders, clock, KeptLimits(settings.state_dir / "baseline.json", runner))
     condition = _condition(settings, book, clock)
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
@@ -126,7 +141,7 @@ async def _serve(
             finally:  # a preflight cancels it
                 _resolve(stopping)  # wakes requests that are held back
                 await tasks.stop(settings.stop_seconds / 2)
-            book.save(saver.path)
+            saver.save()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -162,9 +177,10 @@ def _condition(settings: NodeSettings, book: NodeBook, clock: Clock) -> list[Con
 class Saver:
     """Writes the state after active runs at once, and after passive ones now and then."""
 
-    def __init__(self, book: NodeBook, settings: NodeSettings) -> None:
-        self.path = settings.state_dir / "state.json"
+    def __init__(self, book: NodeBook, settings: NodeSettings, evidence: KeptEvidence) -> None:
+        self._path = settings.state_dir / "state.json"
         self._book = book
+        self._evidence = evidence
         self._every_seconds = settings.save_seconds
         self._dirty = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -185,7 +201,12 @@ class Saver:
             await self._dirty.wait()
             await wait_for(self._at_once, self._every_seconds)
             self._dirty.clear()
-            self._book.save(self.path)
+            self.save()
+
+    def save(self) -> None:
+        """Write what is to survive, now."""
+        self._book.save(self._path)
+        self._evidence.save()
 
 
 class LeasedFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 # Larger than any state that the bounds of the daemon allow; guards against a file that is not ours.
 MAX_BYTES = 32 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StateDirError(HealthdError):
@@ -29,13 +31,22 @@ class DamagedError(HealthdError):
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory and see that it can be written, or raise StateDirError in one line."""
+    """
+    Make the directory and see that it can be written, or raise StateDirError in one line.
+
+    A disk that is full is one line in the log: the node has to say so itself, and what must be stored is refused later.
+    """
+    probe = directory / f".probe-{secrets.token_hex(4)}"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-        probe = directory / f".probe-{secrets.token_hex(4)}"
-        probe.write_bytes(b"x")
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x")
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
+        if error.errno in _FULL and directory.is_dir():
+            log.error("%s: %s; free some space: no lease is taken until then", directory, error.strerror)
+            return
         raise StateDirError(
             f"{directory}: cannot be written: {error.strerror}; make it writable or name another with --state-dir"
         ) from None

@@ -51,14 +51,16 @@ class Main:
         on_news: OnNews,
         *,
         deadline: float,
+        lnc: int | None = None,
     ) -> None:
-        """`deadline` is monotonic."""
+        """`deadline` is monotonic; `lnc` is the logical core configuration by which the ranks were counted."""
         self._order = order
         self._nccom = nccom
         self._host = host
         self._limits = limits
         self._on_news = on_news
         self._deadline = deadline
+        self._lnc = lnc
         self._check = ""
         self._launches: list[Launch] = []
         self._refused: list[str] = []
@@ -165,6 +167,7 @@ class Main:
             agent=f"{sys.executable} -P -m healthd.rsh",
             socket=str(folder / "rsh.sock"),
             slurm_job_id=_slurm_job(self._order.workload),
+            lnc=self._lnc,
         )
 
     def _environment(self, program: str, plan: Plan, folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checks.collective.nccom_guard import environment_of
+from checks.collective.nccom_guard import DROPPED_PREFIXES, environment_of
 from checks.collective.nccom_launch import MPI_PREFIX, Plan, daemon_environment
 from checks.collective.nccom_vector import Accepted, Refused
 from checks.contract import Finding, Limit
@@ -52,12 +52,16 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """`node` is this one's name in the fleet; `carried` False: nothing is ever started here for another node."""
+    """
+    `node` is this one's name in the fleet; `carried` False: nothing is ever started here for another node. `lnc` tells
+    the logical core configuration of the node's cores as it was seen last, None where that is not known.
+    """
 
     node: str
     host: Host
     limits: Mapping[str, Limit]
     carried: bool = True
+    lnc: Callable[[], int | None] = lambda: None
 
 
 OnTold = Callable[[Told], None]
@@ -99,7 +103,15 @@ class NccomRound:
         if not order.checks:
             raise RefusedError("it names no check")
         if node == nccom.nodes[0]:
-            main = Main(order, nccom, self._settings.host, self._settings.limits, self._heard, deadline=self._deadline)
+            main = Main(
+                order,
+                nccom,
+                self._settings.host,
+                self._settings.limits,
+                self._heard,
+                deadline=self._deadline,
+                lnc=self._settings.lnc(),
+            )
             return Told(findings=await main.run())
         if nccom.mode == "carried" and not self._settings.carried:
             raise RefusedError(_NOT_CARRIED)
@@ -161,7 +173,7 @@ class NccomRound:
             return
         await self._end_now(_LEAVE_SECONDS, "the next one of mpirun came")
         own = environment_of(os.environ, {"HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C"})
-        environment = _changed(daemon_environment(plan, os.uname().release, own))
+        environment = _changed(daemon_environment(plan, os.uname().release, own, self._settings.lnc()))
         program = shutil.which(found.argv[0], path=environment["PATH"])
         if program is None:
             text = f"no {found.argv[0]} in PATH or {MPI_PREFIX}/bin; install Open MPI, the one of the main node"
@@ -192,5 +204,9 @@ class NccomRound:
 
 
 def _changed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of an environment only what is not ours as it is: that comes by inheritance."""
-    return {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    """Of an environment only what does not come by inheritance: what is ours as it is and is not dropped on the way."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if os.environ.get(name) != value or name.startswith(DROPPED_PREFIXES)
+    }

@@ -25,6 +25,7 @@ from healthd.node.clock import Clock
 from healthd.node.results import History, Stamped, is_busy
 from healthd.node.settings import NodeSettings
 from healthd.runner import Survey
+from healthd.runner.outcome import HOLDERS_CHECK, hidden_holders
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,17 @@ class NodeBook:
     """
 
     def __init__(
-        self, settings: NodeSettings, specs: tuple[CheckSpec, ...], *, clock: Clock, boot_id: str | None
+        self,
+        settings: NodeSettings,
+        specs: tuple[CheckSpec, ...],
+        *,
+        clock: Clock,
+        boot_id: str | None,
+        compile_seconds: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
+        """`compile_seconds` says of an accelerator how much longer an ordered run may take because it compiles."""
         self.settings = settings
+        self._compile_seconds = compile_seconds
         self.specs = specs
         self.clock = clock
         self.boot_id = boot_id
@@ -197,7 +206,14 @@ class NodeBook:
     @property
     def holders(self) -> tuple[str, ...] | None:
         """Processes that hold devices, without our own; None where it cannot be seen or was not looked at yet."""
-        return self._survey.holders if self._survey is not None else None
+        seen = self._survey.holders if self._survey is not None else None
+        return seen or (None if self._hidden else seen)
+
+    @property
+    def _hidden(self) -> bool:
+        """Whether the devices' driver shows processes on them that the look at /proc does not."""
+        stamped = self._results.get(HOLDERS_CHECK)
+        return stamped is not None and hidden_holders(stamped.result) is not None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -303,6 +319,7 @@ class NodeBook:
             address=self.address,
             peer_address=self._peer_address,
             observed_at=self.clock.wall(),
+            compile_seconds=self._compile_seconds(survey.inventory.accelerator) if survey else 0.0,
         )
         health, reasons = judge_health(blank)
         return dataclasses.replace(blank, health=health, reasons=reasons)
