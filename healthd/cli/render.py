@@ -345,6 +345,8 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
         console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
     for breaker in summary.get("breakers", {}).values():
         console.print(f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}")
+    for drift in summary.get("drifts") or ():
+        console.print(f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}")
     for override in summary["overrides"]:
         console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
     if not nodes:

@@ -61,8 +61,11 @@ def reject(
     retryable: bool,
     would: Verdict = Verdict.REJECT,
 ) -> tuple[Gate, tuple[Effect, ...]]:
-    """Not admitted, `why` first. In observe mode the job is admitted all the same, and `would` is what enforce says."""
-    if gate.terms.mode is Mode.OBSERVE:
+    """
+    Not admitted, `why` first. In observe mode the job is admitted all the same where there are nodes to start on, and
+    `would` is what enforce says.
+    """
+    if gate.terms.mode is Mode.OBSERVE and startable(gate, view, seen):
         text = f"observe mode admits; enforce would have said {would.value}"
         first = reason("Observed", text, status=Status.WARN)
         return anyway(now, gate, policy, view, seen, (first, *why), would)
@@ -158,9 +161,9 @@ def headlines(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
 
 def _chosen(gate: Gate, view: FleetView, seen: Mapping[str, Assessment]) -> tuple[str, ...]:
     """Whom to admit anyway: all that were named; of a pool the best that nobody else has, best first."""
-    if gate.request.nodes:
+    if gate.request.pool is None:
         return gate.request.nodes
-    pool = view.pool(gate.request.pool or "")
+    pool = view.pool(gate.request.pool)
     free = [name for name in pool if name not in view.claims or view.claims[name].gate == gate.id]
     rank = {standing: index for index, standing in enumerate(Standing)}
 
@@ -168,6 +171,12 @@ def _chosen(gate: Gate, view: FleetView, seen: Mapping[str, Assessment]) -> tupl
         return (name not in gate.granted, rank[seen[name].standing] if name in seen else len(rank))
 
     return tuple(sorted(free, key=worth)[: gate.terms.wanted])
+
+
+def startable(gate: Gate, view: FleetView, seen: Mapping[str, Assessment]) -> bool:
+    """Whether there are nodes to admit `anyway`: of a pool as many as are needed; named ones are taken as they are."""
+    least = 1 if gate.request.pool is None else gate.terms.needed
+    return len(_chosen(gate, view, seen)) >= least
 
 
 def _admitted(gate: Gate, name: str, seen: Assessment | None) -> AdmittedNode:

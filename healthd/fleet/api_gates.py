@@ -70,18 +70,19 @@ async def listed(
     return answer({"gates": rows, "next": gates[-1].id if len(gates) == limit else None})
 
 
-@router.get("/{gate}", dependencies=[Depends(needs(Scope.READ))])
-async def follow(request: Request, gate: str, wait: Wait) -> Response:
-    """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
-    parts = parts_of(request)
-    return await _decision(parts, await _find(parts, gate), wait)
-
-
-@router.get("/{gate}/evidence", dependencies=[Depends(needs(Scope.READ))])
+# A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
+@router.get("/{gate:path}/evidence", dependencies=[Depends(needs(Scope.READ))])
 async def evidence(request: Request, gate: str) -> Response:
     """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
     parts = parts_of(request)
     return answer(await parts.engine.explain(await _find(parts, gate)))
+
+
+@router.get("/{gate:path}", dependencies=[Depends(needs(Scope.READ))])
+async def follow(request: Request, gate: str, wait: Wait) -> Response:
+    """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
+    parts = parts_of(request)
+    return await _decision(parts, await _find(parts, gate), wait)
 
 
 @router.delete("/{gate}/lease", dependencies=[Depends(needs(Scope.GATE))])
@@ -92,7 +93,7 @@ async def release(request: Request, gate: str) -> Response:
     return answer(engine.answer(released))
 
 
-@router.delete("/{gate}/members/{member}", dependencies=[Depends(needs(Scope.GATE))])
+@router.delete("/{gate}/members/{member:path}", dependencies=[Depends(needs(Scope.GATE))])
 async def leave(request: Request, gate: str, member: str) -> Response:
     """A member of a group ends without starting the job. Safe to repeat."""
     engine = parts_of(request).engine
@@ -153,6 +154,8 @@ def _summary(parts: Parts, gate: Gate) -> Mapping[str, object]:
         "id": gate.id,
         "job": gate.request.job,
         "attempt": gate.request.attempt,
+        # Gates of a group count on by themselves; this is what its members said.
+        "asked_attempt": gate.request.attempt if gate.request.join is None else gate.asked_attempt,
         "phase": gate.phase,
         "created_at": gate.created_at,
         "decision": decision.decision,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from healthd.errors import BadInputError, ConflictError, NotFoundError
-from healthd.fleet import changes
+from healthd.fleet import asking, changes
 from healthd.fleet.auth import Caller, Scope
 from healthd.fleet.changes import PutEvent, PutKey
 from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of
@@ -69,6 +68,7 @@ async def fleet(request: Request) -> Response:
             "overrides": parts.engine.overrides(),
             "recovering": parts.engine.recovering(),
             "breakers": parts.engine.breakers(),
+            "drifts": parts.learner.book.drifts()[:MOST_REASONS],
         }
     )
 
@@ -106,9 +106,10 @@ async def nodes(
 
 @router.get("/nodes/{node}", dependencies=READ)
 async def node(request: Request, node: str) -> Response:
-    """All that is known of one node: its state with ages as of now, and the aggregator's verdict in it."""
+    """All that is known of one node, by any of its names: its state with ages as of now, with our verdict in it."""
     parts = parts_of(request)
-    view = _known(parts, node)
+    view = _meant(parts, node)
+    node = view.node.node
     state = view.node.current()
     if state is not None:
         state = dataclasses.replace(
@@ -125,9 +126,9 @@ async def node(request: Request, node: str) -> Response:
 async def quarantine(request: Request, node: str, caller: Admin, unseen: bool = False) -> Response:
     """Keep a node out of admissions; with `unseen` also one that was never heard of, so that it does not slip in."""
     check_name(node)
-    word = await _word(request)
+    word, now = await _word(request), parts_of(request).engine.now()
     record = Quarantine(
-        reason=word.reason, owner=_owner(word, caller), owner_kind="person", since=time.time(), until=_until(word)
+        reason=word.reason, owner=_owner(word, caller), owner_kind="person", since=now, until=_until(word, now)
     )
     if not unseen:
         _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
@@ -137,9 +138,10 @@ async def quarantine(request: Request, node: str, caller: Admin, unseen: bool = 
 
 @router.delete("/nodes/{node}/quarantine")
 async def unquarantine(request: Request, node: str, caller: Admin) -> Response:
-    """Let a node in again, and take back what the rules hold against it. Safe to repeat."""
+    """Let a node in again, by any of its names; takes back what the rules hold against it. Safe to repeat."""
     parts = parts_of(request)
-    view = _known(parts, node)
+    view = _meant(parts, node)
+    node = view.node.node
     if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
         await parts.engine.quarantine(node, None, why=f"by {caller.name}")
     return answer({"node": node, "quarantine": None, "by": caller.name})
@@ -154,7 +156,6 @@ async def forget(request: Request, node: str, caller: Admin) -> Response:
     if held:
         raise ConflictError(f"{node} is leased to job {held[0].lease.job!r}; release its gate first")
     await parts.engine.forget(node, caller.name)
-    parts.fleet.forget(node)
     return answer({"node": node, "forgotten": True})
 
 
@@ -166,32 +167,34 @@ async def rekey(request: Request, node: str, caller: Admin) -> Response:
     key = parts.fleet.refused_key_hash(node)
     if key is None:
         raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
-    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=time.time()), _event(node, "rekeyed", caller)])
+    now = parts.engine.now()
+    event = PutEvent(at=now, subject=node, kind="rekeyed", message=f"by {caller.name}")
+    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=now), event])
     parts.fleet.rekey(node, key)
     return answer({"node": node, "rekeyed": True})
 
 
-@router.get("/overrides/{job}", dependencies=READ)
+@router.get("/overrides/{job:path}", dependencies=READ)
 async def override(request: Request, job: str) -> Response:
     """The override of a job that is in force."""
     return answer(_override(parts_of(request), job))
 
 
-@router.put("/overrides/{job}")
+@router.put("/overrides/{job:path}")
 async def put_override(request: Request, job: str, caller: Admin) -> Response:
     """Admit a job by hand, whatever its nodes are, until a time that must be given."""
-    word = await _word(request)
-    until = _until(word)
-    if until is None or until > time.time() + MAX_OVERRIDE_SECONDS:
+    word, now = await _word(request), parts_of(request).engine.now()
+    until = _until(word, now)
+    if until is None or until > now + MAX_OVERRIDE_SECONDS:
         raise BadInputError("override: 'until' or 'for_seconds' must give an end within 30 days")
-    if not job or len(job) > 256:
-        raise BadInputError("override: the job's name has 1 to 256 characters")
-    record = Override(job=job, reason=word.reason, owner=_owner(word, caller), since=time.time(), until=until)
+    if not job or len(job) > 256 or not job.isprintable():
+        raise BadInputError("override: the job's name has 1 to 256 printable characters")
+    record = Override(job=job, reason=word.reason, owner=_owner(word, caller), since=now, until=until)
     await parts_of(request).engine.override(job, record)
     return answer(record)
 
 
-@router.delete("/overrides/{job}")
+@router.delete("/overrides/{job:path}")
 async def delete_override(request: Request, job: str, _caller: Admin) -> Response:
     """Take an override back."""
     parts = parts_of(request)
@@ -213,6 +216,14 @@ def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists 
     return view
 
 
+def _meant(parts: Parts, name: str) -> NodeView:
+    """The node of this name, or the only one that is also known by it. NotFoundError; ConflictError names several."""
+    called = parts.fleet.called(name)
+    if len(called) > 1:
+        raise ConflictError(asking.ambiguous(name[:80], called))
+    return _known(parts, called[0] if called else name)
+
+
 def _override(parts: Parts, job: str) -> Override:
     for record in parts.engine.overrides():
         if record.job == job:
@@ -229,11 +240,10 @@ async def _word(request: Request) -> Word:
     return word
 
 
-def _until(word: Word) -> float | None:
-    """When it ends, in seconds since the epoch; None when nobody said."""
+def _until(word: Word, now: float) -> float | None:
+    """When it ends, in seconds since the epoch; None when nobody said. `now` by the clock that will compare them."""
     if word.until is not None and word.for_seconds is not None:
         raise BadInputError("give either 'until' or 'for_seconds'")
-    now = time.time()
     until = now + word.for_seconds if word.for_seconds is not None else word.until
     if until is not None and until <= now:
         raise BadInputError("the end that is given has passed already")
@@ -245,10 +255,6 @@ def _owner(word: Word, caller: Caller) -> str:
     if word.owner is None or word.owner == caller.name:
         return caller.name
     return word.owner if caller.name == "loopback" else f"{word.owner} (token {caller.name})"
-
-
-def _event(node: str, kind: str, caller: Caller) -> PutEvent:
-    return PutEvent(at=time.time(), subject=node, kind=kind, message=f"by {caller.name}")
 
 
 def _summary(view: NodeView) -> dict[str, object]:

@@ -11,7 +11,6 @@ import logging
 import resource
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -24,7 +23,7 @@ from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.api import make_app
 from healthd.fleet.auth import Guard
 from healthd.fleet.baselines import Learner
-from healthd.fleet.engine import Engine
+from healthd.fleet.engine import Engine, steady_clock
 from healthd.fleet.handling import Parts
 from healthd.fleet.handshakes import Handshakes
 from healthd.fleet.metrics import FleetMetrics
@@ -154,9 +153,10 @@ def _build(
     baseline: BaselineSettings,
     actuator: ActuatorSettings,
 ) -> Parts:
+    clock = steady_clock()
     fleet = Fleet(
         issuer=store.store_id,
-        enrol=lambda node, key: store.enrol(node, key, now=time.time()),
+        enrol=lambda node, key: store.enrol(node, key, now=clock()),
         silent_seconds=policy.silent_seconds,
         max_nodes=settings.max_nodes,
         first_seq=store.generation * ANSWERS_EACH_START,
@@ -164,7 +164,8 @@ def _build(
     for row in store.load().nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"))
     observer = _Observer()
-    engine = Engine(store=store, registry=fleet, policy=policy, observer=observer)
+    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock, observer=observer)
+    learner = Learner(fleet, store, baseline)
     metrics = FleetMetrics(
         fleet,
         holding=lambda: len(engine.open_gates()),
@@ -174,6 +175,8 @@ def _build(
         waits=engine.waits,
         recovering=lambda: engine.recovering() is not None,
         store=lambda: (store.failures, store.failing),
+        drifts=lambda: len(learner.book.drifts()),
+        now=clock,
     )
     observer.metrics = metrics
     observer.hand = make_hand(actuator, engine, fleet)
@@ -186,7 +189,7 @@ def _build(
         guard=guard,
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
-        learner=Learner(fleet, store, baseline),
+        learner=learner,
         hand=observer.hand,
     )
 

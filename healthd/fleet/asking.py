@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from healthd.evidence import reason
 from healthd.fleet.model import FleetView, Gate, Phase, Registry
@@ -50,13 +50,18 @@ def found(gate: Gate, registry: Registry, heard: Collection[str]) -> bool:
     )
 
 
+def ambiguous(name: str, nodes: Sequence[str]) -> str:
+    """Why a name by which several nodes are known means none of them."""
+    rest = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
+    text = f"{name}: {nodes[0]} and {nodes[1]}{rest} are known by this name"
+    return f"{text}; ask for the one that is meant by its own name, or correct their aliases"
+
+
 def unclear(gate: Gate, view: FleetView, name: str) -> str:
     """Why the name of no node cannot be taken for another name of one; empty where it is just not known."""
     nodes = view.called(name)
     if len(nodes) > 1:
-        rest = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
-        text = f"{name}: {nodes[0]} and {nodes[1]}{rest} are known by this name"
-        return f"{text}; ask for the one that is meant by its own name, or correct their aliases"
+        return ambiguous(name, nodes)
     if len(nodes) == 1 and nodes[0] != name and nodes[0] in gate.request.nodes:
         also = f", as {gate.asked[nodes[0]]}" if nodes[0] in gate.asked else ""
         return f"{name} is another name of {nodes[0]}, which is asked for as well{also}; name each node once"

@@ -138,17 +138,17 @@ def executors(gate: Gate) -> Mapping[str, str]:
     return {one.node: one.member for one in newest.values() if one.execute}
 
 
-def belongs(gate: Gate, join: Join) -> bool:
+def belongs(gate: Gate, join: Join, *, over: bool) -> bool:
     """
     Whether the answer of a decided gate is the answer to this member.
 
     It is for those who were there, and of an admission also for a rank that came too late: the job has started without
-    it. Any other begins the group's next gate.
+    it. Any other begins the group's next gate, and so does that rank once the job is `over`: it is of the next job.
     """
     if any(one.member == join.member for one in gate.members):
         return True
     admitted = gate.decision is not None and gate.decision.decision is Verdict.ADMIT
-    return admitted and all(one.rank != join.rank for one in gate.members)
+    return admitted and not over and all(one.rank != join.rank for one in gate.members)
 
 
 # --- a step -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, delete, func, select
 
 from healthd.fleet.calibration import STARTED, Fault, GateFacts, Way
 from healthd.fleet.report import Counts, DecisionRow, EndRow
-from healthd.fleet.tables import GATE_FACTS, GATE_FAULTS, OUTCOMES
+from healthd.fleet.tables import GATE_FACTS, GATE_FAULTS, OUTCOMES, fit
 from healthd.model import Verdict
 
 MOST_EXCLUDED_ROWS = 20_000
@@ -42,7 +42,7 @@ def put_facts(connection: Connection, facts: Iterable[GateFacts]) -> None:
     connection.execute(GATE_FACTS.insert(), rows)
     faults = [_fault(one.gate, number, fault) for one in found for number, fault in enumerate(one.faults)]
     if faults:
-        connection.execute(GATE_FAULTS.insert(), faults)
+        connection.execute(GATE_FAULTS.insert(), [fit(GATE_FAULTS, fault) for fault in faults])
 
 
 def _fault(gate: str, number: int, fault: Fault) -> dict[str, object]:
@@ -50,8 +50,8 @@ def _fault(gate: str, number: int, fault: Fault) -> dict[str, object]:
         "gate": gate,
         "number": number,
         "node": fault.node,
-        "check_name": fault.check[:128],
-        "code": fault.code[:64],
+        "check_name": fault.check,
+        "code": fault.code,
         "left_out": fault.out,
     }
 

@@ -13,9 +13,10 @@ from healthd.errors import NotFoundError
 from healthd.fleet import answers, changes, counting, requests
 from healthd.fleet.calibration import Ended
 from healthd.fleet.changes import PutOutcome
-from healthd.fleet.ledger import Batch
+from healthd.fleet.ledger import MOST_MESSAGE, Batch
 from healthd.fleet.model import Closing, Gate, LeaseRow, Override
 from healthd.fleet.report import word_of
+from healthd.fleet.rules.machine import plain
 from healthd.fleet.rules.model import Breaker, Record
 from healthd.fleet.turns import Turns, steady_clock
 from healthd.model import Decision, GateRequest, NodeState, Quarantine
@@ -143,8 +144,8 @@ class Engine(Turns):
             gate=gate_id,
             job=gate.request.job,
             attempt=gate.request.attempt,
-            status=status,
-            message=message,
+            status=plain(status, 64),
+            message=plain(message, MOST_MESSAGE),
             told_at=self._clock(),
         )
         await self._do(lambda batch: batch.changes.append(told))
@@ -249,6 +250,18 @@ class Engine(Turns):
         """Those in force."""
         now = self._clock()
         return tuple(override for override in self._ledger.overrides.values() if override.until > now)
+
+    def now(self) -> float:
+        """Seconds since the epoch by the clock that gates, quarantines and overrides go by; see `steady_clock`."""
+        return self._clock()
+
+    def present(self, node: str) -> bool:
+        """Whether the node was heard within a day."""
+        return self._reports.present(node, self._clock())
+
+    def unsure(self) -> bool:
+        """Whether nodes may be out for reasons that are not known here, or not yet."""
+        return self._reports.unsure(self._clock())
 
     def recovering(self) -> str | None:
         """Why nothing is admitted at all; None in good days."""

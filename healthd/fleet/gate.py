@@ -9,7 +9,8 @@ free nodes the earlier does; a gate that cannot go on yet keeps nobody else from
 Decisions: a node with a fault of its own is out at once; one whose evidence is old or missing runs the tier once per
 round and is out if it is unknown after that; `admit` needs every lease stored by its node. Observe mode takes the same
 way, answers after `Policy.observe_seconds` at the latest, admits whatever it found and leases what is free, so that
-probes keep off the job. An override admits at once.
+probes keep off the job. An override admits at once. Neither makes nodes: while a pool has fewer free ones than are
+needed, the gate holds until its own deadline.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def _overridden(now: float, gate: Gate, view: FleetView, policy: Policy) -> tupl
     enforced = dataclasses.replace(gate, terms=dataclasses.replace(gate.terms, mode=Mode.ENFORCE))
     work = Work(now, enforced, view, policy)
     after, _ = _step(work)
+    if not answers.startable(gate, view, work.seen):
+        return _step(Work(now, gate, view, policy))
     would = after.decision.decision if after.decision is not None else Verdict.HOLD
     text = f"{override.owner} admits job {override.job} by hand: {override.reason}"
     found = after.decision.reasons if after.decision is not None else after.waiting
@@ -157,11 +160,12 @@ def _acknowledged(work: Work, name: str, grant: Grant) -> bool:
 def _order_runs(work: Work) -> None:
     """Order the tier on every reserved node whose evidence must be renewed."""
     tier, ordered = work.gate.terms.tier, dict(work.gate.ordered)
-    bound = work.policy.run_seconds[tier]
     for name in work.gate.reserved:
         found = work.seen[name]
         if found.standing is not Standing.RUN:
             continue
+        node = work.view.nodes.get(name)
+        bound = work.policy.run_seconds[tier] + (node.compile_seconds if node is not None else 0.0)
         turn = ordered[name].round + 1 if name in ordered else 1
         order_id = f"{work.gate.tag}:run:{turn}:{name}"
         ordered[name] = OrderedRun(order_id=order_id, round=turn, ordered_at=work.now, deadline_seconds=bound)
@@ -221,15 +225,15 @@ def _waiting_for(work: Work) -> tuple[Reason, ...]:
 
 def _hold(work: Work, waiting: tuple[Reason, ...], *, wake_at: float = math.inf) -> tuple[Gate, tuple[Effect, ...]]:
     """Not yet: wake when time alone could change something, or end it when its time is up."""
-    if work.now >= deadline_of(work):
-        waited = deadline_of(work) - work.gate.since
+    if work.now >= deadline_of(work) and not _must_wait(work):
+        waited = min(work.now, work.gate.deadline) - work.gate.since
         text = f"not admitted within {waited:.0f} s; it waited for: " + "; ".join(r.message for r in waiting[:8])
         would = Verdict.HOLD if work.now < work.gate.deadline else Verdict.REJECT
         return _reject(work, (reason("Expired", text), *waiting), retryable=True, would=would)
     phase = work.gate.phase if work.gate.reserved else Phase.WAITING
     if work.gate.collecting:
         phase = Phase.COLLECTING
-    times = [deadline_of(work), patience(work), wake_at, collecting.wake_at(work)]
+    times = [deadline_of(work), work.gate.deadline, patience(work), wake_at, collecting.wake_at(work)]
     times += [found.wake_at for found in work.seen.values()]
     times += [grant.granted_at + work.policy.lease_ack_seconds for grant in work.gate.granted.values()]
     # A bound that must be passed, not only reached, is passed a millisecond later.
@@ -238,9 +242,20 @@ def _hold(work: Work, waiting: tuple[Reason, ...], *, wake_at: float = math.inf)
     return gate, (*work.effects, WakeAt(at=at))
 
 
+def _must_wait(work: Work) -> bool:
+    """What would be admitted whatever its evidence is waits for nodes to start on, as long as it may."""
+    override = work.view.overrides.get(work.gate.request.job)
+    by_hand = override is not None and override.until > work.now
+    if not (by_hand or work.gate.terms.mode is Mode.OBSERVE) or work.now >= work.gate.deadline:
+        return False
+    return not answers.startable(work.gate, work.view, work.seen)
+
+
 def _reject(
     work: Work, why: tuple[Reason, ...], *, retryable: bool, would: Verdict = Verdict.REJECT
 ) -> tuple[Gate, tuple[Effect, ...]]:
+    if retryable and _must_wait(work):
+        return _hold(work, why)
     gate, effects = answers.reject(
         work.now, work.gate, work.policy, work.view, work.seen, why, retryable=retryable, would=would
     )

@@ -1,7 +1,7 @@
 """
 What the engine holds in memory of what is on disk: open gates, reservations, leases, quarantines, overrides.
 
-One `Batch` collects what a turn of the engine changes; when its transaction fails, `restore` takes the memory back to
+One `Batch` collects what a turn of the engine changes; when its transaction fails, `undo` takes the memory back to
 where the disk is. Nothing here waits, talks or decides.
 """
 
@@ -45,16 +45,22 @@ from healthd.fleet.model import (
     Unreserve,
 )
 from healthd.fleet.policy import Policy
+from healthd.fleet.rules.machine import plain
 from healthd.fleet.validation.groups import orders_of
 from healthd.model import Lease, NodeState, Order, Quarantine, RunOrder
 
 MOST_DECIDED = 2000
 """Decided gates kept in memory for those who ask again; older ones are read from the store."""
+MOST_MESSAGE = 4096
+"""Characters of a line of the audit trail: people read it, and sentences of ours stay far below."""
 
 
 @dataclass
 class Batch:
-    """What one turn changes. `touched` nodes need new orders, `freed` ones may be somebody else's now."""
+    """
+    What one turn changes. `touched` nodes need new orders, `freed` ones may be somebody else's now, `forgotten` ones
+    are gone for good.
+    """
 
     now: float
     changes: list[Change] = field(default_factory=list)
@@ -63,10 +69,11 @@ class Batch:
     decided: list[Gate] = field(default_factory=list)
     ready: list[Gate] = field(default_factory=list)
     accused: list[Accuse] = field(default_factory=list)
+    forgotten: set[str] = field(default_factory=set)
 
     def event(self, subject: str, kind: str, message: str) -> None:
-        """A line of the audit trail."""
-        self.changes.append(PutEvent(at=self.now, subject=subject, kind=kind, message=message))
+        """A line of the audit trail, one line whatever a node has put into it."""
+        self.changes.append(PutEvent(at=self.now, subject=subject, kind=kind, message=plain(message, MOST_MESSAGE)))
 
 
 class Ledger:

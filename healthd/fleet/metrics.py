@@ -6,6 +6,7 @@ Labels are bounded by what they are: health, verdict, mode, owner kind, and the 
 
 from __future__ import annotations
 
+import itertools
 import time
 from bisect import bisect_left
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
-from healthd.fleet.calibration import STARTED, Ended, run_seconds
+from healthd.fleet.calibration import STARTED, Ended, device_seconds
 from healthd.fleet.model import Gate
 from healthd.fleet.registry import Fleet
 from healthd.fleet.rules.model import Mode as RuleMode
@@ -41,7 +42,8 @@ class FleetMetrics:
     Counts what the engine tells (see `healthd.fleet.model.Observer`), and renders everything.
 
     `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
-    breakers that have tripped, `words` how often each rule came to a word and what came of it.
+    breakers that have tripped, `words` how often each rule came to a word and what came of it, `drifts` how many
+    baselines have drifted. `now` is the clock that quarantines go by.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class FleetMetrics:
         waits: Callable[[], Sequence[float]] = tuple,
         recovering: Callable[[], bool] = lambda: False,
         store: Callable[[], tuple[int, bool]] = lambda: (0, False),
+        drifts: Callable[[], int] = lambda: 0,
+        now: Callable[[], float] = time.time,
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._fleet = fleet
@@ -74,7 +78,7 @@ class FleetMetrics:
         )
         self._device_seconds = Counter(
             "healthd_gate_device_seconds",
-            "Seconds of devices spent on runs that gates ordered.",
+            "Seconds of devices spent on runs that gates ordered, and on their collectives.",
             registry=self._registry,
         )
         self._excluded = Counter(
@@ -112,7 +116,7 @@ class FleetMetrics:
             registry=self._registry,
         )
         self._registry.register(_Survey(fleet, holding, overrides, breakers, words))
-        self._registry.register(_Plight(fleet, waits, recovering, store))
+        self._registry.register(_Plight(fleet, waits, recovering, store, drifts, now))
 
     def add(self, collector: Collector) -> None:
         """One more that is asked at each scrape."""
@@ -149,7 +153,13 @@ class FleetMetrics:
             self._observed.labels(would=decision.would.value, reason=code).inc()
         for excluded in decision.excluded:
             self._excluded.labels(reason=_bounded(excluded.reasons[0].code if excluded.reasons else None)).inc()
-        self._device_seconds.inc(sum(self._cost(gate, node) for node in gate.ordered))
+        nodes = {name: self._fleet.node(name) for name in gate.ordered}
+        states = {name: node.current() for name, node in nodes.items() if node is not None}
+        known = {name: state for name, state in states.items() if state is not None}
+        self._device_seconds.inc(device_seconds(gate, known))
+        for validation in itertools.chain(gate.past, () if gate.validation is None else (gate.validation,)):
+            if validation.ended_at is not None:
+                self._validations.observe(max(0.0, validation.ended_at - validation.started_at))
 
     def job_ended(self, ended: Ended) -> None:
         """Count the end of a job; of a gate that did not admit it nothing is counted."""
@@ -160,16 +170,6 @@ class FleetMetrics:
             self._false_alarms.inc()
         if ended.outcome == "infra" and ended.clean:
             self._misses.inc()
-
-    def validation_ended(self, seconds: float) -> None:
-        """Count a validation."""
-        self._validations.observe(seconds)
-
-    def _cost(self, gate: Gate, name: str) -> float:
-        """Device seconds of the active checks that a node has run since the gate ordered it to."""
-        node = self._fleet.node(name)
-        state = node.current() if node is not None else None
-        return 0.0 if state is None else run_seconds(gate, name, state)
 
 
 _WATCHED = frozenset({"Observed", "Override"})
@@ -255,8 +255,12 @@ class _Plight(Collector):
         waits: Callable[[], Sequence[float]],
         recovering: Callable[[], bool],
         store: Callable[[], tuple[int, bool]],
+        drifts: Callable[[], int],
+        now: Callable[[], float],
     ) -> None:
         self._fleet = fleet
+        self._drifts = drifts
+        self._now = now
         self._waits = waits
         self._recovering = recovering
         self._store = store
@@ -267,7 +271,7 @@ class _Plight(Collector):
             "How long the gate that has waited longest has been waiting.",
             value=max(self._waits(), default=0.0),
         )
-        now = time.time()
+        now = self._now()
         ages = dict.fromkeys(OWNER_KINDS, 0.0)
         for _, _, quarantine in self._fleet.survey():
             if quarantine is not None and quarantine.owner_kind in ages:
@@ -284,6 +288,11 @@ class _Plight(Collector):
             "healthd_fleet_recovering",
             "1 while nothing is admitted because the aggregator does not know its fleet again yet.",
             value=float(self._recovering()),
+        )
+        yield GaugeMetricFamily(
+            "healthd_baseline_drifts",
+            "Baselines in force from which the median of the fleet has drifted away.",
+            value=self._drifts(),
         )
         failures, failing = self._store()
         yield CounterMetricFamily(

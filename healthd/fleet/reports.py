@@ -19,6 +19,12 @@ from healthd.model import Lease
 
 FINAL = ("done", "refused", "cancelled")
 
+GONE_SECONDS = 86400.0
+"""A node that was silent for so long counts neither as one of its pool nor among those that are kept out of it. A day:
+a machine in repair for an afternoon is still there, one that was terminated blocks nothing for longer."""
+STAMP_SECONDS = GONE_SECONDS / 8
+"""How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
+
 
 class Reports:
     """See the module. Facts about the database as a whole are kept under `recovering_until` and `established`."""
@@ -33,6 +39,14 @@ class Reports:
         self._recovering_until = float(loaded.meta.get("recovering_until", "-inf"))
         self._met: set[str] = set()
         self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
+        # While no aggregator listened nobody was silent: what counts is how much earlier than the last one of all.
+        last = max((row.last_seen for row in loaded.nodes), default=now)
+        self._heard_at = {row.node: now - (last - row.last_seen) for row in loaded.nodes}
+        self._stamped = dict(self._heard_at)
+        self._before = (self._recovering_until, self._established)
+
+    def begin(self) -> None:
+        """A new batch: what it changes can be undone."""
         self._before = (self._recovering_until, self._established)
 
     # --- the database as a whole --------------------------------------------------------------------------------------
@@ -49,6 +63,10 @@ class Reports:
     def settling(self, now: float) -> str | None:
         """Why nothing is called impossible yet; None later on."""
         return "the aggregator has just started" if now < self._settled_at else None
+
+    def unsure(self, now: float) -> bool:
+        """Whether nodes may be out for reasons that this database does not know, or does not know yet."""
+        return not self._established or self.recovering(now) is not None or self.settling(now) is not None
 
     def next_due(self, now: float) -> float:
         """When one of the two ends, for all gates."""
@@ -76,12 +94,33 @@ class Reports:
             self._ledger.put_quarantine(batch, node, None)
         batch.changes.append(ForgetNode(node=node))
         batch.event(node, "forgotten", f"by {owner}")
-        self._labels.pop(node, None)
-        self._met.discard(node)
+        batch.forgotten.add(node)
 
     def pool_of(self, node: str) -> str | None:
         """The pool of a node as it said last; None for one without, or never heard of."""
         return self._labels.get(node, {}).get("pool")
+
+    # --- who is still there -------------------------------------------------------------------------------------------
+
+    def present(self, node: str, now: float) -> bool:
+        """Whether the node was heard within a day, by this aggregator or the one before it."""
+        return now - self._heard_at.get(node, -math.inf) <= GONE_SECONDS
+
+    def silent(self, now: float, seconds: float) -> list[str]:
+        """Nodes that were heard once, and not for so long."""
+        return [node for node, at in self._heard_at.items() if now - at > seconds]
+
+    def stamps(self) -> list[PutNode]:
+        """What is to be written so that the next aggregator knows who was there; then say `stamped`."""
+        return [
+            PutNode(node=node, labels=self._labels[node], seen_at=at)
+            for node, at in self._heard_at.items()
+            if node in self._labels and at - self._stamped.get(node, -math.inf) > STAMP_SECONDS
+        ]
+
+    def stamped(self, stamps: Iterable[PutNode]) -> None:
+        """These are on disk."""
+        self._stamped.update((one.node, one.seen_at) for one in stamps)
 
     def undo(self) -> None:
         """The transaction failed: back to what is on disk."""
@@ -91,17 +130,17 @@ class Reports:
 
     def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
         """Follow the leases of the nodes that were heard."""
-        self._before = (self._recovering_until, self._established)
         if not self._established and batch.now >= max(self._proved_at, self._recovering_until):
             self._set(batch, recovering_until=-math.inf, established=True)
         for name in sorted(heard):
             node = self._registry.node(name)
             if node is None or node.state is None or node.duplicate:
                 continue
+            self._heard_at[name] = batch.now - (node.heard_seconds or 0.0)
             self._adopt(batch, node)
             self._follow(batch, node)
             labels = node.state.labels
-            if self._labels.get(name) != labels:
+            if self._labels.get(name) != labels or name in batch.forgotten:
                 batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
 
     def _follow(self, batch: Batch, node: FleetNode) -> None:
@@ -155,6 +194,10 @@ class Reports:
     def tell(self, batch: Batch, heard: Iterable[str]) -> None:
         """All of it is on disk: nodes get their orders, and need not repeat what is final."""
         taken_in = set(heard)
+        for name in batch.forgotten:
+            self._met.discard(name)
+            for kept in (self._labels, self._heard_at, self._stamped):
+                kept.pop(name, None)
         for name in sorted(taken_in | batch.touched):
             node = self._registry.node(name)
             if name in taken_in and node is not None and node.state is not None and not node.duplicate:

@@ -111,14 +111,17 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
     ConflictError unless the request is the one that the gate answers, and its admission still stands.
 
     Who asks again because the answer was lost gets it again; who asks after the leases ended must not start on nodes
-    that may be somebody else's by now.
+    that may be somebody else's by now. Named nodes that were admitted anyway (observe mode, an override) never hung on
+    their leases.
     """
     who = f"job {request.job} attempt {request.attempt}"
     if request.join is not None or gate.request.join is not None:
         collecting.alike(gate, request)
     elif gate.as_asked != request:
         raise ConflictError(f"{who} was asked before with another request (gate {gate.id}); use the next attempt")
-    if gate.granted and gate.decision is not None:
+    if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
+        return
+    if gate.granted:
         ended = [name for name, grant in gate.granted.items() if not ledger.holds(grant.lease_id)]
         if ended:
             raise ConflictError(
@@ -140,6 +143,8 @@ def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest
     if known is not None:
         same(known, request, ledger)
         return known
+    if key in ledger.keys:
+        raise StoreError(f"job {request.job} attempt {request.attempt} was just read from the database; ask again")
     _check_room(ledger, policy)
     gate = new_gate(ledger.new_id(batch.now), request, policy, batch.now)
     newest = ledger.newest.get(request.job)
@@ -179,7 +184,9 @@ def _join(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, jo
         if gate.decision is None:
             collecting.alike(gate, request)
             return _arrived(batch, ledger, gate, request, join)
-        if gate.request.join is not None and collecting.belongs(gate, join):
+        leases = [grant.lease_id for grant in gate.granted.values()]
+        over = bool(leases) and not any(ledger.holds(lease_id) for lease_id in leases)
+        if gate.request.join is not None and collecting.belongs(gate, join, over=over):
             same(gate, request, ledger)
             return gate
     _check_room(ledger, policy)

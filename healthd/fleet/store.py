@@ -49,6 +49,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = tuple[Callable[[sa.Connection], Any], Callable[[Any, Exception | None], None]]
 
+
+class UnsureError(StoreError):
+    """A server was lost between a commit and its word on it: whether it is on disk, reading alone can tell."""
+
+
 MOST_WAITING = 2000
 """Jobs that may wait for the writer: 0.2 s of work at 5 ms a commit of 64; more means that it stands still."""
 MOST_TOGETHER = 64
@@ -195,43 +200,54 @@ class Store:
             if batch:
                 self._commit(batch)
 
-    def _commit(self, batch: Sequence[Job]) -> None:
-        """One transaction for all; when it fails, one for each, so that nobody fails for another's fault."""
+    def _commit(self, batch: Sequence[Job], *, unsure: bool = False) -> None:
+        """
+        One transaction for all; when it fails, one for each, so that nobody fails for another's fault.
+
+        `unsure`: it may be on disk already.
+        """
         try:
             results = self._transact([work for work, _ in batch])
         except (StoreError, BadInputError) as error:
-            if len(batch) > 1:
-                for job in batch:
-                    self._commit([job])
-                return
-            if isinstance(error, StoreError):
-                self._count_failure()
-            batch[0][1](None, error)
+            self._failed_together(batch, error, unsure)
             return
         except Exception as error:
             # A fault of ours in one job must not end the thread and leave everybody waiting.
             log.exception("%s: a job failed", self._place)
-            self._count_failure()
-            for _, deliver in batch:
-                deliver(None, StoreError(f"{self._place}: internal error: {first_line(error)}"))
+            internal = StoreError(f"{self._place}: internal error: {first_line(error)}")
+            self._failed_together(batch, internal, unsure)
             return
         self.failing = False
         for (_, deliver), result in zip(batch, results, strict=True):
             deliver(result, None)
+
+    def _failed_together(self, batch: Sequence[Job], error: StoreError | BadInputError, unsure: bool) -> None:
+        unsure = unsure or isinstance(error, UnsureError)
+        if len(batch) > 1:
+            for job in batch:
+                self._commit([job], unsure=unsure)
+            return
+        if isinstance(error, StoreError):
+            self._count_failure()
+            error = UnsureError(str(error)) if unsure else error
+        batch[0][1](None, error)
 
     def _count_failure(self) -> None:
         self.failures += 1
         self.failing = True
 
     def _transact(self, works: Sequence[Callable[[sa.Connection], Any]]) -> list[Any]:
+        committing = False
         try:
             self._check_place()
             connection = self._connect()
             with connection.begin():
                 results = [work(connection) for work in works]
+                committing = connection.dialect.name != "sqlite"  # a file says whether it has it
         except SQLAlchemyError as error:
             self._disconnect()
-            raise self._failed(error) from None
+            failed = self._failed(error)
+            raise (UnsureError(str(failed)) if committing else failed) from None
         self._check_place()
         return results
 

@@ -7,6 +7,9 @@ file in `migrations/versions`; a test compares the two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sqlalchemy import (
     Boolean,
     Column,
@@ -21,6 +24,8 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+
+from healthd.fleet.rules.machine import plain
 
 METADATA = MetaData()
 
@@ -178,3 +183,18 @@ BASELINES = Table(
     Column("samples", LargeBinary, nullable=False),
 )
 """`record` is a whole `Series`, `samples` what is kept to learn from, as JSON packed by zlib."""
+
+
+def fit(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    The row with text that every database takes.
+
+    PostgreSQL refuses a NUL and what is longer than its column, and with it the whole transaction: one odd word of one
+    node would stop everybody. JSON has neither.
+    """
+    return {key: _fitted(value, table.c[key].type) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def _fitted(text: str, kind: object) -> str:
+    length = kind.length if isinstance(kind, String) else None
+    return text.replace("\0", " ") if length is None else plain(text, length)

@@ -3,8 +3,9 @@ The loop under the engine: the one place where gates are stepped.
 
 Turn by turn: take in what happened, step the gates that it concerns (oldest first), commit everything in one
 transaction, and only then talk: orders to nodes, answers to clients. A transaction that fails leaves memory where the
-disk is; whoever waited for it gets the StoreError, the gates try again. What a node is told follows from what is on
-disk, so a turn that was cut short by a crash is repeated by the next process without harm.
+disk is; whoever waited for it gets the StoreError, the gates try again. Where nobody knows whether it came through, all
+is read anew, as after a restart. What a node is told follows from what is on disk, so a turn that was cut short by a
+crash is repeated by the next process without harm.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from healthd.errors import HealthdError, StoreError
-from healthd.fleet import asking, changes, collecting, requests
-from healthd.fleet.changes import PutRecord
+from healthd.fleet import asking, changes, collecting, pruning, requests
+from healthd.fleet.changes import Loaded
 from healthd.fleet.gate import step
 from healthd.fleet.ledger import Batch, Ledger
-from healthd.fleet.model import FleetNode, FleetView, Gate, Observer, Phase, Registry, WakeAt
+from healthd.fleet.lookup import LookedUp
+from healthd.fleet.model import FleetView, Gate, Observer, Phase, Registry, WakeAt
 from healthd.fleet.policy import Policy
 from healthd.fleet.reports import Reports
 from healthd.fleet.rules.book import Rules
 from healthd.fleet.standing import JudgeMemory
-from healthd.fleet.store import Store
+from healthd.fleet.store import Store, UnsureError
 from healthd.model import NodeState
 
 log = logging.getLogger(__name__)
@@ -46,36 +48,6 @@ def steady_clock() -> Callable[[], float]:
     """Seconds since the epoch as of now, from here on by CLOCK_BOOTTIME: no jump of the clock moves a deadline."""
     start, boot = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     return lambda: start + time.clock_gettime(time.CLOCK_BOOTTIME) - boot
-
-
-class _Nodes(Mapping[str, FleetNode]):
-    """The registry as a mapping, each node looked up once a turn so that all steps of the turn see the same."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._seen: dict[str, FleetNode | None] = {}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of a mapping; None for a node that nobody heard of."""
-        if key not in self._seen:
-            self._seen[key] = self._registry.node(key)
-        found = self._seen[key]
-        return default if found is None else found
-
-    def __getitem__(self, key: str) -> FleetNode:
-        found: FleetNode | None = self.get(key)
-        if found is None:
-            raise KeyError(key)
-        return found
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self.get(key) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.names())
-
-    def __len__(self) -> int:
-        return len(self._registry.names())
 
 
 Action = Callable[[Batch], Any]
@@ -98,15 +70,11 @@ class Turns:
         self._registry = registry
         self._clock = clock or steady_clock()
         self._observer = observer
-        loaded = store.load()
-        self._ledger = Ledger(loaded, store_id=store.store_id, policy=policy)
-        self._reports = Reports(self._ledger, registry, policy, loaded, now=self._clock())
-        self._rules = Rules(self._ledger, registry, policy, loaded, pool_of=self._reports.pool_of)
         self._judge = JudgeMemory()
         self._actions: deque[tuple[Action, asyncio.Future[Any]]] = deque()
-        self._dirty: set[str] = set(self._ledger.gates)
         self._heard: set[str] = set()
-        self._due: dict[str, float] = {}
+        self._unsure = False
+        self._take_over(store.load())
         self._wake = asyncio.Event()
         self._turning = asyncio.Lock()
         self._followers: dict[str, asyncio.Event] = {}
@@ -115,9 +83,24 @@ class Turns:
         self._prune_at = self._clock() + PRUNE_SECONDS
         self._expiring = False
         self._stopping = False
-        for node, quarantine in self._ledger.quarantines.items():
-            registry.set_quarantine(node, quarantine)
         registry.listen(self._hear)
+
+    def _take_over(self, loaded: Loaded) -> None:
+        """Memory is what the disk says, and nothing else."""
+        self._ledger = Ledger(loaded, store_id=self._store.store_id, policy=self.policy)
+        self._reports = Reports(self._ledger, self._registry, self.policy, loaded, now=self._clock())
+        self._rules = Rules(
+            self._ledger,
+            self._registry,
+            self.policy,
+            loaded,
+            pool_of=self._reports.pool_of,
+            present=self._reports.present,
+        )
+        self._dirty: set[str] = set(self._ledger.gates)
+        self._due: dict[str, float] = {}
+        for node, quarantine in self._ledger.quarantines.items():
+            self._registry.set_quarantine(node, quarantine)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -152,12 +135,16 @@ class Turns:
         now = self._clock()
         if now < self._retry_at and not self._actions:
             return
+        if self._unsure and not await self._read_anew():
+            return
         batch = Batch(now=now)
         self._ledger.begin()
+        self._reports.begin()
         self._rules.begin()
         results = self._act(batch)
         if self._expiring:
             self._ledger.end_expired(batch)
+            pruning.forget_gone(batch, self._ledger, self._rules, self._reports, self.policy)
             self._expiring = False
         heard, self._heard = self._heard, set()
         self._reports.take_in(batch, heard)
@@ -196,28 +183,38 @@ class Turns:
         self._wake.set()
         return await future
 
-    async def _prune(self) -> None:
-        """Drop what is old: gates and events beyond their bounds, quarantines and overrides that have ended."""
-        now, policy = self._clock(), self.policy
-        self._prune_at = now + PRUNE_SECONDS
-        before = now - policy.keep_days * 86400.0
+    async def _read_anew(self) -> bool:
+        """Begin again from what is on disk, as after a restart; false, and who waits is told, when that fails."""
         try:
-            dropped = await self._store.run(
-                lambda connection: changes.prune(
-                    connection,
-                    before=before,
-                    most_gates=policy.keep_gates,
-                    most_events=policy.keep_events,
-                    history_before=now - policy.history_days * 86400.0,
-                )
-            )
-            forgotten = self._rules.old(now)
-            await self._store.write([PutRecord(node=node, record=None) for node in forgotten])
+            loaded = await self._store.run(changes.load)
+        except HealthdError as error:
+            self._retry_at = self._clock() + RETRY_SECONDS
+            while self._actions:
+                _, future = self._actions.popleft()
+                if not future.done():
+                    future.set_exception(error)
+            return False
+        log.warning("a commit may or may not have come through: everything was read from the database anew")
+        lifted, counted = self._ledger.quarantines.keys(), self._rules.counted
+        self._take_over(loaded)
+        self._rules.counted = counted
+        for node in lifted - self._ledger.quarantines.keys():
+            self._registry.set_quarantine(node, None)
+        self._heard.update(self._registry.names())
+        for gate_id in self._followers.keys() - self._ledger.gates.keys():
+            self._followers.pop(gate_id).set()
+        self._unsure = False
+        return True
+
+    async def _prune(self) -> None:
+        now = self._clock()
+        self._prune_at = now + PRUNE_SECONDS
+        try:
+            await pruning.prune(self._store, self._ledger, self._rules, self._reports, self.policy, now)
         except StoreError as error:
+            self._unsure = self._unsure or isinstance(error, UnsureError)
             log.warning("nothing was pruned: %s", error)
             return
-        self._ledger.drop(dropped)
-        self._rules.drop(forgotten)
         self._expiring = True
         self._wake.set()
 
@@ -251,7 +248,7 @@ class Turns:
         if not dirty:
             return dirty
         view = FleetView(
-            nodes=_Nodes(self._registry),
+            nodes=LookedUp(self._registry),
             pool=self._registry.pool,
             claims=self._ledger.claims,
             overrides=self._ledger.overrides,
@@ -312,6 +309,7 @@ class Turns:
         if str(error) != self._trouble:
             log.error("%s", error)
             self._trouble = str(error)
+        self._unsure = self._unsure or isinstance(error, UnsureError)
         self._rules.undo()
         self._ledger.undo()
         self._due = {gate_id: at for gate_id, at in self._due.items() if gate_id in self._ledger.gates}
@@ -326,6 +324,8 @@ class Turns:
     def _tell(self, batch: Batch, heard: set[str]) -> None:
         """All of it is on disk: tell nodes, clients and metrics."""
         self._reports.tell(batch, heard)
+        for name in batch.forgotten:
+            self._registry.forget(name)
         if any(gate.request.join is not None for gate in batch.decided):
             self._set_executors()
         for gate in batch.decided:

@@ -45,6 +45,7 @@ from healthd.fleet.tables import (
     OVERRIDES,
     QUARANTINES,
     RULES,
+    fit,
 )
 from healthd.model import NodeState, Quarantine
 
@@ -57,7 +58,7 @@ def upsert(
         return
     insert = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
     new = {name: insert.excluded[name] for name in rows[0] if name != key and name not in keep}
-    connection.execute(insert.on_conflict_do_update(index_elements=[key], set_=new), [dict(row) for row in rows])
+    connection.execute(insert.on_conflict_do_update(index_elements=[key], set_=new), [fit(table, row) for row in rows])
 
 
 def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
@@ -121,7 +122,7 @@ def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
     elif kind is PutOutcome:
         upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes])
     else:
-        connection.execute(EVENTS.insert(), [vars(c) for c in changes])
+        connection.execute(EVENTS.insert(), [fit(EVENTS, vars(c)) for c in changes])
 
 
 def _apply_rules(connection: Connection, changes: Sequence[PutRecord | PutLatches | PutMachine]) -> None:

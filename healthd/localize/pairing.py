@@ -23,7 +23,7 @@ def shuffled_pairs(ev: Evidence, members: Sequence[int], *, across: bool) -> lis
     elif len(order) % 2:
         order.sort(key=lambda v: ev.pair_tests[v])  # stable; who was tested most is the one to wait
     half = len(order) // 2
-    return _fresh(ev, order[:half], order[half : 2 * half]) if across else _fresh_any(ev, order)
+    return list(_fresh(ev, order[:half], order[half : 2 * half]) if across else _fresh_any(ev, order))
 
 
 def _fresh(ev: Evidence, left: list[int], right: list[int]) -> list[Pair]:

@@ -247,10 +247,15 @@ def asked(nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def ask(url: str, job: str, nodes: list[str], *, wait: float = 0.0, **more: Any) -> dict[str, Any]:
-    """POST /v1/gates, for tests that need no hook; the decision."""
+    """
+    POST /v1/gates, for tests that need no hook; the decision.
+
+    A `wait` of 5 s and more is for what is to be decided: it is patient. A shorter one looks how things are.
+    """
+    patient = wait * PATIENCE if wait >= 5 else wait
     body = {"job": job, "nodes": nodes, "wait_seconds": 30.0, **more}
-    with httpx.Client(trust_env=False, timeout=wait + 10) as client:
-        answer = client.post(f"{url}/v1/gates", params={"wait": wait}, json=body)
+    with httpx.Client(trust_env=False, timeout=patient + 10) as client:
+        answer = client.post(f"{url}/v1/gates", params={"wait": patient}, json=body)
     assert answer.status_code == 200, answer.text
     decision: dict[str, Any] = answer.json()
     return decision
@@ -283,3 +288,13 @@ def mounted(kind: str, place: Path, options: str) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@contextlib.contextmanager
+def full_disk(place: Path) -> Iterator[Path]:
+    """A file system at `place` without a byte left (needs root); remove `ballast` in it to have some."""
+    with mounted("tmpfs", place, "size=1m"):
+        with (place / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"\0" * 4096):
+                pass
+        yield place

@@ -778,8 +778,14 @@ def test_node_that_nobody_has_heard_of_counts_as_taken() -> None:
         def breakers(self) -> Mapping[str, Any]:
             return {}
 
-        def recovering(self) -> str | None:
-            return None
+        def present(self, name: str) -> bool:
+            return name != "n2"
+
+        def unsure(self) -> bool:
+            return False
+
+        def now(self) -> float:
+            return NOW
 
         def pool_of(self, name: str) -> str | None:
             return None if name == "n3" else "a"
@@ -798,4 +804,6 @@ def test_node_that_nobody_has_heard_of_counts_as_taken() -> None:
     fleet = Fleet()
     seen = sight(fleet, fleet, {})
     assert [one.allocated for one in seen.suspects] == [False, True, True]
-    assert seen.sizes == {"a": 2, "": 1}
+    assert [one.gone for one in seen.suspects] == [False, True, False]
+    assert seen.sizes == {"a": 1, "": 1}, "nodes that are gone do not count"
+    assert [seen.knows(name) for name in ("n1", "n2")] == [True, False]

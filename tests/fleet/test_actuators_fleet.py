@@ -36,7 +36,7 @@ async def running(
     )
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
     async with (
-        asyncio.timeout(20.0),
+        asyncio.timeout(20.0 * PATIENCE),
         aggregator(settings, POLICY, actuator=actuator) as (address, _),
         httpx.AsyncClient(base_url=f"http://{address}", timeout=10.0) as client,
     ):
@@ -75,7 +75,7 @@ def test_who_does_not_wait_is_told_to_ask_again_until_the_node_is_out(tmp_path: 
     async def play(kube: Cluster) -> None:
         async with running(tmp_path, kube, answer=8.0) as client, living(client, "n2", status=Status.FAIL):
             seen = set()
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(10.0 * PATIENCE):
                 while "reject" not in seen:
                     got = (await client.post("/v1/gates", json={"job": "train", "nodes": ["n2"]})).json()
                     seen.add(got["decision"])

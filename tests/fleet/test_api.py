@@ -20,6 +20,7 @@ from healthd.fleet.settings import AggregatorSettings
 from healthd.model import Allocation, Lease, NodeState, OrderReport, SyncAnswer, SyncRequest
 from healthd.wire import decode, encode
 from tests.fleet.parts import KEY, state
+from tests.patience import PATIENCE
 
 POLICY = Policy(collective=False, settle_seconds=0.0, recovery_seconds=0.0, node_grace_seconds=0.2, wait_seconds=5.0)
 
@@ -111,7 +112,7 @@ def scenario(test: Callable[[httpx.AsyncClient], Awaitable[None]], tmp_path: Pat
         async with running(tmp_path, **changes) as client:
             await test(client)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
 
 def test_a_gate_admits_names_its_nodes_and_gives_them_back(tmp_path: Path) -> None:
@@ -426,7 +427,7 @@ def test_held_gates_are_answered_when_the_aggregator_stops(tmp_path: Path) -> No
             assert time.monotonic() - began < 5
             assert (await waiting).json()["decision"] == "hold"
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
 
 def test_a_preflight_ends_for_all_or_for_none(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from healthd.fleet.auth import Scope, new_token
 from healthd.fleet.policy import Policy
 from healthd.fleet.settings import AggregatorSettings
 from tests.healthd.cli_kit import healthd
+from tests.patience import PATIENCE
 
 SCRIPT = """
 import asyncio, sys
@@ -59,7 +60,7 @@ def test_sigterm_answers_held_requests_and_ends_in_time(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGTERM)
                 assert (await waiting).json()["decision"] == "hold"
 
-        asyncio.run(asyncio.wait_for(run(), 20))
+        asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
         began = time.monotonic()
         _, errors = process.communicate(timeout=10)
         assert (process.returncode, time.monotonic() - began < 5) == (0, True), errors
@@ -201,7 +202,7 @@ def test_over_tls_each_token_opens_its_own_paths(tmp_path: Path) -> None:
             with pytest.raises(httpx.TransportError):
                 await client.get(f"http://{address}/livez")
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
 
 def test_a_token_file_or_certificate_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:

@@ -144,6 +144,27 @@ def test_with_min_nodes_the_rest_starts_and_who_comes_later_is_left_out() -> Non
     case(test)
 
 
+def test_rank_that_did_not_come_may_be_the_first_of_the_next_job_of_the_same_name() -> None:
+    async def test(hooks: Group) -> None:
+        gate = await hooks.all_ask(ranks=2, min_nodes=2)
+        await hooks.go_on(630)
+        assert (await hooks.decision(gate)).decision is Verdict.ADMIT
+        hooks.alive.clear()
+        for name in ("n0", "n1"):
+            hooks.run.world.end_job(name)
+        await hooks.run.settle()
+        first = await hooks.ask(2, "new2", min_nodes=2)
+        assert first.id != gate.id
+        assert first.decision is None
+        for rank in (0, 1):
+            assert (await hooks.ask(rank, f"new{rank}", min_nodes=2)).id == first.id
+        await hooks.run.settle()
+        told = await hooks.decision(first)
+        assert [node.node for node in told.nodes] == ["n0", "n1", "n2"]
+
+    case(test)
+
+
 def test_a_bad_node_is_left_out_of_a_group_that_can_do_without() -> None:
     async def test(hooks: Group) -> None:
         hooks.run.world.renew("n1", results=with_wrong())

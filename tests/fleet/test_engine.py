@@ -411,6 +411,30 @@ def test_observe_leases_what_it_admits() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("asked", "again"), [({"nodes": ("n1",)}, True), ({"pool": "a", "count": 1}, False)])
+def test_who_asks_again_in_observe_mode_is_admitted_though_its_node_refused_the_lease(
+    asked: dict[str, object], again: bool
+) -> None:
+    """Named nodes are the scheduler's choice; one that we took out of a pool may be another job's by now."""
+
+    async def main() -> None:
+        world = World("n1")
+        world.daemons["n1"].refuses_leases = True
+        request = GateRequest(job="train", mode=Mode.OBSERVE, **asked)  # type: ignore[arg-type]
+        async with running(world, policy=dataclasses.replace(POLICY, observe_seconds=0.0)) as run:
+            gate = await run.engine.ask(request)
+            await run.settle()
+            assert (await run.engine.wait(gate.id, 0)).decision is Verdict.ADMIT
+            assert of_states(run) == {}, "the node did not keep it"
+            if again:
+                assert (await run.engine.ask(request)).id == gate.id
+            else:
+                with pytest.raises(ConflictError, match="has ended"):
+                    await run.engine.ask(request)
+
+    asyncio.run(main())
+
+
 def test_a_decision_is_stored_with_the_evidence_it_went_by(database: str) -> None:
     async def main() -> None:
         world = World("n1")

@@ -41,6 +41,7 @@ from healthd.wire import decode, encode
 from tests.fleet import parts
 from tests.fleet.parts import KEY, fleet
 from tests.fleet.test_api import POLICY
+from tests.patience import PATIENCE
 
 MATMUL = "matmul_flops_per_second/bf16"
 
@@ -143,7 +144,7 @@ def scenario(test: Callable[[httpx.AsyncClient], Awaitable[None]], folder: Path,
         async with running(folder, **settings) as client:
             await test(client)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
 
 async def nodes(client: httpx.AsyncClient, count: int = 4, **changes: Any) -> list[Daemon]:

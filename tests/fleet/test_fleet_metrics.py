@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 import subprocess
 
@@ -14,6 +15,8 @@ from checks.reasons import action_of
 from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.model import Gate, OrderedRun, Phase, Terms
 from healthd.fleet.registry import Fleet
+from healthd.fleet.validation import model as validations
+from healthd.localize import Outcome
 from healthd.model import Decision, ExcludedNode, GateRequest, Mode, Quarantine, Reason, Verdict
 from tests.fleet.parts import Clock, Node, fleet, state
 
@@ -34,6 +37,7 @@ CONTRACT = {
     "healthd_gates_holding_oldest_seconds": "gauge",
     "healthd_quarantine_oldest_seconds": "gauge",
     "healthd_fleet_recovering": "gauge",
+    "healthd_baseline_drifts": "gauge",
     "healthd_store_failures": "counter",
     "healthd_store_failing": "gauge",
     "healthd_job_outcomes": "counter",
@@ -139,6 +143,36 @@ def test_what_ordered_runs_cost_is_counted_in_device_seconds() -> None:
         assert samples(metrics)["healthd_gate_device_seconds_total", ()] == pytest.approx(0.1)
 
     asyncio.run(run())
+
+
+def validation(started_at: float, ended_at: float | None) -> validations.Validation:
+    pair = validations.Tested(members=("n1", "n2"), outcome=Outcome.PASS, round=0, seconds=3.0)
+    return validations.Validation(
+        id="v",
+        members=pair.members,
+        ranks={"n1": 2, "n2": 2},
+        whole={},
+        seed=1,
+        started_at=started_at,
+        deadline=200.0,
+        history=(pair,),
+        ended_at=ended_at,
+    )
+
+
+def test_validations_of_a_gate_are_counted_with_their_length_and_what_they_cost() -> None:
+    metrics = make()
+    gate = decided("CollectiveFault")
+    past, last = (validation(100.0, 104.0), validation(104.0, 104.5)), validation(105.0, 111.0)
+    metrics.gate_decided(dataclasses.replace(gate, past=past, validation=last))
+    metrics.gate_decided(dataclasses.replace(gate, validation=validation(100.0, None)))
+    metrics.gate_decided(gate)
+    found = samples(metrics)
+    assert found["healthd_validation_duration_seconds_count", ()] == 3, "one that never ended has no length"
+    assert found["healthd_validation_duration_seconds_sum", ()] == pytest.approx(10.5)
+    assert found["healthd_validation_duration_seconds_bucket", (("le", "5.0"),)] == 2
+    # Each ran four ranks for three seconds; the one without an end has run, too.
+    assert found["healthd_gate_device_seconds_total", ()] == pytest.approx(4 * 12.0)
 
 
 def test_the_scraper_chooses_prometheus_text_or_openmetrics() -> None:

@@ -478,6 +478,40 @@ def test_an_override_admits_at_once_and_says_who_and_what_would_have_been() -> N
     assert decided(late).decision is Verdict.REJECT
 
 
+BY_HAND = {"train": Override(job="train", reason="paper deadline", owner="ana", since=NOW, until=NOW + 3600)}
+
+
+@pytest.mark.parametrize("how", ["observe", "override"])
+def test_what_admits_anyway_waits_while_a_pool_has_too_few_nodes_to_start_on(how: str) -> None:
+    mode, overrides = (Mode.OBSERVE, {}) if how == "observe" else (Mode.ENFORCE, BY_HAND)
+    bad = node("n1", state("n1", with_wrong()))
+    taken = view(bad, node("n2"), claims={"n2": busy(ClaimKind.LEASED)}, overrides=overrides)
+    asked = gate(pool="a", count=3, min_nodes=2, mode=mode, wait_seconds=300.0)
+    after, _ = step(NOW, asked, taken, POLICY)
+    after, effects = step(NOW + 61, after, taken, POLICY)
+    assert after.decision is None, "one node is no job of two"
+    assert after.waiting
+    assert of(WakeAt, effects)
+    assert step(NOW + 62, after, taken, POLICY)[0].decision is None
+    end, _ = step(NOW + 90, after, view(bad, node("n2"), overrides=overrides), POLICY)
+    assert (decided(end).decision, decided(end).would) == (Verdict.ADMIT, Verdict.REJECT)
+    assert {n.node for n in decided(end).nodes} == {"n1", "n2"}
+    expired, _ = step(NOW + 300, after, taken, POLICY)
+    assert (decided(expired).decision, decided(expired).retryable) == (Verdict.REJECT, True)
+    assert decided(expired).nodes == ()
+
+
+@pytest.mark.parametrize("how", ["observe", "override"])
+def test_what_admits_anyway_cannot_start_on_a_pool_that_nobody_has_or_that_is_too_small(how: str) -> None:
+    mode, overrides = (Mode.OBSERVE, {}) if how == "observe" else (Mode.ENFORCE, BY_HAND)
+    fleet = view(node("n1"), overrides=overrides)
+    for pool, count, code in (("no-such-pool", 1, "UnknownPool"), ("a", 2, "TooFewNodes")):
+        after, _ = step(NOW, gate(pool=pool, count=count, mode=mode), fleet, POLICY)
+        decision = decided(after)
+        assert (decision.decision, decision.retryable, decision.nodes) == (Verdict.REJECT, False, ())
+        assert decision.reasons[0].code == code
+
+
 def test_pending_nodes_are_waited_for_while_there_is_time_and_then_left_out() -> None:
     nodes = [node("n1"), node("n2"), node("n3", state("n3", ()))]
     after, _ = step(NOW, gate(nodes=("n1", "n2", "n3"), min_nodes=2, wait_seconds=200.0), view(*nodes), POLICY)

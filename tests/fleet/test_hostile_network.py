@@ -97,8 +97,8 @@ def test_late_answers_never_make_evidence_look_younger_than_it_is(cluster: Clust
         decision = ask(aggregator.url, "train", ["n1"], wait=20)
         assert decision["decision"] == "admit"
         seen = decision["nodes"][0]["evidence_age_seconds"]
-        now = time.time()
         true = [r["age_seconds"] for r in node.get("/v1/node").json()["results"]]
+        now = time.time()
         # What the node says a moment later, less that moment.
         assert seen >= max(true) - (now - decision["decided_at"]) - 0.5
 
@@ -142,7 +142,7 @@ def test_bad_clients_hold_nobody_up_and_get_a_clear_answer(cluster: Cluster) -> 
             assert ask(aggregator.url, "train", ["n1"], wait=5)["decision"] == "admit"
             assert node.health() == 200
             slowest = max(slowest, time.monotonic() - began)
-        assert slowest < 3
+        assert slowest < 8  # what is not whole is borne for 10 s: nobody waited for that
     large = b'{"job": "' + b"x" * (10 << 20) + b'"}'
     for service, path in ((aggregator, "/v1/gates"), (aggregator, "/v1/nodes/n1/sync"), (node, "/health")):
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Healthd-Node-Key: {'k' * 40}\r\n".encode()
@@ -207,7 +207,7 @@ def test_tls_and_tokens_between_node_hook_and_aggregator(cluster: Cluster) -> No
     assert hook("gate", "train")[0] == 0
     for token, words in (("wrong", "this token is not known here"), ("read", "lacks scope 'gate'")):
         code, text = hook(token, "other")
-        assert code == 75
+        assert code == 2, "no second try can help"
         assert words in text
         assert len(text.strip().splitlines()) == 1
     trustme.CA().cert_pem.write_to_path(str(folder / "other.pem"))

@@ -170,3 +170,50 @@ def test_who_a_gate_was_asked_for_is_known_after_a_restart(tmp_path: Path) -> No
 
     scenario(first, tmp_path)
     scenario(second, tmp_path)
+
+
+def test_people_may_call_a_node_by_any_of_its_names_and_by_none_that_two_have(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n1", aliases=("slurm-1", "gpu-box")), living(client, "n2", aliases=("gpu-box",)):
+            await client.put("/v1/nodes/n1/quarantine", json={"reason": "fan is loud"})
+            shown = (await client.get("/v1/nodes/slurm-1")).json()
+            assert (shown["node"], shown["quarantine"]["reason"]) == ("n1", "fan is loud")
+            assert shown["events"], "its history is kept under its own name"
+            for method, path in (("GET", "/v1/nodes/gpu-box"), ("DELETE", "/v1/nodes/gpu-box/quarantine")):
+                refused = await client.request(method, path)
+                assert refused.status_code == 409
+                assert "gpu-box: n1 and n2 are known by this name" in refused.json()["detail"]
+            released = (await client.delete("/v1/nodes/slurm-1/quarantine")).json()
+            assert (released["node"], released["quarantine"]) == ("n1", None)
+            assert (await client.get("/v1/nodes/n1")).json()["quarantine"] is None
+            assert (await client.get("/v1/nodes/nobody")).status_code == 404
+
+    scenario(test, tmp_path)
+
+
+SLASHES = "team%2Frun%201"
+
+
+def test_a_job_with_slashes_in_its_name_is_overridden_explained_and_left_as_any_other(tmp_path: Path) -> None:
+    """torchrun's run id is free text, and so is the name that a hook gives itself."""
+
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n1", "n2"):
+            word = {"reason": "deadline", "for_seconds": 60}
+            assert (await client.put(f"/v1/overrides/{SLASHES}", json=word)).json()["job"] == "team/run 1"
+            assert (await client.get(f"/v1/overrides/{SLASHES}")).json()["reason"] == "deadline"
+            got = (await client.post("/v1/gates?wait=5", json=ask("team/run 1", "n1"))).json()
+            assert (got["decision"], got["would"] is not None) == ("admit", True), got
+            assert (await client.get(f"/v1/gates/{SLASHES}")).json()["id"] == got["id"]
+            kept = (await client.get(f"/v1/gates/{SLASHES}/evidence")).json()
+            assert kept["gate"]["id"] == got["id"]
+            assert (await client.delete(f"/v1/overrides/{SLASHES}")).status_code == 200
+            assert (await client.get(f"/v1/overrides/{SLASHES}")).status_code == 404
+
+            join = {"group": "g", "size": 2, "rank": 0, "member": "ns/pod", "node": "n2"}
+            gate = (await client.post("/v1/gates", json={"job": "g", "join": join})).json()["id"]
+            assert (await client.delete(f"/v1/gates/{gate}/members/ns%2Fpod")).status_code == 200
+            waits = (await client.get(f"/v1/gates/{gate}")).json()["reasons"][0]["message"]
+            assert "0 of 2 members have come" in waits
+
+    scenario(test, tmp_path)

@@ -214,6 +214,16 @@ def test_labels_and_targets_of_a_main_node_are_only_words(odd: str) -> None:
         assert read_group(group, reports, (check,), round_number=0, seconds=1.0).outcome is outcome
 
 
+def test_port_that_another_program_has_is_no_evidence_of_any_node() -> None:
+    why = "port 30000 is in use on this node; the group needs another"
+    lost = rank(0, None, events=0, last="", reason="StartFailed", message=why)
+    waits = [rank(i, None, events=1, last="rendezvous entered", reason="Cancelled", message="off") for i in (1, 2)]
+    seen = read(lost, *waits)
+    assert seen.outcome is Outcome.UNKNOWN
+    assert (seen.accused, seen.unfit) == ({}, {})
+    assert why in seen.reasons[0].message
+
+
 def late(number: int) -> RankReport:
     """Of a rank that was not up yet when its group was called off."""
     return rank(number, None, events=0, last="", reason="Cancelled", message="was not ready")

@@ -42,7 +42,8 @@ from healthd.fleet.tables import METADATA
 from healthd.model import GateRequest, Quarantine
 from tests.fleet.world import NOW, POLICY, lease, state
 
-POSTGRES = shutil.which("postgres")
+# Debian keeps the server's programs off PATH.
+POSTGRES = shutil.which("postgres") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))), None)
 
 
 def user_of_postgres() -> int | None:
@@ -86,7 +87,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PostgreSQL server of our own, on a free port of loopback."""
     programs = Path(os.path.realpath(POSTGRES)).parent if POSTGRES else None
     if programs is None or not (programs / "initdb").exists():
-        pytest.skip("no PostgreSQL server here; install postgresql to run this")
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     pytest.importorskip("psycopg", reason="psycopg is not installed; install healthd[postgresql]")
     place = Path(tmp_path_factory.mktemp("postgres"))
     uid = user_of_postgres()

@@ -22,6 +22,7 @@ from healthd.model import Order, OrderReport, Quarantine, SyncAnswer, SyncReques
 from healthd.web import Server, address_of, bind
 from healthd.wire import decode, encode
 from tests.fleet.parts import KEY, Node, fleet, state
+from tests.patience import PATIENCE
 
 LEASE = Order(id="o-1", kind="lease", deadline_seconds=30.0)
 
@@ -75,7 +76,7 @@ def scenario(test: Callable[[Fleet, Line], Awaitable[None]], tmp_path: Path, **c
         async with serving(tmp_path, **changes) as (registry, line):
             await test(registry, line)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
 
 async def soon(condition: Callable[[], object]) -> None:
@@ -116,7 +117,7 @@ def test_a_held_request_is_woken_by_quarantine_acknowledgement_and_stop(tmp_path
             act()
             assert check(await waiting)
         # Once the aggregator stops it holds nobody any more.
-        await asyncio.wait_for(line.say(None, wait="?wait=25", orders=done), 2)
+        await asyncio.wait_for(line.say(None, wait="?wait=25", orders=done), 2 * PATIENCE)
 
     scenario(test, tmp_path)
 
@@ -127,7 +128,7 @@ def test_a_newer_request_releases_the_older_one(tmp_path: Path) -> None:
         older = asyncio.create_task(line.post(line.node.request(None), "?wait=25"))
         await soon(lambda: held(registry))
         newer = asyncio.create_task(line.post(line.node.request(None), "?wait=25"))
-        assert (await asyncio.wait_for(older, 2)).status_code == 200
+        assert (await asyncio.wait_for(older, 2 * PATIENCE)).status_code == 200
         await soon(lambda: held(registry))
         assert not newer.done()
         registry.set_orders("n1", ())
@@ -157,7 +158,7 @@ def test_orders_that_an_answer_lost_on_its_way_told_are_told_again_at_once(tmp_p
         kept = line.node.answer
         await line.say(None)
         line.node.answer = kept  # the answer with the order never arrived
-        answer = await asyncio.wait_for(line.say(None, wait="?wait=25"), 2)
+        answer = await asyncio.wait_for(line.say(None, wait="?wait=25"), 2 * PATIENCE)
         assert answer.orders == (LEASE,)
 
     scenario(test, tmp_path)
@@ -244,7 +245,7 @@ def test_half_a_body_is_answered_in_time_and_does_not_stay(tmp_path: Path) -> No
         reader, writer = await asyncio.open_connection(host, port)
         head = f"POST /v1/nodes/n1/sync HTTP/1.1\r\nhost: x\r\nx-healthd-node-key: {KEY}\r\ncontent-length: 500\r\n\r\n"
         writer.write(head.encode() + b'{"half":')
-        answer = await asyncio.wait_for(reader.read(), 3)
+        answer = await asyncio.wait_for(reader.read(), 3 * PATIENCE)
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"not whole after 0.2 s" in answer
         writer.close()

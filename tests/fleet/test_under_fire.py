@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fleet.cluster import AGGREGATOR, Cluster, ask, asked, mounted, release
+from tests.fleet.cluster import Cluster, ask, asked, mounted, release
 from tests.fleet.service import Service, until
 from tests.patience import PATIENCE
 
@@ -158,8 +158,7 @@ def _answers(service: Service) -> bool:
 
 
 def test_frozen_node_is_excluded_as_silent_and_comes_back_with_ages_that_tell_the_truth(cluster: Cluster) -> None:
-    config = AGGREGATOR.replace('silent = "6s"', 'silent = "3s"')
-    aggregator = cluster.fleet("n1", "n2", config=config, extra="")
+    aggregator = cluster.fleet("n1", "n2")
     node = cluster.services["n1"]
     node.signal(signal.SIGSTOP)
     frozen = time.monotonic()

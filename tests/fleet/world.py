@@ -260,6 +260,10 @@ class World:
         for order_id in order_ids:
             self.daemons[node].reports.pop(order_id, None)
 
+    def forget(self, name: str) -> None:
+        if self.daemons.pop(name, None) is not None:
+            del self.pools[name]
+
     def listen(self, callback: Callable[[str], None]) -> None:
         self.callbacks.append(callback)
 

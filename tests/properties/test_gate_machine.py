@@ -25,7 +25,7 @@ from healthd.errors import ConflictError, StoreError
 from healthd.fleet.changes import Change
 from healthd.fleet.engine import Engine
 from healthd.fleet.model import LeaseState, Phase
-from healthd.fleet.store import Store
+from healthd.fleet.store import Store, UnsureError
 from healthd.model import Allocation, CheckResult, GateRequest, Order, Quarantine, Verdict
 from tests.fleet.world import NOW, POLICY, World, good_results, result, with_wrong
 
@@ -48,7 +48,7 @@ class Killed(BaseException):
 
 
 class FrailStore(Store):
-    """A store that can fail before it commits, or be the last thing the process does."""
+    """A store that can fail before it commits, lose the word on it, or be the last thing the process does."""
 
     trouble = ""
 
@@ -57,6 +57,8 @@ class FrailStore(Store):
         if trouble == "fail":
             raise StoreError("database test: disk is full; free some space")
         await super().write(changes)
+        if trouble == "lost":
+            raise UnsureError("database test: the server closed the connection; look at the database and its log")
         if trouble == "kill":
             raise Killed
 
@@ -186,7 +188,7 @@ class GateMachine(RuleBasedStateMachine):
         self.world.now += seconds
         self._turn()
 
-    @rule(trouble=st.sampled_from(["fail", "kill"]))
+    @rule(trouble=st.sampled_from(["fail", "kill", "lost"]))
     def store_has_trouble_next(self, trouble: str) -> None:
         self.store.trouble = trouble
 
@@ -222,7 +224,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_what_is_on_disk(self) -> None:
-        if not hasattr(self, "engine"):
+        if not hasattr(self, "engine") or self.engine._unsure:
             return
         loaded = self.store.load()
         kept = [dataclasses.replace(gate, waiting=()) for gate in self.engine.open_gates()]

@@ -98,12 +98,13 @@ class Prometheus:
 
 def start_prometheus(cluster: Cluster, aggregator: str) -> Prometheus:
     """
-    The configuration as it is shipped, with addresses, intervals of a second, and no alert waiting longer than three.
+    The configuration as it is shipped, with addresses, intervals of one or two seconds, and no alert waiting
+    longer than three.
 
     It ends with the cluster.
     """
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    config["global"].update(scrape_interval="1s", scrape_timeout="1s", evaluation_interval="1s")
+    config["global"].update(scrape_interval="2s", scrape_timeout="2s", evaluation_interval="1s")
     config["alerting"]["alertmanagers"] = []
     nodes, own = config["scrape_configs"]
     nodes["http_sd_configs"] = [{"url": f"{aggregator}/v1/sd/prometheus", "refresh_interval": "1s"}]

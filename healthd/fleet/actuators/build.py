@@ -13,7 +13,6 @@ from healthd.fleet.actuators.model import Actuator
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.model import FleetNode, LeaseRow
 from healthd.fleet.rules.model import Breaker
-from healthd.fleet.turns import steady_clock
 from healthd.model import Quarantine
 
 # Each module has `make(settings: ActuatorSettings) -> Actuator`; loaded only where it is chosen, for what it imports.
@@ -39,8 +38,14 @@ class Source(Protocol):
     def pool_of(self, node: str) -> str | None:
         """The pool of a node as it said last."""
 
-    def recovering(self) -> str | None:
-        """Why the fleet is not known yet; None when it is."""
+    def present(self, node: str) -> bool:
+        """Whether the node was heard within a day."""
+
+    def unsure(self) -> bool:
+        """Whether nodes may be out for reasons that are not known, or not yet."""
+
+    def now(self) -> float:
+        """Seconds since the epoch by the clock that quarantines go by."""
 
     async def note(self, subject: str, kind: str, message: str) -> None:
         """A line of a node's history."""
@@ -80,18 +85,20 @@ def make_hand(settings: ActuatorSettings, source: Source, nodes: Nodes) -> Hand 
     if actuator is None:
         return None
     note: Note = source.note
-    return Hand(
-        actuator, settings, look=lambda rejected: sight(source, nodes, rejected), note=note, wall=steady_clock()
-    )
+    return Hand(actuator, settings, look=lambda rejected: sight(source, nodes, rejected), note=note, wall=source.now)
 
 
 def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sight:
     """The fleet as of now; a healthy one costs nothing."""
+
+    def known(name: str) -> bool:
+        return nodes.node(name) is not None
+
     quarantines = source.quarantines()
-    unsure = source.recovering() is not None
+    unsure = source.unsure()
     names = sorted({*quarantines, *rejected})
     if not names:
-        return Sight(suspects=(), sizes={}, breakers=frozenset(), unsure=unsure)
+        return Sight(suspects=(), sizes={}, breakers=frozenset(), unsure=unsure, knows=known)
     leased = {row.node for row in source.leases()}
     suspects = []
     for name in names:
@@ -108,9 +115,14 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
                 faults=bool(state is not None and state.faults),
                 # Of a node that nobody has heard of nobody knows: when in doubt, a job has it.
                 allocated=state is None or bool(state.allocated or state.leases) or name in leased,
+                gone=not source.present(name),
             )
         )
-    sizes = {pool: len(nodes.pool(pool)) for pool in {suspect.pool for suspect in suspects} if pool}
+    sizes = {
+        pool: sum(source.present(name) for name in nodes.pool(pool))
+        for pool in {suspect.pool for suspect in suspects}
+        if pool
+    }
     if any(not suspect.pool for suspect in suspects):
-        sizes[""] = sum(source.pool_of(name) is None for name in nodes.names())
-    return Sight(suspects=tuple(suspects), sizes=sizes, breakers=source.breakers().keys(), unsure=unsure)
+        sizes[""] = sum(source.pool_of(name) is None and source.present(name) for name in nodes.names())
+    return Sight(suspects=tuple(suspects), sizes=sizes, breakers=source.breakers().keys(), unsure=unsure, knows=known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class Suspect:
     A node that somebody or something says is bad, and what else is known of it.
 
     `pool` is "" for a node without one. `faults`: faults are injected on it. `allocated`: a job has it, or nobody
-    knows.
+    knows. `gone`: it was not heard for a day.
     """
 
     node: str
@@ -40,20 +40,28 @@ class Suspect:
     rejected: Rejected | None
     faults: bool
     allocated: bool
+    gone: bool = False
+
+
+def _anybody(_name: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
     """
-    What is seen of the fleet: suspects, the size of their pools, and where the rules' breaker is open.
+    What is seen of the fleet: suspects, the size of their pools (without nodes that are gone), and where the rules'
+    breaker is open.
 
-    `unsure`: the aggregator does not know its fleet yet, so that a node is no suspect proves nothing.
+    `unsure`: the aggregator does not know its fleet yet, so that a node is no suspect proves nothing. `knows`: whether
+    a node of this name was ever heard of; of one that was not, that it is no suspect proves nothing either.
     """
 
     suspects: tuple[Suspect, ...]
     sizes: Mapping[str, int]
     breakers: AbstractSet[str]
     unsure: bool
+    knows: Callable[[str], bool] = _anybody
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +72,34 @@ class Plan:
     kept_back: Mapping[str, str] = field(default_factory=dict)
 
 
-def desired(now: float, sight: Sight, out_now: AbstractSet[str], settings: ActuatorSettings) -> Plan:
+def desired(
+    now: float,
+    sight: Sight,
+    out_now: AbstractSet[str],
+    settings: ActuatorSettings,
+    *,
+    left: AbstractSet[str] = frozenset(),
+) -> Plan:
     """
     The same seen twice gives the same twice. What a person said is always done; what rules and gates say stays within
     the share of the pool, those first that are out already, then the oldest; nothing new where the breaker is open.
+
+    Nodes of `left`, which are not ours to take out, come last, so that they take nobody's place. One that is gone
+    stays where it is and takes none at all: a machine that was terminated never speaks again.
     """
     out: dict[str, Removal] = {}
     kept_back: dict[str, str] = {}
     by_pool: dict[str, int] = {}
     removals = [(suspect, removal) for suspect in sight.suspects if (removal := _removal(now, suspect)) is not None]
-    removals.sort(key=lambda pair: (pair[1].node not in out_now, pair[1].since, pair[1].node))
+    removals.sort(key=lambda pair: (pair[1].node not in out_now, pair[1].node in left, pair[1].since, pair[1].node))
     for suspect, removal in removals:
         pool = suspect.pool
         where = f"pool {pool}" if pool else "nodes without a pool"
         most = max(settings.most_least, int(sight.sizes.get(pool, 0) * settings.most_ratio + 1e-9))
-        if removal.by_person:
+        if removal.by_person or (suspect.gone and removal.node in out_now):
             out[removal.node] = removal
+        elif suspect.gone:
+            kept_back[removal.node] = "it was not heard for a day"
         elif pool in sight.breakers and removal.node not in out_now:
             kept_back[removal.node] = (
                 f"the breaker of the rules is open ({where}); `healthd fleet breaker reset` closes it"

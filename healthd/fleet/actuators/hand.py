@@ -77,6 +77,8 @@ class Hand:
         self._marked: dict[str, str] = {}
         self._listed_at = -math.inf
         self._standing: dict[str, float] = {}  # node -> when it was last seen to be out
+        self._left: set[str] = set()  # nodes that the scheduler does not know, or that somebody else keeps out
+        self._ours: set[str] = set()  # marked, or marked again, by this process: for causes that it knows
         self._rejected: dict[str, Rejected] = {}
         self._held = Held(settings.answer_seconds, clock=clock)
         self._trouble: dict[str, _Trouble] = {}
@@ -160,11 +162,11 @@ class Hand:
             self._listed_at = now
             self._standing = {node: at for node, at in self._standing.items() if node in self._marked}
         seen = self._look(self._rejected)
-        plan = desired(wall, seen, self._marked.keys(), self._settings)
+        plan = desired(wall, seen, self._marked.keys(), self._settings, left=self._left)
         for node, why in plan.kept_back.items():
             self._say(node, f"{node} stays where jobs are placed: {why}")
         if acting:
-            await self._act(plan, unsure=seen.unsure)
+            await self._act(plan, seen)
         else:
             for node, removal in plan.out.items():
                 self._say(
@@ -178,7 +180,7 @@ class Hand:
         self._no_longer_wanted(plan)
         return plan
 
-    async def _act(self, plan: Plan, *, unsure: bool) -> None:
+    async def _act(self, plan: Plan, seen: Sight) -> None:
         errors = 0
         # New ones first: a job may be waiting for its answer.
         fresh = [removal for node, removal in plan.out.items() if node not in self._standing]
@@ -187,8 +189,11 @@ class Hand:
             if errors >= MOST_ERRORS or self._not_yet(removal.node) or not self._room(removal):
                 continue
             errors = errors + 1 if not await self._remove(removal) else 0
-        # An aggregator that lost its database knows of no quarantine until the nodes have told theirs.
-        for node in [] if unsure else [node for node in self._marked if node not in plan.out]:
+        # An aggregator that lost its database knows of no quarantine until the nodes have told theirs; one that never
+        # heard of a node, or has forgotten it, knows nothing that speaks for it.
+        for node in [one for one in self._marked if one not in plan.out]:
+            if not seen.knows(node) or (seen.unsure and node not in self._ours):
+                continue
             if errors >= MOST_ERRORS or self._not_yet(node):
                 continue
             errors = errors + 1 if not await self._restore(node) else 0
@@ -202,8 +207,10 @@ class Hand:
             self._failed(node, error)
             return False
         self._trouble.pop(node, None)
+        (self._left.add if outcome.done is Done.LEFT else self._left.discard)(node)
         if outcome.done is Done.OUT:
             self._marked[node] = removal.reason
+            self._ours.add(node)
             if new:
                 self._removed_at.append(self._clock())
                 await self._write(node, "taken out of the way", f"{outcome.note}: {removal.reason}")
@@ -226,6 +233,7 @@ class Hand:
         if outcome.done is Done.WORKING:
             return True
         self._marked.pop(node, None)
+        self._ours.discard(node)
         self._standing.pop(node, None)
         self._told.pop(node, None)
         if outcome.done is Done.BACK:
@@ -264,6 +272,7 @@ class Hand:
                 self._held.arrived(node)
         self._held.forget()
         self._standing = {node: at for node, at in self._standing.items() if node in plan.out}
+        self._left &= plan.out.keys() | plan.kept_back.keys()
         self._trouble = {node: kept for node, kept in self._trouble.items() if node in plan.out or node in self._marked}
 
     def _old(self, node: str) -> bool:

@@ -11,6 +11,9 @@ from healthd.evidence import aged
 from healthd.fleet.model.claims import Claim, Override
 from healthd.model import Health, NodeState, Order, OrderReport, Quarantine, Reason
 
+MOST_COMPILE_SECONDS = 7200.0
+"""More is not waited for, whatever a node says: six times what a node allows for by default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FleetNode:
@@ -42,6 +45,12 @@ class FleetNode:
     judged: Mapping[Tier, Judged] = field(default_factory=dict)
     machine: str | None = None
     failing: bool | None = None
+
+    @property
+    def compile_seconds(self) -> float:
+        """How much longer it may take because it compiles: by its own word, which is bounded."""
+        said = 0.0 if self.state is None else self.state.compile_seconds
+        return max(0.0, min(said, MOST_COMPILE_SECONDS))
 
     def current(self) -> NodeState | None:
         """The state with ages as of now."""
@@ -86,6 +95,9 @@ class Registry(Protocol):
 
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
+
+    def forget(self, name: str) -> None:
+        """The node is gone for good and nothing is kept of it any more; nothing happens where it is not known."""
 
     def listen(self, callback: Callable[[str], None]) -> None:
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -73,7 +72,7 @@ async def quarantine(request: Request, node: str) -> Response:
     end = fields.get("end", "")
     if end not in ENDS:
         raise BadInputError(f"until when? choose one of: {', '.join(ENDS)}")
-    now, seconds = time.time(), ENDS[end]
+    now, seconds = parts_of(request).engine.now(), ENDS[end]
     record = Quarantine(
         reason=reason,
         owner=visitor.caller.name,

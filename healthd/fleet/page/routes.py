@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
 from healthd.errors import BadInputError, NotFoundError
+from healthd.fleet.api_rules import MOST_ID
 from healthd.fleet.auth import AuthError
 from healthd.fleet.handling import Parts, parts_of
 from healthd.fleet.history import read_history
@@ -132,7 +133,7 @@ def _paged(groups: Sequence[board.Group], page: int) -> tuple[list[board.Group],
 async def node(
     request: Request,
     node: str,
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
     done: Annotated[str | None, Query(pattern="^(quarantined|released)$")] = None,
 ) -> Response:
     """One node: why it is as it is, since when, and what to do."""

@@ -53,6 +53,7 @@ class Rules:
         loaded: Loaded,
         *,
         pool_of: Callable[[str], str | None],
+        present: Callable[[str, float], bool],
     ) -> None:
         self.counted: Counter[tuple[str, str]] = Counter()
         """How often a rule came to a word, by rule and what came of it, since the process began."""
@@ -60,6 +61,7 @@ class Rules:
         self._registry = registry
         self._policy = policy
         self._pool_of = pool_of
+        self._present = present
         self._memory = Memory(loaded)
         self._told: list[tuple[str, str]] = []
         self._sizes: dict[str, int] = {}
@@ -154,7 +156,7 @@ class Rules:
             batch.now,
             node,
             self._policy,
-            room=self._room(node.state.labels.get("pool")),
+            room=self._room(batch.now, node.state.labels.get("pool")),
             person=kept is not None and kept.owner_kind != "rule" and _stands(kept, batch.now),
             kept=kept is not None and kept.owner_kind == "rule",
             accusations=accusations,
@@ -225,13 +227,15 @@ class Rules:
 
     # --- the breaker --------------------------------------------------------------------------------------------------
 
-    def _room(self, pool: str | None) -> Room:
+    def _room(self, now: float, pool: str | None) -> Room:
+        """Nodes that are gone count for nothing: a terminated one would keep its place for ever."""
         key = pool or ""
         if key not in self._sizes:
             unlabelled = (name for name in self._registry.names() if self._pool_of(name) is None)
-            self._sizes[key] = len(self._registry.pool(key)) if key else sum(1 for _ in unlabelled)
+            names = self._registry.pool(key) if key else unlabelled
+            self._sizes[key] = sum(self._present(name, now) for name in names)
         kept = sum(
-            one.owner_kind == "rule" and (self._pool_of(name) or "") == key
+            one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
             for name, one in self._ledger.quarantines.items()
         )
         size = self._sizes[key]

@@ -20,6 +20,8 @@ def name_of(text: str | None) -> str | None:
 
 def plain(text: str, most: int) -> str:
     """One line of what a node says, cut: it gets into sentences, logs and the database."""
+    if text.isprintable():
+        return text[:most]
     return "".join(one if one.isprintable() else " " for one in text[:most])
 
 

@@ -102,7 +102,8 @@ class Facts:
     `quick_at`, `deep_at`: when the oldest active result was measured of evidence of that tier that passed whole; None:
     there is none. `injected`: the faults in force. `person`, `kept`: a person, or a rule, keeps the
     node out now. `accusations` are new ones.
-    `probe_status` is that of the node's report on the run that the rules ordered.
+    `probe_status` is that of the node's report on the run that the rules ordered. `compile_seconds`: how much longer
+    such a run may take there.
     """
 
     node: str
@@ -119,6 +120,7 @@ class Facts:
     room: Room
     accusations: tuple[Fault, ...] = ()
     probe_status: str = ""
+    compile_seconds: float = 0.0
 
     def identity_of(self, device: str | None) -> str:
         """Whose a fault on this device is: the device's by its serial number, else the machine's."""

@@ -36,7 +36,8 @@ def next_probe(now: float, record: Record, facts: Facts, policy: Policy, causes:
         return record
     tier = max((one for one in tiers if one is not None), key=lambda one: one.rank)
     order_id = f"rule:{facts.node}:{int(now * 1000):x}"
-    found = Probe(order_id=order_id, tier=tier, ordered_at=now, deadline_seconds=policy.run_seconds[tier])
+    within = policy.run_seconds[tier] + facts.compile_seconds
+    found = Probe(order_id=order_id, tier=tier, ordered_at=now, deadline_seconds=within)
     return dataclasses.replace(record, probe=found)
 
 

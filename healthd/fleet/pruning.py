@@ -1,0 +1,51 @@
+"""What is old goes: gates, events, what rules remember, and nodes that are gone for good."""
+
+from __future__ import annotations
+
+from healthd.fleet import changes
+from healthd.fleet.changes import Change, PutRecord
+from healthd.fleet.ledger import Batch, Ledger
+from healthd.fleet.policy import Policy
+from healthd.fleet.reports import Reports
+from healthd.fleet.rules.book import Rules
+from healthd.fleet.store import Store
+
+DAY_SECONDS = 86400.0
+
+
+async def prune(store: Store, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy, now: float) -> None:
+    """
+    Drop gates and events beyond their bounds, and write down which nodes were there. StoreError, and memory stays.
+
+    Between two turns. What a turn has to do of it is in `Ledger.end_expired` and `forget_gone`.
+    """
+    before, history = now - policy.keep_days * DAY_SECONDS, now - policy.history_days * DAY_SECONDS
+    dropped = await store.run(
+        lambda connection: changes.prune(
+            connection,
+            before=before,
+            most_gates=policy.keep_gates,
+            most_events=policy.keep_events,
+            history_before=history,
+        )
+    )
+    forgotten, stamps = rules.old(now), reports.stamps()
+    written: list[Change] = [PutRecord(node=node, record=None) for node in forgotten]
+    await store.write([*written, *stamps])
+    ledger.drop(dropped)
+    rules.drop(forgotten)
+    reports.stamped(stamps)
+
+
+def forget_gone(batch: Batch, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy) -> None:
+    """
+    Drop nodes that were silent for so long that they do not come back, quarantined by rule or not.
+
+    One that a person keeps out or a job has stays: only they can say that it is over.
+    """
+    for name in reports.silent(batch.now, policy.forget_days * DAY_SECONDS):
+        kept = ledger.quarantines.get(name)
+        by_person = kept is not None and kept.owner_kind != "rule"
+        if not (by_person or name in ledger.leases_of or name in ledger.reserved):
+            rules.forget(batch, name)
+            reports.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")
