@@ -5,11 +5,13 @@ Talking to an aggregator from the command line: one place for addresses, tokens,
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -25,12 +27,19 @@ SLACK_SECONDS = 10.0
 ANSWER_BYTES = 64 << 20
 # From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
 ANSWER_SECONDS = 60.0
-# What an aggregator answers to who brings no token.
-NO_TOKEN = 401
+# What an aggregator answers to who brings no token, or one that may not do this.
+NO_TOKEN, WRONG_TOKEN = 401, 403
+# Refusals that no second try can change: the question or the token has to.
+USAGE = frozenset({400, NO_TOKEN, WRONG_TOKEN, 404, 409, 413, 422})
 # Gates of one job that are looked through for an attempt: as many as one page holds.
 MOST_ATTEMPTS = 500
-# An aggregator says itself when a gate has expired; so much later it is taken for away.
-GRACE_SECONDS = 15.0
+# How long a gate is asked for where neither the request nor the aggregator says.
+WAIT_SECONDS = 600.0
+# An aggregator says itself when a gate has expired. It may hold that back while it takes bad nodes out of the way
+# (`actuator.answer`, 120 s at most), so only who is silent on it for longer gives no answer any more.
+GRACE_SECONDS = 150.0
+# One that was heard and restarts is back by then, also where the wait ends meanwhile.
+BACK_SECONDS = 15.0
 
 
 class RefusedError(HealthdError):
@@ -39,6 +48,15 @@ class RefusedError(HealthdError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def told(self) -> HealthdError:
+        """As ConfigError where the question or the token is wrong, so that no second try can help; else itself."""
+        return ConfigError(str(self)) if self.status in USAGE else self
+
+
+class NotAdmittedError(HealthdError):
+    """The aggregator is there and no yes came of it: never to be taken for one that cannot be reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +84,15 @@ def read_token(file: Path | None) -> str | None:
 
 
 class Aggregator:
-    """A client of one aggregator. `slack_seconds` is how long an answer that is not held back may take."""
+    """
+    A client of one aggregator. `slack_seconds` is how long an answer that is not held back may take, `grace_seconds`
+    how much later than its wait a gate may be decided.
+    """
 
-    def __init__(self, endpoint: Endpoint, *, slack_seconds: float = SLACK_SECONDS) -> None:
-        self._slack_seconds = slack_seconds
+    def __init__(
+        self, endpoint: Endpoint, *, slack_seconds: float = SLACK_SECONDS, grace_seconds: float = GRACE_SECONDS
+    ) -> None:
+        self._slack_seconds, self._grace_seconds = slack_seconds, grace_seconds
         if not endpoint.url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
@@ -122,6 +145,8 @@ class Aggregator:
         detail = _detail(found) or f"HTTP {status} {phrase}"
         if status == NO_TOKEN and "authorization" not in self._http.headers:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
+        elif status in (NO_TOKEN, WRONG_TOKEN):
+            detail += "; name the file of another with --token-file or HEALTHD_TOKEN_FILE"
         if not 400 <= status < 500 or status in (408, 429) or "json" not in content_type:
             raise UnreachableError(f"aggregator {self.url}: {detail}")
         raise RefusedError(f"aggregator {self.url}: {detail}", status)
@@ -164,30 +189,18 @@ class Aggregator:
 
     def withdraw(self, job: str, attempt: int) -> bool:
         """End the gate of a job, or give its nodes back; false when there is none."""
-        import msgspec
-
-        found = self.call("GET", "/v1/gates", query={"job": job, "limit": 1}, hold_seconds=0.0)
-        try:
-            mine = [gate["id"] for gate in msgspec.json.decode(found)["gates"] if gate["attempt"] == attempt]
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise UnreachableError(f"aggregator {self.url}: its list of gates cannot be read: {error}") from None
-        for gate_id in mine:
-            self.call("DELETE", f"/v1/gates/{gate_id}/lease", hold_seconds=0.0)
+        mine = [gate for gate, asked in self._gates(job, most=1) if asked == attempt]
+        for gate in mine:
+            self.call("DELETE", f"/v1/gates/{gate}/lease", hold_seconds=0.0)
         return bool(mine)
 
     def newest_gate(self, job: str) -> str | None:
         """The id of a job's newest gate; None when it has none."""
-        import msgspec
-
-        found = self.call("GET", "/v1/gates", query={"job": job, "limit": 1}, hold_seconds=0.0)
-        try:
-            return next((str(gate["id"]) for gate in msgspec.json.decode(found)["gates"]), None)
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise UnreachableError(f"aggregator {self.url}: its list of gates cannot be read: {error}") from None
+        return next((gate for gate, _ in self._gates(job, most=1)), None)
 
     def leave(self, gate: str, member: str) -> None:
         """Tell a gate that a member of its group ends without starting the job. Safe to repeat."""
-        self.call("DELETE", f"/v1/gates/{gate}/members/{member}", hold_seconds=0.0)
+        self.call("DELETE", f"/v1/gates/{gate}/members/{quote(member, safe='')}", hold_seconds=0.0)
 
     def acknowledge(self, gate: str, node: str, *, wait_seconds: float = 10.0) -> tuple[bool | None, tuple[str, ...]]:
         """Confirm the start on a node: whether all go (None: not settled yet), and who has not confirmed."""
@@ -205,30 +218,32 @@ class Aggregator:
 
     def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
         """Tell how a job ended; the id of its gate, None when there is none. Safe to repeat."""
-        gate_id = self._gate_of(job, attempt)
-        if gate_id is not None:
+        gate = next((gate for gate, asked in self._gates(job, most=MOST_ATTEMPTS) if asked == attempt), None)
+        if gate is not None:
             body = {"status": status, "message": message}
-            self.call("POST", f"/v1/gates/{gate_id}/outcome", body=body, hold_seconds=0.0)
-        return gate_id
+            self.call("POST", f"/v1/gates/{gate}/outcome", body=body, hold_seconds=0.0)
+        return gate
 
-    def _gate_of(self, job: str, attempt: int) -> str | None:
-        """The gate of an attempt, among the newest of its job; None when it has none."""
+    def _gates(self, job: str, *, most: int) -> tuple[tuple[str, int], ...]:
+        """Gates of a job, newest first: the id, and for which attempt it was asked."""
         import msgspec
 
-        query = {"job": job, "limit": MOST_ATTEMPTS}
-        found = self.call("GET", "/v1/gates", query=query, hold_seconds=0.0)
+        found = self.call("GET", "/v1/gates", query={"job": job, "limit": most}, hold_seconds=0.0)
         try:
-            gates = msgspec.json.decode(found)["gates"]
-            return next((str(gate["id"]) for gate in gates if gate["attempt"] == attempt), None)
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            # Gates of a group count on by themselves (`attempt`): what its members asked for is listed apart.
+            return tuple(
+                (str(gate["id"]), int(gate.get("asked_attempt", gate["attempt"])))
+                for gate in msgspec.json.decode(found)["gates"]
+            )
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise UnreachableError(f"aggregator {self.url}: its list of gates cannot be read: {error}") from None
 
     def ask(
         self,
         request: GateRequest,
         *,
-        wait_seconds: float,
         on_hold: Callable[[Decision], None],
+        longest_seconds: float | None = None,
         gone_seconds: float | None = None,
         on_away: Callable[[UnreachableError], None] | None = None,
         hold_seconds: float = HOLD_SECONDS,
@@ -236,38 +251,51 @@ class Aggregator:
         """
         Ask for a gate and follow it to its last word.
 
-        A lost answer is asked again: the same job and attempt get the same gate. UnreachableError when the aggregator
-        stayed away until `wait_seconds` (and some grace for its own expiry) were over, or for `gone_seconds` at a
-        stretch; None where it may come back at any time. `on_away` is told whenever it goes away. `on_hold` hears
-        every `hold_seconds` what it waits for.
+        A lost answer is asked again: the same job and attempt get the same gate. `on_hold` hears every `hold_seconds`
+        what it waits for; `on_away` is told whenever the aggregator goes away.
+
+        How long is the aggregator's to say: the wait of its gate, counted from the first that is heard of it. Until
+        then, and where it says none, it is the request's, else WAIT_SECONDS; `longest_seconds` beats all of them.
+        UnreachableError when the aggregator was away at the end of that, or for `gone_seconds` at a stretch (None: it
+        may come back at any time). NotAdmittedError when it was there and had decided nothing `grace_seconds` later.
         """
-        end = time.monotonic() + wait_seconds + GRACE_SECONDS
-        pause = 0.2
-        away: UnreachableError | None = None
-        heard = time.monotonic()
+        began = heard = time.monotonic()
+        wait = WAIT_SECONDS if request.wait_seconds is None else request.wait_seconds
+        wait = wait if longest_seconds is None else longest_seconds
+        pause, gate, away = 0.2, "", False
         while True:
-            left = end - time.monotonic()
+            left = began + wait + self._grace_seconds - time.monotonic()
             if left <= 0:
-                raise away or UnreachableError(f"aggregator {self.url} gave no last word in time")
+                raise NotAdmittedError(f"aggregator {self.url} has not decided gate {gate} in its {wait:g} s")
             try:
                 hold = max(0.0, min(HOLD_SECONDS, hold_seconds, left))
                 body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"}, hold_seconds=hold)
             except UnreachableError as error:
                 now = time.monotonic()
-                if now + pause > end - GRACE_SECONDS or (gone_seconds is not None and now - heard > gone_seconds):
+                end = max(began + wait, heard + BACK_SECONDS) if gate else began + wait
+                if now + pause > end or (gone_seconds is not None and now - heard > gone_seconds):
                     raise
-                if away is None and on_away is not None:
+                if not away and on_away is not None:
                     on_away(error)
-                away = error
+                away = True
                 time.sleep(pause)
                 pause = min(pause * 2, 5.0 if gone_seconds is None else min(5.0, gone_seconds / 4))
                 continue
-            heard, away = time.monotonic(), None
-            pause = 0.2
+            heard, away, pause = time.monotonic(), False, 0.2
             decision = wire.decode(body, Decision, what=f"answer of {self.url}")
             if decision.decision is not Verdict.HOLD:
                 return decision
+            if decision.id != gate and longest_seconds is None:
+                # Another one than before where the aggregator has lost its database: that one counts anew.
+                began, wait = heard, _wait_of(decision, wait)
+            gate = decision.id
             on_hold(decision)
+
+
+def _wait_of(decision: Decision, otherwise: float) -> float:
+    """How long the aggregator says that it holds this gate, in seconds."""
+    told = decision.policy.get("wait_seconds")
+    return float(told) if isinstance(told, (int, float)) and 0 <= told < math.inf else otherwise
 
 
 def _detail(body: bytes) -> str:

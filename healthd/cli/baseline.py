@@ -153,7 +153,7 @@ def take(file: Path, as_json: bool, **options: Any) -> int:
     from healthd.baselines import files
 
     settings = load_settings(options, section="gate")
-    body = {"format": files.FORMAT, "baseline": files.entries_of(files.read(file), candidates=True)}
+    body = {"format": files.FORMAT, "baseline": files.entries_of(_read(file), candidates=True)}
     count = _call(settings, "POST", "/v1/baselines/import", body)["count"]
     _done(as_json, f"{count} baselines were taken from {file}", count)
     return 0
@@ -296,9 +296,13 @@ def _chosen(series: Sequence[Series], names: Sequence[str]) -> tuple[Series, ...
 
 
 def _read(path: Path) -> tuple[Series, ...]:
+    """A file that was named on the command line; ConfigError where it cannot be used."""
     from healthd.baselines import files
 
-    return files.read(path)
+    try:
+        return files.read(path)
+    except BadInputError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _series_of(answer: dict[str, Any]) -> tuple[Series, ...]:

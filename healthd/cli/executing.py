@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import logging
+import os
 import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +21,10 @@ from healthd.cli.stopping import Stopped
 from healthd.errors import HealthdError
 from healthd.model import Decision, Join
 
+PLACE = Path("/tmp")  # short: a socket lies below
+PREFIX = "healthd-gate-"
+LEFT_SECONDS = 86400.0
+"""How old a folder must be to be one that was left behind; a hook that just starts has not locked its own yet."""
 ASK_SECONDS = 5.0
 """How long the aggregator holds an answer to the executor: short, since the gate waits for it."""
 
@@ -29,12 +36,30 @@ def executed(settings: Settings, join: Callable[[], Join], job: str, ask: Callab
     Call it in the main thread. Raises what `ask` raises, `Stopped` for a signal, and HealthdError where the executor
     cannot run.
     """
-    folder = Path(tempfile.mkdtemp(prefix="healthd-gate-", dir="/tmp"))  # short: it holds a socket
+    sweep()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="healthd: %(message)s")
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # the kernel lets go of it however we end: `sweep` looks for that
         return asyncio.run(_both(settings, join, job, ask, folder))
     finally:
+        os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(place: Path = PLACE) -> None:
+    """Remove what hooks of this user that were killed have left behind; nothing of one that runs, or just starts."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or no folder, or locked: its hook is alive
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                status = os.fstat(lock)
+                if status.st_uid == os.geteuid() and time.time() - status.st_mtime > LEFT_SECONDS:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 async def _both(
@@ -85,7 +110,7 @@ async def _run(settings: Settings, join: Join, job: str, folder: Path) -> None:
         token_file=settings.gate.token_file,
     )
     sync = dataclasses.replace(node.sync, executor=join.member, ca_file=settings.gate.ca_file, backoff_max_seconds=1.0)
-    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), settings.runner())
+    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), settings.runner(in_job=True))
 
 
 def _speak(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Decision], ask: Callable[[], Decision]) -> None:

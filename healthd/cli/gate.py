@@ -26,6 +26,9 @@ _SLOTS = re.compile(r"^([^:]+):\d+$")  # a name and how many ranks it takes; an 
 # A launcher that ends a hook kills it some seconds later.
 WITHDRAW_SECONDS = 2.0
 
+# What a daemon's /health is sent as.
+HEALTH_JSON = "application/health+json"
+
 
 @click.group(
     invoke_without_command=True,
@@ -67,7 +70,8 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
     Ask the aggregator whether a job may start, and wait for the answer; `outcome` tells how the job ended.
 
-    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage.
+    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
+    may not ask.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = {name: value for name, value in options.items() if value not in (None, ())}
@@ -77,12 +81,16 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
         from healthd.cli import joining
 
         return joining.run(settings, as_json=as_json)
+    from healthd.client import NotAdmittedError
+
     request = build_request(settings.gate)
     try:
         with stoppable():
             decision = _ask(settings, request, as_json=as_json)
     except UnreachableError as error:
         return unreachable(settings, error)
+    except NotAdmittedError as error:
+        raise NotAdmittedError(f"{error}; {_withdraw(settings, request)}") from None
     except Stopped as stop:
         done = _withdraw(settings, request)
         click.echo(f"healthd: stopped by {stop}; {done}", err=True)
@@ -193,14 +201,9 @@ def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision
 
     with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator, progress:
         try:
-            wait = 600.0 if settings.gate.wait_seconds is None else settings.gate.wait_seconds
-            return aggregator.ask(
-                request, wait_seconds=wait, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds
-            )
+            return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)
         except RefusedError as error:
-            if error.status in (400, 404, 409, 413, 422):
-                raise ConfigError(str(error)) from None
-            raise
+            raise error.told from None
 
 
 def unreachable(settings: Settings, error: UnreachableError) -> int:
@@ -228,12 +231,17 @@ def _local_verdict(settings: Settings) -> str | None:
         answer = httpx.get(url, params=query, timeout=5.0, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return f"its daemon at {url} cannot be reached: {error}"
-    if answer.status_code == 200:
-        return None
+    code, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0].strip()
     try:
-        return str(answer.json().get("output") or f"HTTP {answer.status_code}")
-    except (ValueError, AttributeError):
-        return f"HTTP {answer.status_code}"
+        said = answer.json() if kind == HEALTH_JSON else None
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not said.get("serviceId"):
+        # Another program on this port may well answer 200.
+        return f"{url} answered HTTP {code}, and not as healthd's daemon does; name the daemon with gate.local_url"
+    if code == httpx.codes.OK and said.get("status") in ("pass", "warn"):
+        return None
+    return str(said.get("output") or f"HTTP {code}, status {said.get('status')}")
 
 
 def _read_hostfile(file: Path | None) -> tuple[str, ...]:

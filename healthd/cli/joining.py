@@ -14,9 +14,9 @@ import click
 from healthd.cli.hook_settings import GateSettings
 from healthd.cli.settings import Settings
 from healthd.cli.stopping import Stopped, stoppable
-from healthd.client import Aggregator, RefusedError
+from healthd.client import Aggregator, NotAdmittedError, RefusedError
 from healthd.errors import ConfigError, HealthdError, UnreachableError
-from healthd.launchers import Place, describe, find_place
+from healthd.launchers import Place, describe, find_place, find_places
 from healthd.model import Decision, GateRequest, Join, Verdict
 
 LONGEST_WAIT_SECONDS = 7 * 86400.0
@@ -62,6 +62,10 @@ def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[
         raise ConfigError(f"--rank {rank} is not one of 0 to {size - 1}")
     if asked.min_nodes is not None and not 1 <= asked.min_nodes <= size:
         raise ConfigError(f"--min-nodes must be between 1 and {size}, not {asked.min_nodes}")
+    leading = [one.source for one in find_places(environ) if one.main_counts] if asked.min_nodes else []
+    if leading and asked.min_nodes != size:
+        # If rank 0 were the one that is left out, its end would be the job's, while the others are at work.
+        raise ConfigError(f"--min-nodes does not go with {leading[0]}, where the job ends as rank 0 does; leave it out")
     group = asked.join or ""
     node = asked.node[0] if asked.node else environ.get("NODE_NAME") or settings.node.name
     join = Join(
@@ -105,7 +109,7 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
     Ask until there is a last word that all admitted members have confirmed.
 
     Where one of them is lost before, the group comes together again: the hook asks anew, as another member. A decision
-    that admits and was not confirmed by all in the end is told as UnreachableError. Raises as `Aggregator.ask`.
+    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `Aggregator.ask`.
     """
     gone = hook.settings.gate.wait_seconds or GONE_SECONDS
     for _ in range(MOST_ROUNDS):
@@ -117,12 +121,14 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
         with Aggregator(hook.settings.endpoint(hook.settings.gate.aggregator)) as aggregator:
             try:
                 decision = aggregator.ask(
-                    hook.request, wait_seconds=LONGEST_WAIT_SECONDS, on_hold=hold, on_away=on_away, gone_seconds=gone
+                    hook.request,
+                    longest_seconds=LONGEST_WAIT_SECONDS,
+                    on_hold=hold,
+                    on_away=on_away,
+                    gone_seconds=gone,
                 )
             except RefusedError as error:
-                if error.status in (400, 404, 409, 413, 422):
-                    raise ConfigError(str(error)) from None
-                raise
+                raise error.told from None
             hook.gate = decision.id
             if not _starts(decision, hook.join) or _confirmed(aggregator, decision, hook):
                 return decision
@@ -133,7 +139,7 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
             f"healthd: {', '.join(hook.said) or 'a member'} did not confirm the start; the group comes together again",
             err=True,
         )
-    raise UnreachableError(f"group {hook.join.group}: not all members confirmed the start in {MOST_ROUNDS} rounds")
+    raise NotAdmittedError(f"group {hook.join.group}: not all members confirmed the start in {MOST_ROUNDS} rounds")
 
 
 def left_out(decision: Decision, join: Join) -> str | None:
@@ -174,7 +180,11 @@ def _starts(decision: Decision, join: Join) -> bool:
 
 
 def _confirmed(aggregator: Aggregator, decision: Decision, hook: Hook) -> bool:
-    """Whether all admitted members confirmed the start, so that all go or none does."""
+    """
+    Whether all admitted members confirmed the start, so that all go or none does.
+
+    NotAdmittedError where that cannot be told, also because the aggregator went away: others may know that none goes.
+    """
     end, pause = time.monotonic() + SETTLE_SECONDS, 0.1
     while time.monotonic() < end:
         try:
@@ -186,7 +196,9 @@ def _confirmed(aggregator: Aggregator, decision: Decision, hook: Hook) -> bool:
         if go is not None:
             hook.said = list(missing)
             return go
-    raise UnreachableError(f"the aggregator did not settle the start of group {hook.join.group} in time")
+    raise NotAdmittedError(
+        f"aggregator {aggregator.url} did not settle the start of group {hook.join.group} in {SETTLE_SECONDS:g} s"
+    )
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
@@ -210,9 +222,12 @@ def run(settings: Settings, *, as_json: bool) -> int:
         with stoppable(), progress:
             decision = _executed(hook, ask) if settings.gate.execute else ask()
     except UnreachableError as error:
-        left = leave(hook)
-        say(f"healthd: {left}")
-        return command.unreachable(settings, error)
+        code = command.unreachable(settings, error)
+        if code != command.ADMITTED:
+            say(f"healthd: {leave(hook)}")
+        return code
+    except NotAdmittedError as error:
+        raise NotAdmittedError(f"{error}; {leave(hook)}") from None
     except Stopped as stop:
         click.echo(f"healthd: stopped by {stop}; {leave(hook)}", err=True)
         return command.NOT_ADMITTED

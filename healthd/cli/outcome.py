@@ -33,7 +33,8 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
     """
     Tell how a job ended: ok, failed (its own fault) or infra (a device, a link or a host stopped it).
 
-    Exit code 0: told. 1: no gate of this job and attempt. 75: the aggregator cannot be reached. 2: usage.
+    Exit code 0: told. 1: no gate of this job and attempt. 75: the aggregator cannot be reached. 2: usage,
+    or a token that may not tell.
     """
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
@@ -60,12 +61,15 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
 
 def _told(settings: Settings, job: str, attempt: int, status: str, message: str) -> str | None:
     """The gate that was told, None when there is none. UnreachableError when nobody heard it after some tries."""
-    from healthd.client import Aggregator
+    from healthd.client import Aggregator, RefusedError
 
     with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
-        for pause in PAUSES_SECONDS:
-            try:
-                return aggregator.outcome(job, attempt, status, message)
-            except UnreachableError:
-                time.sleep(pause)
-        return aggregator.outcome(job, attempt, status, message)
+        try:
+            for pause in PAUSES_SECONDS:
+                try:
+                    return aggregator.outcome(job, attempt, status, message)
+                except UnreachableError:
+                    time.sleep(pause)
+            return aggregator.outcome(job, attempt, status, message)
+        except RefusedError as error:
+            raise error.told from None

@@ -49,7 +49,8 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
     from healthd.node.daemon import run_node
 
     _log()
-    asyncio.run(run_node(settings.node, settings.runner()))
+    # A daemon looks after the node for all jobs, also where a scheduler has started it (a DaemonSet).
+    asyncio.run(run_node(settings.node, settings.runner(in_job=False)))
     return 0
 
 

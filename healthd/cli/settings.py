@@ -124,8 +124,14 @@ class Settings:
             kubernetes=KubernetesSettings(),
         )
 
-    def runner(self) -> RunnerSettings:
-        """What the runner needs. ConfigError names a check that matches nothing, or a parameter it does not have."""
+    def runner(self, *, in_job: bool | None = None) -> RunnerSettings:
+        """
+        What the runner needs. ConfigError names a check that matches nothing, or a parameter it does not have.
+
+        `in_job`: the devices that can be seen here were given to the job that this process belongs to, so that nobody
+        out of sight has them. None: where a scheduler has started this process.
+        """
+        from healthd.node.allocations import inside_a_job
         from healthd.runner import ProgramSpec, RunnerSettings
 
         probe = self.probe
@@ -154,6 +160,7 @@ class Settings:
                 "instance_type": probe.instance_type,
                 "compile_flags": probe.compile_flags,
                 "neuron_lnc": probe.neuron_lnc,
+                "in_job": inside_a_job(os.environ) if in_job is None else in_job,
             },
             params=params,
             timeouts_seconds=timeouts,

@@ -142,10 +142,10 @@ def gate(drain: bool, **options: Any) -> int:
     Ask the aggregator whether the job that slurmctld is about to start may start on its nodes: PrologSlurmctld.
 
     Exit code 0: it may. 75: not; slurmctld puts a batch job back into the queue and cancels one of srun or salloc.
-    2: usage, which comes to the same.
+    2: usage, or a token that may not ask; it comes to the same.
     """
     from healthd.cli.slurm_job import read_job
-    from healthd.client import Aggregator
+    from healthd.client import Aggregator, NotAdmittedError
 
     settings = load_settings(options, section="gate")
     scontrol = Scontrol()
@@ -164,6 +164,12 @@ def gate(drain: bool, **options: Any) -> int:
             if not admit:
                 _explain(scontrol, job.id, str(error))
             return DONE if admit else NOT_ADMITTED
+        except NotAdmittedError as error:
+            with contextlib.suppress(HealthdError):
+                aggregator.withdraw(job.name, job.attempt)
+            _say(f"{error}; not admitted")
+            _explain(scontrol, job.id, str(error))
+            return NOT_ADMITTED
         except Stopped:
             with contextlib.suppress(HealthdError):
                 aggregator.withdraw(job.name, job.attempt)
@@ -185,14 +191,18 @@ def gate(drain: bool, **options: Any) -> int:
 
 
 def _ask(aggregator: Aggregator, settings: Settings, job: SlurmJob) -> Decision:
+    from healthd.client import RefusedError
+
     def hold(decision: Decision) -> None:
         _say(f"job {job.id} waits: {decision.reasons[0].message if decision.reasons else 'no reason was given'}")
 
     def away(error: UnreachableError) -> None:
         _say(f"{error}; trying again until the wait is over")
 
-    wait = 600.0 if settings.gate.wait_seconds is None else settings.gate.wait_seconds
-    return aggregator.ask(job.request(settings.gate), wait_seconds=wait, on_hold=hold, on_away=away)
+    try:
+        return aggregator.ask(job.request(settings.gate), on_hold=hold, on_away=away)
+    except RefusedError as error:
+        raise error.told from None
 
 
 def _drain(scontrol: Scontrol, decision: Decision, *, of: int) -> None:
@@ -228,10 +238,12 @@ def end(**options: Any) -> int:
     """
     Give the nodes of a job back and tell how it ended: EpilogSlurmctld.
 
-    The nodes also see the end themselves; this makes it sooner. Exit code 0: done. 75: the aggregator is away.
+    The nodes also see the end themselves; this makes it sooner.
+
+    Exit code 0: done. 75: the aggregator is away. 2: usage, or a token that may not tell.
     """
     from healthd.cli.slurm_job import job_name, outcome_of, read_ids
-    from healthd.client import Aggregator
+    from healthd.client import Aggregator, RefusedError
 
     settings = load_settings(options, section="gate")
     job, attempt = read_ids(os.environ)
@@ -248,6 +260,8 @@ def end(**options: Any) -> int:
             except UnreachableError as error:
                 _say(f"{error}; the nodes will see the end of job {job} themselves")
                 time.sleep(pause)
+            except RefusedError as error:
+                raise error.told from None
     return NOT_ADMITTED
 
 

@@ -18,7 +18,7 @@ from healthd.model import Decision, GateRequest
 Plain = str | bool | int | float | list[str] | list[int] | dict[str, float]
 """What a setting of the gate's aggregator can be."""
 
-NOT_ADMITTED, IMPOSSIBLE = 75, 1
+NOT_ADMITTED, IMPOSSIBLE, USAGE = 75, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,8 @@ def _start_keeper(keeper_arguments: Sequence[str], folder: Path) -> tuple[subpro
     with os.fdopen(read_end, "rb") as pipe:
         try:
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "healthd", "preflight", *told, *keeper_arguments],
+                # -P: the working directory is the job's, and a module of its name must not come before ours.
+                [sys.executable, "-P", "-m", "healthd", "preflight", *told, *keeper_arguments],
                 pass_fds=(write_end,),
                 stdin=subprocess.DEVNULL,
                 process_group=0,

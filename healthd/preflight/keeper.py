@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from healthd.client import Aggregator, Endpoint, RefusedError
+from healthd.client import NO_TOKEN, WRONG_TOKEN, Aggregator, Endpoint, RefusedError
 from healthd.errors import HealthdError, UnreachableError
 from healthd.model import Decision, Verdict
-from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, Outcome, Task, node_name
+from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
 from healthd.preflight.main_node import MainNode, main_node
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ async def keep(
     Bring the gate to its end, tell the hook through `report`, and stay for as long as the others need this node.
 
     `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
-    wrong is an outcome with code 75; nothing is raised.
+    wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
     parent = asyncio.create_task(_parent_ended(task.parent), name="watch over the hook")
     told = False
@@ -50,9 +50,15 @@ async def keep(
         return
     except HealthdError as error:
         if not told:
-            report(Outcome(kind="exit", code=NOT_ADMITTED, message=str(error)))
+            report(Outcome(kind="exit", code=_code_of(error), message=str(error)))
     finally:
         parent.cancel()
+
+
+def _code_of(error: HealthdError) -> int:
+    """A token that may not ask is the configuration's: to try again would help nobody."""
+    unwanted = isinstance(error, RefusedError) and error.status in (NO_TOKEN, WRONG_TOKEN)
+    return USAGE if unwanted else NOT_ADMITTED
 
 
 async def _gate(
@@ -161,9 +167,7 @@ async def _settle(task: Task) -> Outcome:
 async def _ask(task: Task) -> Decision:
     return await _call(
         task,
-        lambda aggregator: aggregator.ask(
-            task.request, wait_seconds=task.wait_seconds, on_hold=_say_hold(task), gone_seconds=task.gone_seconds
-        ),
+        lambda aggregator: aggregator.ask(task.request, on_hold=_say_hold(task), gone_seconds=task.gone_seconds),
     )
 
 

@@ -64,7 +64,7 @@ async def main_node(task: Task, folder: Path) -> AsyncIterator[MainNode | None]:
     _write_private(settings, settings_of(task, folder))
     # It reads this file and nothing else: variables and files of this host are about other aggregators.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
-    command = [sys.executable, "-m", "healthd", "aggregator", "--config", str(settings)]
+    command = [sys.executable, "-P", "-m", "healthd", "aggregator", "--config", str(settings)]
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment,

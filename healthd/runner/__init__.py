@@ -12,7 +12,7 @@ Run a plan of checks in child processes, bound them, kill them, and turn anythin
 
 from __future__ import annotations
 
-from healthd.runner.core import Runner
+from healthd.runner.core import Remembered, Runner
 from healthd.runner.ranks import OnReport
 from healthd.runner.session import RefusedError, Session
 from healthd.runner.settings import (
@@ -36,6 +36,7 @@ __all__ = [
     "Plan",
     "ProgramSpec",
     "RefusedError",
+    "Remembered",
     "RunProgress",
     "Runner",
     "RunnerSettings",

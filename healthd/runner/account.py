@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ class Account:
         self.began = time.monotonic()
         self._settings = settings
         self._held: dict[str, CheckResult] = {}  # told once smaller groups have said who it was
+        self._news = asyncio.Event()
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
@@ -103,11 +105,19 @@ class Account:
         """A result is complete: it is kept, and the one who asked hears of it."""
         self._held.pop(result.check, None)
         self.results[result.check] = result
+        self._news.set()
         if self.request.on_result is not None:
             try:
                 self.request.on_result(result)
             except Exception:
                 log.exception("a listener failed on the result of %s", result.check)
+
+    async def told(self, name: str) -> CheckResult:
+        """The result of a check of the plan, as soon as it is there."""
+        while name not in self.results:
+            self._news.clear()
+            await self._news.wait()
+        return self.results[name]
 
     def hold(self, result: CheckResult) -> None:
         """Keep a result until `tell` has a better one of its check."""

@@ -10,6 +10,7 @@ import difflib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Check, Evidence, Previous, Scope, Tier
@@ -26,10 +27,21 @@ from healthd.runner.workers import Corpses, Workers
 
 log = logging.getLogger(__name__)
 
+BUILT_IN = "built-in"
 _CATALOGUE_SECONDS = 30.0  # importing other people's checks
 NO_INVENTORY = Inventory(
     accelerator="unknown", device_count=None, core_count=None, memory_bytes=None, efa_count=None, devices=()
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """The last evidence of a node check, and when (CLOCK_BOOTTIME) and in which boot it was measured."""
+
+    check: str
+    evidence: tuple[Evidence, ...]
+    measured_at: float
+    boot_id: str | None
 
 
 class Runner:
@@ -46,7 +58,7 @@ class Runner:
         self._corpses = Corpses()
         self._versions: dict[str, str] = {}
         self._catalogue: dict[str, CheckInfo] | None = None
-        self._previous: dict[str, tuple[tuple[Evidence, ...], float, str | None]] = {}
+        self._previous: dict[str, Remembered] = {}
 
     def stuck(self) -> tuple[str, ...]:
         """Where a killed worker is still there: device targets, and `node/CHECK`."""
@@ -171,14 +183,28 @@ class Runner:
 
     # --- memory of counters -------------------------------------------------------------------------------------------
 
+    def remembered(self) -> tuple[Remembered, ...]:
+        """What node checks have left for their next look; those of other people are read anew at each start."""
+        known = self._catalogue or {}
+        return tuple(
+            one for one in self._previous.values() if one.check in known and known[one.check].origin == BUILT_IN
+        )
+
+    def recall(self, earlier: Sequence[Remembered]) -> None:
+        """Take up what an earlier runner on this machine has `remembered`; what was heard since stands."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        # A stamp ahead of the clock is none of this boot.
+        self._previous = {**{one.check: one for one in earlier if one.measured_at <= now}, **self._previous}
+
     def _remember(self, check: str, evidence: tuple[Evidence, ...], boot_id: str | None) -> None:
-        self._previous[check] = (evidence, time.clock_gettime(time.CLOCK_BOOTTIME), boot_id)
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._previous[check] = Remembered(check=check, evidence=evidence, measured_at=at, boot_id=boot_id)
 
     def _remembered(self) -> dict[str, Previous]:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         return {
-            check: Previous(evidence=evidence, elapsed_seconds=now - at, boot_id=boot_id)
-            for check, (evidence, at, boot_id) in self._previous.items()
+            check: Previous(evidence=one.evidence, elapsed_seconds=now - one.measured_at, boot_id=one.boot_id)
+            for check, one in self._previous.items()
         }
 
 
@@ -200,7 +226,7 @@ def builtin_catalogue() -> dict[str, CheckInfo]:
     """The checks that come with healthd; imported here, which costs a few milliseconds and no torch."""
     from checks.loading import load_builtin
 
-    return {name: info_of(check, "built-in") for name, check in load_builtin().items()}
+    return {name: info_of(check, BUILT_IN) for name, check in load_builtin().items()}
 
 
 def _innermost(error: BaseException) -> str:

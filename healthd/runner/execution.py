@@ -14,6 +14,7 @@ from healthd.model import CheckResult
 from healthd.runner.account import Account, Request
 from healthd.runner.devices import Devices
 from healthd.runner.node_lane import NodeLane
+from healthd.runner.outcome import HOLDERS_CHECK
 from healthd.runner.settings import CheckInfo
 from healthd.runner.taking import Taking
 from healthd.runner.workers import Workers
@@ -43,9 +44,10 @@ class Execution:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._node.serve(), name="lane of the node")
             surveyed = self._node.survey()
-            for info in infos:
-                if info.tier is Tier.PASSIVE:
-                    self._node.submit_check(info)
+            # First what may tell that the devices are taken: active checks wait for its word.
+            passive = [info for info in infos if info.tier is Tier.PASSIVE]
+            for info in sorted(passive, key=lambda info: info.name != HOLDERS_CHECK):
+                self._node.submit_check(info)
             active = [info for info in infos if info.tier is not Tier.PASSIVE]
             if active:
                 await self._taking.run(active, await surveyed, tasks)

@@ -22,6 +22,8 @@ MAX_ERROR_CHARACTERS = 4000
 # What is known for certain of the node; all other reasons for having no outcome mean that we do not know.
 _FAILURES = frozenset({"Stuck", "MissingDevice", "DeviceLost"})
 _BY_THEMSELVES = frozenset({"Crashed", "Garbage", "DeviceLost"})  # ends of a worker that nobody else brought about
+# The check that knows of processes on devices which /proc does not show.
+HOLDERS_CHECK = "gpu_driver"
 # Reasons that say no more than that it failed: the words of the device's runtime may know why.
 _VAGUE = frozenset({"Crashed", "CheckError", "StartFailed", "Timeout"})
 
@@ -204,6 +206,14 @@ def in_order_of_end(outcomes: Iterable[Outcome]) -> list[Missing]:
     by_themselves.sort(key=lambda item: item[0].ended - (0.25 if item[1].reason in _BY_THEMSELVES else 0.0))
     rank = {id(outcome): number for number, (outcome, _) in enumerate(by_themselves)}
     return [dataclasses.replace(missing, order=rank.get(id(outcome))) for outcome, missing in lost]
+
+
+def hidden_holders(result: CheckResult | None) -> str | None:
+    """What a result of HOLDERS_CHECK says of processes on devices that cannot be seen; None where it tells of none."""
+    if result is None or result.check != HOLDERS_CHECK:
+        return None
+    told = (item for item in result.findings if item.status is Status.UNKNOWN and item.reason == "Busy")
+    return next((f"{item.target}: {item.message}" for item in told), None)
 
 
 def last_line(words: str) -> str:

@@ -10,7 +10,7 @@ from healthd.runner.account import Account
 from healthd.runner.devices import Devices
 from healthd.runner.lock import DeviceLock, LockBusyError, read_leased
 from healthd.runner.node_lane import NodeLane
-from healthd.runner.outcome import Outcome
+from healthd.runner.outcome import HOLDERS_CHECK, Outcome, hidden_holders
 from healthd.runner.settings import CheckInfo
 from healthd.runner.workers import Workers, worker_targets
 
@@ -58,7 +58,7 @@ class Taking:
 
     async def _if_free(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
         attempt = 0
-        if taken := self._account.plan.taken:
+        if taken := self._account.plan.taken or await self._hidden():
             self._account.refuse(infos, "Busy", taken, Status.SKIP)
             return
         while busy := self._leased() or busy_by(surveyed):
@@ -83,6 +83,12 @@ class Taking:
             return
         await self._devices.run([info for info in infos if info.scope is not Scope.NODE], tasks)
         await self._node.survey()  # the devices are free again, or it is known who has them
+
+    async def _hidden(self) -> str | None:
+        """Why the devices may be taken although /proc shows nobody, where this run has the check that can tell."""
+        if self._workers.inventory.get("accelerator") != "cuda" or HOLDERS_CHECK not in self._account.plan.checks:
+            return None
+        return hidden_holders(await self._account.told(HOLDERS_CHECK))
 
     async def _held_after(self, programs: Sequence[CheckInfo]) -> str | None:
         """
@@ -111,9 +117,7 @@ class Taking:
 
 def busy_by(surveyed: Outcome) -> str | None:
     """Why the devices are not ours to use; None when they are free."""
-    if not surveyed.answers:
-        return "who holds the devices cannot be seen"
-    holders = surveyed.answers[0]["holders"]
+    holders = surveyed.answers[0]["holders"] if surveyed.answers else None
     if holders is None:
-        return "who holds the devices cannot be seen"
+        return "who holds the devices cannot be seen: run as root, in a container in the host's PID namespace"
     return f"in use by {', '.join(holders[:4])}{' and others' if len(holders) > 4 else ''}" if holders else None

@@ -13,15 +13,16 @@ from tests.fleet.parts import state
 from tests.healthd.cli_kit import healthd
 from tests.healthd.preflight_kit import free_port
 from tests.healthd.test_cli_gate import SpeakingNode, World, aggregator, nodes
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("outcome")
     with aggregator(folder) as world:
-        states = [state("n1"), state("bad", status=Status.FAIL)]
+        states = [state("n1"), state("n2"), state("bad", status=Status.FAIL)]
         speaking = [SpeakingNode(world.url, made, None) for made in states]
-        assert all(node.heard.wait(20) for node in speaking)
+        assert all(node.heard.wait(20 * PATIENCE) for node in speaking)
         yield world
         for node in speaking:
             node.stop()
@@ -33,9 +34,9 @@ def test_a_job_tells_its_end_and_the_report_holds_it_against_the_gate(world: Wor
     assert "no gate was decided in the last 28 days" in said.out
     assert "stay in observe" in said.out
     assert world.gate("good", *nodes("n1"), "--attempt", "2", "--json").code == 0
-    seen = world.gate("seen", *nodes("bad"), "--mode", "observe", "--json")
+    seen = world.gate("seen", *nodes("bad"), "--mode", "observe", "--json", wait="2s")
     assert (seen.code, seen.json["would"]) == (0, "reject")
-    assert world.gate("stopped", *nodes("bad"), "--json").code == 75
+    assert world.gate("stopped", *nodes("bad"), "--json", wait="2s").code == 75
 
     told = world.run("gate", "outcome", "--job", "good", "--attempt", "2", "infra", "--message", "NIC died", "--json")
     assert told.code == 0, told.err
@@ -62,7 +63,7 @@ def test_a_job_tells_its_end_and_the_report_holds_it_against_the_gate(world: Wor
 
 
 def test_options_of_the_gate_may_stand_before_the_command(world: World) -> None:
-    world.gate("before", *nodes("n1"), "--min-nodes", "1")
+    world.gate("before", *nodes("n1"), "--min-nodes", "1", wait="2s")
     said = healthd(world.folder, "gate", "--aggregator", world.url, "--job", "before", "outcome", "failed")
     assert (said.code, said.err) == (0, "")
 
@@ -86,3 +87,14 @@ def test_an_aggregator_that_is_away_is_75_after_some_tries(tmp_path: Path) -> No
     said = healthd(tmp_path, "gate", "outcome", "--aggregator", url, "--job", "j", "ok")
     assert said.code == 75
     assert "cannot be reached" in said.err
+
+
+def test_the_end_of_a_group_that_comes_together_anew_is_told_to_its_newest_gate(world: World) -> None:
+    """A job of one name, started every week: people say attempt 0 each time, and the gates of the group count on."""
+    counted = world.run("fleet", "report", "--json").json["ended"].get("failed", 0)
+    for _ in range(2):
+        weekly = world.run("gate", "--join", "weekly", "--size", "1", "--rank", "0", "--node", "n2", "--json")
+        assert weekly.code == 0, weekly.err
+        told = world.run("gate", "outcome", "failed", "--job", "weekly", "--json")
+        assert (told.code, told.json["gate"]) == (0, weekly.json["id"]), told
+    assert world.run("fleet", "report", "--json").json["ended"]["failed"] == counted + 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
@@ -11,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from healthd import client, wire
-from healthd.client import Aggregator, Endpoint, RefusedError, read_token
+from healthd import wire
+from healthd.client import Aggregator, Endpoint, NotAdmittedError, RefusedError, read_token
 from healthd.errors import BadInputError, ConfigError, UnreachableError, connection_words
 from healthd.model import Decision, GateRequest, Verdict
 
 REQUEST = GateRequest(job="train", nodes=("n1",))
 
 
-def decision(verdict: Verdict) -> Decision:
+def decision(verdict: Verdict, *, gate: str = "g-1", **policy: object) -> Decision:
     return Decision(
-        id="g-1",
+        id=gate,
         decision=verdict,
         reasons=(),
         nodes=(),
         excluded=(),
-        policy={},
+        policy=policy,
         retryable=False,
         decided_at=0.0,
         duration_seconds=0.0,
@@ -71,13 +72,24 @@ def server(*answers: bytes | Callable[[socket.socket], None]) -> Iterator[str]:
             thread.join(timeout=5)
 
 
-def aggregator(url: str) -> Aggregator:
-    return Aggregator(Endpoint(url=url, token=None, ca_file=None))
+def said(verdict: Verdict, *, seconds: float = 0.0, **more: object) -> Callable[[socket.socket], None]:
+    """An aggregator that answers so after a while."""
+
+    def send(connection: socket.socket) -> None:
+        time.sleep(seconds)
+        connection.sendall(answer(wire.encode(decision(verdict, **more))))  # type: ignore[arg-type]
+
+    return send
 
 
-def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = None) -> Decision:
-    with aggregator(url) as line:
-        return line.ask(REQUEST, wait_seconds=wait_seconds, on_hold=lambda _: None, gone_seconds=gone_seconds)
+def aggregator(url: str, *, token: str | None = None, grace_seconds: float = 5.0) -> Aggregator:
+    return Aggregator(Endpoint(url=url, token=token, ca_file=None), grace_seconds=grace_seconds)
+
+
+def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = None, **more: float) -> Decision:
+    with aggregator(url, **more) as line:
+        request = dataclasses.replace(REQUEST, wait_seconds=wait_seconds)
+        return line.ask(request, on_hold=lambda _: None, gone_seconds=gone_seconds)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +126,15 @@ def test_who_forgot_the_token_is_told_the_option() -> None:
     refused = answer(b'{"detail": "a token is required: send an Authorization header"}', status="401 Unauthorized")
     with server(refused) as url, aggregator(url) as line, pytest.raises(RefusedError, match="--token-file"):
         line.call("GET", "/v1/fleet")
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+def test_a_token_that_is_not_wanted_is_a_fault_of_the_configuration_that_names_the_setting(status: str) -> None:
+    refused = answer(b'{"detail": "this token may not"}', status=status)
+    with server(refused) as url, aggregator(url, token="no-such-token") as line:
+        with pytest.raises(RefusedError, match=r"may not.*--token-file or HEALTHD_TOKEN_FILE") as caught:
+            line.call("GET", "/v1/fleet")
+        assert isinstance(caught.value.told, ConfigError)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +174,7 @@ def test_hold_is_followed_to_the_last_word() -> None:
     heard: list[Verdict] = []
     first, last = (answer(wire.encode(decision(verdict))) for verdict in (Verdict.HOLD, Verdict.REJECT))
     with server(first, last) as url, aggregator(url) as line:
-        found = line.ask(REQUEST, wait_seconds=5.0, on_hold=lambda d: heard.append(d.decision))
+        found = line.ask(REQUEST, on_hold=lambda d: heard.append(d.decision))
     assert (found.decision, heard) == (Verdict.REJECT, [Verdict.HOLD])
 
 
@@ -168,10 +189,36 @@ def test_one_that_stays_away_is_given_up_after_the_wait_or_after_it_is_gone() ->
             assert time.monotonic() - began < 5
 
 
-def test_a_gate_that_is_never_decided_ends_with_the_wait() -> None:
-    assert client.GRACE_SECONDS > 0
-    with server(answer(wire.encode(decision(Verdict.HOLD)))) as url, pytest.raises(UnreachableError, match="last word"):
-        ask(url, wait_seconds=-client.GRACE_SECONDS)
+def test_a_gate_that_is_never_decided_is_not_admitted_which_is_not_an_aggregator_that_is_away() -> None:
+    hold = said(Verdict.HOLD, seconds=0.05, wait_seconds=0.2)
+    with server(hold) as url, pytest.raises(NotAdmittedError, match=r"has not decided gate g-1 in its 0\.2 s"):
+        ask(url, wait_seconds=600.0, grace_seconds=0.2)
+    assert not issubclass(NotAdmittedError, UnreachableError), "on_unreachable has no say in it"
+
+
+def test_the_wait_is_the_aggregators_and_counts_from_its_first_answer() -> None:
+    """Its policy may hold a gate for longer than we would."""
+    hold = said(Verdict.HOLD, seconds=0.2, wait_seconds=1800.0)
+    with server(hold, hold, hold, said(Verdict.ADMIT)) as url:
+        assert ask(url, wait_seconds=0.3, grace_seconds=0.1).decision is Verdict.ADMIT
+
+
+def test_a_gate_that_begins_anew_because_the_database_was_lost_is_followed_to_its_own_end() -> None:
+    first = said(Verdict.HOLD, seconds=0.1, wait_seconds=0.5)
+    second = said(Verdict.HOLD, seconds=0.25, gate="g-2", wait_seconds=1800.0)
+    with server(first, second, second, second, said(Verdict.ADMIT, gate="g-2")) as url:
+        assert ask(url, grace_seconds=0.1).id == "g-2"
+
+
+def test_a_reject_that_is_held_back_after_the_wait_is_still_heard() -> None:
+    hold = said(Verdict.HOLD, seconds=0.1, wait_seconds=0.0)
+    with server(hold, hold, hold, said(Verdict.REJECT)) as url:
+        assert ask(url, wait_seconds=0.0).decision is Verdict.REJECT
+
+
+def test_an_aggregator_that_restarts_when_the_wait_ends_is_not_taken_for_away() -> None:
+    with server(said(Verdict.HOLD, wait_seconds=0.0), b"", said(Verdict.REJECT)) as url:
+        assert ask(url, wait_seconds=0.0).decision is Verdict.REJECT
 
 
 @pytest.mark.parametrize("url", ["n1:8090", "ftp://n1", "", "http//n1"])

@@ -68,7 +68,7 @@ def missing(*more: str) -> str:
     """Why no Slurm can be run here, or none with these tools; empty when it can."""
     for tool in ("slurmd", "slurmctld", "sbatch", "sinfo", *more):
         if shutil.which(tool) is None:
-            return f"no {tool} here; on Debian: apt-get install slurm-wlm munge curl"
+            return f"{tool} is not installed; on Debian: apt-get install slurm-wlm munge curl"
     return "" if os.geteuid() == 0 else "slurmd needs root"
 
 

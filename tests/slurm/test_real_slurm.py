@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -47,7 +49,16 @@ class Site:
         file = self.slurm.folder / "still"
         file.touch() if on else file.unlink(missing_ok=True)
         if on:
-            time.sleep(2)  # one that is under way
+            until(lambda: not self.checking(), 15, lambda: "a health check goes on and on")
+
+    def checking(self) -> bool:
+        """Whether a health check is under way on any node."""
+        program = str(self.slurm.folder / "healthd/health-check.sh").encode()
+        for pid in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it may have ended
+                if program in (pid / "cmdline").read_bytes():
+                    return True
+        return False
 
     def leased(self) -> int:
         with httpx.Client(trust_env=False) as client:
@@ -123,13 +134,17 @@ def test_prolog_refuses_the_job_and_its_drain_is_undone_after_the_repair(site: S
 def test_two_nodes_are_held_until_the_gate_admits_and_given_back_at_the_end(site: Site) -> None:
     other = ask(site.aggregator.url, "other", ["n2"], wait=10)
     assert other["decision"] == "admit", other
-    number = site.slurm.submit("-N2", "-w", "n[1-2]", script="sleep 1")
+    over = site.slurm.folder / "over"
+    number = site.slurm.submit("-N2", "-w", "n[1-2]", script=f"until [ -e {over} ]; do sleep 0.1; done")
     site.slurm.job_is(number, "CONFIGURING")
     time.sleep(1)
     assert site.slurm.job(number)["JobState"] == "CONFIGURING"
     release(site.aggregator.url, other["id"])
-    site.slurm.job_is(number, "RUNNING", "COMPLETED")
-    assert site.leased() == 2
+    try:
+        site.slurm.job_is(number, "RUNNING")
+        assert site.leased() == 2
+    finally:
+        over.touch()
     site.slurm.job_is(number, "COMPLETED")
     until(lambda: site.leased() == 0, 10, lambda: "the nodes are not given back")
 

@@ -16,9 +16,10 @@ import pytest
 from healthd.cli.slurm import ask_daemon
 from tests.fleet.service import free_port
 from tests.healthd.cli_kit import healthd
+from tests.healthd.test_cli_gate import aggregator
 from tests.slurm.slurm_kit import HOOKS
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="the hooks need curl: apt-get install curl")
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 
 
 @dataclass
@@ -225,6 +226,20 @@ def test_aggregator_that_is_away_sends_the_job_back_unless_told_otherwise(tmp_pa
         env={**JOB, "PATH": str(tmp_path)},
     )
     assert (said.code, f"on_unreachable={'admit' if code == 0 else 'hold'}" in said.err) == (code, True), said
+
+
+def test_token_that_is_not_wanted_is_a_usage_error_and_no_aggregator_that_is_away(tmp_path: Path) -> None:
+    made, wrong = healthd(tmp_path, "token", "ci", "--scope", "gate", "--json").json, tmp_path / "wrong"
+    (tmp_path / "tokens.toml").write_text(made["entry"])
+    (tmp_path / "tokens.toml").chmod(0o600)
+    wrong.write_text("wrong-token-of-some-length")
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    with aggregator(tmp_path, "--token-file", str(tmp_path / "tokens.toml")) as world:
+        for words in (("gate", "--on-unreachable", "admit"), ("end",)):
+            asked = ("slurm", *words, "--aggregator", world.url, "--token-file", str(wrong))
+            said = healthd(tmp_path, *asked, env={**JOB, "PATH": str(tmp_path)})
+            assert (said.code, said.err.count("\n"), "--token-file" in said.err) == (2, 1, True), said
 
 
 def test_outside_of_slurms_hooks_it_is_a_usage_error(tmp_path: Path) -> None:
