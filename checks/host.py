@@ -34,12 +34,14 @@ class HostError(OSError):
     """
     Something of the machine that could not be had.
 
-    `reason` is a code of `checks.reasons`: NoData, NoPermission, MissingTool or Timeout.
+    `reason` is a code of `checks.reasons`: NoData, NoPermission, MissingTool or Timeout. `output` is what a program had
+    written on both streams when its time was up, bounded.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, output: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+        self.output = output
 
 
 class Completed(NamedTuple):
@@ -226,7 +228,9 @@ class Host:
             raise HostError("MissingTool", f"{program} cannot be started: {error.strerror or error}") from None
         except TimeUpError as error:
             rest = "" if error.killed else ", and cannot be killed"
-            raise HostError("Timeout", f"{argv[0]} did not end within {timeout_seconds:g} s{rest}") from None
+            said = b"\n".join((error.out, error.err)).decode("utf-8", "replace")
+            text = f"{argv[0]} did not end within {timeout_seconds:g} s{rest}"
+            raise HostError("Timeout", text, said) from None
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
 

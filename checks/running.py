@@ -1,5 +1,5 @@
 """
-Running a program to its end, bounded in time and output. Only `checks.host` calls this.
+Running a program to its end, bounded in time and output: behind `checks.host`, and to ask an interpreter what it has.
 
 The program leads a process group of its own, which is killed when the program ends or its time is up, and dies with
 this process. Nobody waits for the end of a pipe: a grandchild may hold it for ever.
@@ -23,11 +23,17 @@ _BURIAL_SECONDS = 1.0  # SIGKILL works at once unless the kernel itself holds th
 
 
 class TimeUpError(Exception):
-    """The program did not end in time. `killed` False: the kernel holds it, and it is still there."""
+    """
+    The program did not end in time. `killed` False: the kernel holds it, and it is still there.
 
-    def __init__(self, killed: bool) -> None:
+    `out` and `err` are what it had written on its standard output and standard error, within the bound.
+    """
+
+    def __init__(self, killed: bool, out: bytes = b"", err: bytes = b"") -> None:
         super().__init__("time is up")
         self.killed = killed
+        self.out = out
+        self.err = err
 
 
 def run_program(
@@ -45,7 +51,7 @@ def run_program(
     """
     ended, killed, code, out, err = _run(argv, environment, timeout_seconds, max_bytes, until=None, keep_open=keep_open)
     if not ended:
-        raise TimeUpError(killed)
+        raise TimeUpError(killed, out, err)
     return code, out, err
 
 
@@ -60,7 +66,7 @@ def run_until_line(
     """
     ended, killed, _, out, err = _run(argv, environment, timeout_seconds, max_bytes, until=b"\n")
     if not ended:
-        raise TimeUpError(killed)
+        raise TimeUpError(killed, out, err)
     return out, err
 
 
@@ -95,6 +101,10 @@ def _run(
             # Its corpse still holds the number, so the group cannot be somebody else's.
             _kill_group(process.pid)
             killed = _bury(process)
+        for descriptor, part in output.items():
+            for _ in range(_LAST_CHUNKS):
+                if not _take(descriptor, part, max_bytes):
+                    break
         out, err = (bytes(part) for part in output.values())
         return ended, killed, process.returncode if killed else 0, out, err
 
@@ -129,10 +139,6 @@ def _wait(pid: int, output: dict[int, bytearray], deadline: float, max_bytes: in
     finally:
         if watch is not None:
             os.close(watch)
-    for descriptor, part in output.items():
-        for _ in range(_LAST_CHUNKS):
-            if not _take(descriptor, part, max_bytes):
-                break
     return True
 
 

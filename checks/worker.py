@@ -158,7 +158,7 @@ class Worker:
             for text in cleared:
                 self._say("warmed", check="", seconds=0.0, text=f"removed: {text}")
             for graphs in compiling.graphs:
-                if graphs.ranks is not None or compiling.is_compiled(graphs):
+                if not compiling.is_due(graphs):
                     continue
                 check = self._check(graphs.check)
                 self._say("warmed", check=check.name, seconds=0.0, text="compiling")
@@ -181,6 +181,8 @@ class Worker:
         context = self._context(check, command, faults)
         target = f"rank:{context.group.rank}" if context.group else self._setup["target"] or "node"
         self._say("started", check=check.name)
+        if self._compiling is not None:
+            self._compiling.require(check.name)
         watch = Stopwatch(self._device)
         items = apply_faults(
             faults,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.accelerators import DeviceMissingError
-from checks.accelerators.holding import find_holders
+from checks.accelerators.holding import bounded, find_holders
 from checks.contract import Device
 from checks.efa import count_efa as count_efa
 from checks.host import Host, HostError
@@ -65,7 +65,9 @@ def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]
         if path is not None:
             files[device["target"]] = path
     ours = {os.getpid(), *(int(pid) for pid in options.get("ignore_pids", ()))}
-    return find_holders(Path(host.path("/proc")), files, ours)
+    # Of plain files the kernel itself says whether anybody has them open: processes out of sight are not missed.
+    found = find_holders(Path(host.path("/proc")), files, ours)
+    return None if found is None else bounded(found)
 
 
 def device_path(target: str, options: Mapping[str, Any]) -> Path | None:

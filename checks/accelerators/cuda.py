@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.accelerators import DeviceMissingError
-from checks.accelerators.holding import find_holders
+from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
 from checks.efa import count_efa
 from checks.host import Host, HostError
@@ -27,8 +27,20 @@ from checks.host import Host, HostError
 _FOLDER = "/proc/driver/nvidia/gpus"
 _SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# They keep every GPU open for as long as the machine is up and run nothing on it. The kernel cuts names at 15 letters.
-_CARETAKERS = frozenset({"nvidia-persiste", "nv-hostengine", "dcgm-exporter", "dcgm", "nv-fabricmanage"})
+# They keep GPUs open, some for as long as the machine is up, and run nothing on them; the device plugin and the feature
+# discovery are those of Kubernetes. The kernel cuts names at 15 letters.
+_CARETAKERS = frozenset(
+    {
+        "nvidia-persiste",
+        "nv-hostengine",
+        "dcgm-exporter",
+        "dcgm",
+        "nv-fabricmanage",
+        "nvidia-device-p",
+        "gpu-feature-dis",
+        "nvidia-smi",
+    }
+)
 
 # What a job sets that would let a probe compute with less than it says: TF32 for fp32.
 _DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
@@ -75,17 +87,23 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]) -> list[str] | None:
     """
-    Who has /dev/nvidiaN open, but for the daemons that look after GPUs. Options: `ignore_pids`.
+    Who has /dev/nvidiaN open, but for the daemons that look after GPUs. Options: `ignore_pids`, `in_job`.
 
     A process that only has /dev/nvidiactl open asks after the GPUs and holds none. None where a device has no known
-    file, or a process may not be looked into.
+    file, or a process may not be looked into, or may be out of sight.
     """
     if any(device.get("minor") is None for device in inventory["devices"]):
         return None
     files = {device["target"]: Path(f"/dev/nvidia{device['minor']}") for device in inventory["devices"]}
     ours = {os.getpid(), *(int(pid) for pid in options.get("ignore_pids", ()))}
-    found = find_holders(Path(host.path("/proc")), files, ours)
-    return None if found is None else [one for one in found if _command(one) not in _CARETAKERS]
+    found = find_holders(
+        Path(host.path("/proc")),
+        files,
+        ours,
+        blind=may_miss(host, options),
+        is_onlooker=lambda pid, command: command in _CARETAKERS,
+    )
+    return None if found is None else bounded(found)
 
 
 @contextmanager
@@ -192,8 +210,3 @@ def _read(host: Host, folder: str) -> dict[str, str] | None:
     pairs = (line.partition(":") for line in lines)
     said = {name.strip().lower(): value.strip() for name, _, value in pairs}
     return None if said.get("gpu excluded", "").lower() == "yes" else said
-
-
-def _command(holder: str) -> str:
-    """The command in `cuda:0: pid 123 (python)`."""
-    return holder.partition("(")[2].removesuffix(")")

@@ -9,15 +9,60 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from checks.host import Host, HostError
+
+HOST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel: that of the machine itself, never a container's
+MAX_HOLDERS = 160  # told one by one: an inventory is one bounded line, see `checks.protocol`
 
 
-def find_holders(proc: Path, files: Mapping[str, Path], ignore_pids: Collection[int]) -> list[str] | None:
+def sees_all(host: Host) -> bool:
+    """
+    Whether /proc shows the processes of the whole machine: not those of a container alone, and none are kept from us.
+
+    As data it is the machine's own /proc where it does not say the namespace.
+    """
+    try:
+        namespace = host.readlink("/proc/self/ns/pid")
+    except HostError:
+        return host.root is not None
+    # Mounted with hidepid, /proc has no folder of others: the first process is never ours.
+    return namespace == HOST_NAMESPACE and host.exists("/proc/1")
+
+
+def may_miss(host: Host, options: Mapping[str, Any]) -> bool:
+    """
+    Whether a process that cannot be seen from here may hold devices. Options: `in_job`.
+
+    Inside of a job the devices that there are were given to it, so that nobody out of sight has them.
+    """
+    return not options.get("in_job") and not sees_all(host)
+
+
+def bounded(holders: Sequence[str]) -> list[str]:
+    """At most MAX_HOLDERS lines; the last then says how many more there are."""
+    if len(holders) <= MAX_HOLDERS:
+        return list(holders)
+    return [*holders[: MAX_HOLDERS - 1], f"{len(holders) - MAX_HOLDERS + 1} more"]
+
+
+def find_holders(
+    proc: Path,
+    files: Mapping[str, Path],
+    ignore_pids: Collection[int],
+    *,
+    blind: bool = False,
+    is_onlooker: Callable[[int, str], bool] = lambda pid, command: False,
+) -> list[str] | None:
     """
     Processes that have one of `files` (target -> path) open: `cpu:0: pid 123 (python)`, sorted.
 
-    `ignore_pids` and their descendants do not count. None when a device may be held by a process that cannot be seen.
+    `ignore_pids` and their descendants do not count, nor do processes of which `is_onlooker` (pid, command) says that
+    they only look. None when a device may be held by a process that cannot be seen; `blind` says that there may be such
+    processes (see `may_miss`), which matters where the kernel does not tell whether a file is open.
     `proc` is the root of /proc, which may be a recorded one.
     """
     real = proc == Path("/proc")
@@ -25,12 +70,11 @@ def find_holders(proc: Path, files: Mapping[str, Path], ignore_pids: Collection[
     wanted = {path.name: (target, path) for target, path in files.items() if open_somewhere[target] is not False}
     found: list[str] = []
     ours: set[str] = set()
-    blind = False
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()) if wanted else ():
         targets = _open_devices(proc / str(pid) / "fd", wanted)
         if targets is None:
             blind = True
-        elif targets and _descends(proc, pid, ignore_pids):
+        elif targets and (_descends(proc, pid, ignore_pids) or is_onlooker(pid, _command(proc, pid))):
             ours.update(targets)
         else:
             found.extend(f"{target}: pid {pid} ({_command(proc, pid)})" for target in targets)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.accelerators import DeviceMissingError, neuron_ls, neuron_owners, neuron_sysfs
-from checks.accelerators.holding import find_holders, is_ours
+from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
 from checks.accelerators.neuron_ls import Entry, Listing
 from checks.accelerators.neuron_numbering import (
     core_range,
@@ -35,7 +35,6 @@ from checks.efa import count_efa
 from checks.host import Host, HostError
 
 DEVICE_FILE = "/dev/neuron{index}"
-_MAX_HOLDERS = 160  # told one by one: an inventory is one bounded line, see `checks.protocol`
 
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.
 _ONLOOKERS = frozenset({"neuron-monitor", "neuron-ls", "neuron-top", "neuron-observer", "neuron-device-p"})
@@ -105,7 +104,7 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]) -> list[str] | None:
     """
-    Who has /dev/neuronN open or, by neuron-ls, runs on its cores. Options: `ignore_pids`.
+    Who has /dev/neuronN open or, by neuron-ls, runs on its cores. Options: `ignore_pids`, `in_job`.
 
     Not the programs that only look at devices. Nor a holder whose process is gone: that is no job, nothing will ever
     release what it has, and counting it would hide a broken node behind "allocated" for ever. Its device gets no worker
@@ -118,26 +117,23 @@ def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]
     }
     proc = Path(host.path("/proc"))
     ours = {os.getpid(), *(int(pid) for pid in options.get("ignore_pids", ()))}
-    opened = find_holders(proc, files, ours)
-    if opened is None:
-        return None
     owners = [owner for owner in inventory.get("core_holders") or () if owner["alive"] is not False]
     by_pid = {owner["pid"] for owner in owners}
-    found = {
-        (target, pid): line
-        for line in opened
-        for target, pid, command in [_parts(line)]
-        if command not in _ONLOOKERS or pid in by_pid
-    }
+    opened = find_holders(
+        proc,
+        files,
+        ours,
+        blind=may_miss(host, options),
+        is_onlooker=lambda pid, command: command in _ONLOOKERS and pid not in by_pid,
+    )
+    found = {_place(line): line for line in opened or ()}
     for owner in owners:
         if not is_ours(proc, owner["pid"], ours):
             for index in owner["devices"]:
                 key = (f"neuron:{index}", owner["pid"])
                 found.setdefault(key, f"{key[0]}: pid {owner['pid']} ({owner['command'] or 'unknown'})")
-    lines = sorted(found.values())
-    if len(lines) <= _MAX_HOLDERS:
-        return lines
-    return [*lines[: _MAX_HOLDERS - 1], f"{len(lines) - _MAX_HOLDERS + 1} more"]
+    # What neuron-ls names is taken whatever else cannot be seen.
+    return None if opened is None and not found else bounded(sorted(found.values()))
 
 
 @contextmanager
@@ -258,8 +254,7 @@ def _total(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _parts(line: str) -> tuple[str, int, str]:
-    """Target, pid and command in `neuron:0: pid 123 (python)`."""
+def _place(line: str) -> tuple[str, int]:
+    """Target and pid in `neuron:0: pid 123 (python)`."""
     target, _, rest = line.partition(": pid ")
-    pid, _, command = rest.partition(" (")
-    return target, int(pid), command.removesuffix(")")
+    return target, int(rest.partition(" (")[0])

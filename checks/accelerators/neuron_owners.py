@@ -14,11 +14,11 @@ import os
 from typing import Any
 
 from checks.accelerators import neuron_ls
+from checks.accelerators.holding import HOST_NAMESPACE
 from checks.accelerators.neuron_ls import Listing
 from checks.host import Host, HostError
 
 _MAX_OWNERS = 192  # of one inventory, which is one bounded line; the largest machine has 128 logical cores
-_HOST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel: that of the machine itself, never a container's
 
 
 def read_owners(host: Host, listing: Listing) -> list[dict[str, Any]] | None:
@@ -79,8 +79,8 @@ def _is_alive(host: Host, pid: int) -> bool | None:
         namespace = host.readlink("/proc/self/ns/pid")
     except HostError:
         # As data it is the machine's own /proc.
-        namespace = _HOST_NAMESPACE if host.root is not None else ""
-    if namespace != _HOST_NAMESPACE:
+        namespace = HOST_NAMESPACE if host.root is not None else ""
+    if namespace != HOST_NAMESPACE:
         return None
     if host.exists(f"/proc/{pid}"):
         return True

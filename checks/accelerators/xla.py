@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.accelerators import DeviceMissingError, cpu
-from checks.accelerators.holding import find_holders
+from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
 from checks.host import Host
 
@@ -88,7 +88,7 @@ def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]
     """
     Who has a device file open. None, which counts as taken, where nobody said what the files are.
 
-    Options: on the CPU client `run_dir`, as in `cpu.py`; else `xla_device_files`, as in `/dev/neuron{index}`.
+    Options: on the CPU client `run_dir`, as in `cpu.py`; else `xla_device_files`, as in `/dev/neuron{index}`, `in_job`.
     """
     if _client(options) == "CPU":
         return cpu.holders(host, inventory, options)
@@ -100,7 +100,8 @@ def holders(host: Host, inventory: Mapping[str, Any], options: Mapping[str, Any]
         for index, device in enumerate(inventory["devices"])
     }
     ours = {os.getpid(), *(int(pid) for pid in options.get("ignore_pids", ()))}
-    return find_holders(Path(host.path("/proc")), files, ours)
+    found = find_holders(Path(host.path("/proc")), files, ours, blind=may_miss(host, options))
+    return None if found is None else bounded(found)
 
 
 @contextmanager

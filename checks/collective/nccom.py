@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from checks.catalog import find_type
 from checks.collective.nccom_judge import judge_step
-from checks.collective.nccom_plan import core_ids_of, plan_steps, rank_counts
+from checks.collective.nccom_plan import core_ids_of, lnc_of, plan_steps, rank_counts
 from checks.collective.nccom_run import find_tool, learn_abilities, run_step
 from checks.contract import Context, Finding, Progress, Status, Tier
 from checks.host import HostError
@@ -59,7 +59,13 @@ def run_nccom(ctx: Context[Params], check: str) -> Iterator[Finding | Progress]:
         seconds = min(left, ctx.params.step_seconds)
         try:
             ran = run_step(
-                ctx.host, program, step, abilities, core_ids=core_ids_of(ctx.inventory), timeout_seconds=seconds
+                ctx.host,
+                program,
+                step,
+                abilities,
+                core_ids=core_ids_of(ctx.inventory),
+                lnc=lnc_of(ctx.inventory),
+                timeout_seconds=seconds,
             )
         except HostError as error:
             yield Finding(status=Status.UNKNOWN, reason=error.reason, message=f"{name}: {error}", target="node")

@@ -84,13 +84,15 @@ def _killed(what: str, ran: Ran, cut_short: bool) -> Finding | None:
     """What was ended by others."""
     if ran.returncode is None:
         text = f"{what} did not end within {ran.timeout_seconds:g} s and was killed"
+        words = f"; log {ran.log}" if ran.log else ""
+        words += f"; its last words: {ran.tail or last_lines(ran.output) or 'none'}"
         if cut_short:
-            text += "; it had less time than its own because the steps before it took theirs"
+            text += f"; it had less time than its own because the steps before it took theirs{words}"
             return Finding(status=Status.UNKNOWN, reason="Timeout", message=text, target="node")
         return Finding(
             status=Status.FAIL,
             reason="Timeout",
-            message=f"{text}: the collective hangs",
+            message=f"{text}: the collective hangs{words}",
             target="node",
             blame=Blame.NODE,
             action=Action.INSPECT,

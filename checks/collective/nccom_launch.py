@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from checks.collective.nccom_plan import Step, arguments
+from checks.collective.nccom_plan import Step, arguments, lnc_environment
 from checks.collective.nccom_report import Abilities
 
 MODES = ("slurm", "ssh", "carried")
@@ -68,13 +68,14 @@ def planned(
     socket: str | None = None,
     network: str | None = None,
     slurm_job_id: int | None = None,
+    lnc: int | None = None,
 ) -> Plan:
     """
     The plan of the round `name`. `step.ranks` are those of all nodes together.
 
     `kernel` is the nodes' release (`5.10.226-...`). For `carried`: `agent` is the program that mpirun calls and
     `socket` the Unix socket that it talks to. `network` (`10.1.0.0/16`) is what Open MPI shall use; None: it looks for
-    itself.
+    itself. `lnc` is the logical core configuration by which ranks were counted; None where that is not known.
     Raises ValueError (one line) for what cannot be meant.
     """
     _require(mode in MODES, f"no mode {mode!r}; there are {', '.join(MODES)}")
@@ -100,6 +101,7 @@ def planned(
     environment = {
         "NEURON_RT_ROOT_COMM_ID": f"{_in_brackets(hosts[0])}:{comm_port}",
         **efa_environment(kernel),
+        **lnc_environment(lnc),
         **(_mpi_environment(mode, agent, network) if mode != "slurm" else {}),
     }
     if mode == "carried" and socket is not None:
@@ -154,15 +156,16 @@ def efa_environment(kernel: str) -> dict[str, str]:
     return found
 
 
-def daemon_environment(plan: Plan, kernel: str, own: Mapping[str, str]) -> dict[str, str]:
+def daemon_environment(plan: Plan, kernel: str, own: Mapping[str, str], lnc: int | None = None) -> dict[str, str]:
     """
     For the daemon of Open MPI that a node starts, and so for the ranks under it.
 
-    `own` is ours, cleaned of a job's (`nccom_guard.environment_of`). What mpirun adds goes by its own line.
+    `own` is ours, cleaned of a job's (`nccom_guard.environment_of`); `lnc` the logical core configuration of this
+    node, by which its ranks were counted. What mpirun adds goes by its own line.
     """
     path = f"{MPI_PREFIX}/bin:/opt/aws/neuron/bin:{own.get('PATH', '/usr/bin:/bin')}"
     comm = {"NEURON_RT_ROOT_COMM_ID": plan.environment["NEURON_RT_ROOT_COMM_ID"]}
-    return {**own, "PATH": path, **comm, **efa_environment(kernel), **_ROOT}
+    return {**own, "PATH": path, **comm, **efa_environment(kernel), **lnc_environment(lnc), **_ROOT}
 
 
 # Services run as root, which mpirun refuses otherwise (mpirun(1), --allow-run-as-root).

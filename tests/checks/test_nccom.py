@@ -150,6 +150,31 @@ def test_share_of_a_machine_runs_on_its_own_cores(tmp_path: Path) -> None:
     assert (visible_cores([8, 9, 10]), visible_cores([3]), visible_cores([2, 4])) == ("8-10", "3", "2,4")
 
 
+def test_ranks_are_counted_as_the_tool_counts_cores(tmp_path: Path) -> None:
+    """Jobs here have one physical core in a logical one; a process that says nothing gets two."""
+    machine = NeuronMachine(tmp_path / "machine", "trn2.48xlarge", lnc=2)
+    devices = [
+        {
+            "target": f"neuron:{index}",
+            "kind": "Trainium2",
+            "cores": 8,
+            "core_ids": [8 * index + nth for nth in range(8)],
+        }
+        for index in range(16)
+    ]
+    findings = run(machine, devices=devices, core_count=128, lnc=1)
+    assert worst_of(findings) == PASSES, findings
+    assert findings[0].measurements[0].labels["ranks"] == "128"
+
+
+def test_cores_with_a_gap_in_their_numbers_are_named_to_the_tool(tmp_path: Path) -> None:
+    """Of a container that was given its devices 0 and 5: by itself the tool would take the cores 0 to 3."""
+    machine = NeuronMachine(tmp_path / "machine", "trn1.32xlarge", share=[0, 5])
+    assert [device["core_ids"] for device in inventory(machine)["devices"]] == [[0, 1], [10, 11]]
+    findings = run(machine)
+    assert worst_of(findings) == PASSES, findings
+
+
 def test_variables_of_a_job_do_not_reach_the_tool(machine: NeuronMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     wrap(machine, f'env > {machine.root}/env; pwd >> {machine.root}/env; exec {machine.root}/bin/real-nccom-test "$@"')
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "30-31")
@@ -228,6 +253,18 @@ def test_hang_fails_and_leaves_no_process(machine: NeuronMachine) -> None:
     (finding,) = run(machine, params={"step_seconds": 1.0})
     assert (finding.status, finding.reason, finding.blame) == (Status.FAIL, "Timeout", Blame.NODE)
     assert gone(int((machine.root / "neuron-bench.pid").read_text()))
+
+
+def test_hang_is_told_with_the_last_words_and_the_log(machine: NeuronMachine) -> None:
+    (machine.root / "tmp").mkdir(exist_ok=True)
+    log = "/tmp/nccom_test_log_1.log"
+    wrap(machine, f"echo 'Timeout waiting for RX from rank 3' >&2; echo 'neuron-bench - log file {log}'; exec sleep 60")
+    (finding,) = run(machine, params={"step_seconds": 1.0})
+    assert (finding.status, finding.reason) == (Status.FAIL, "Timeout")
+    assert f"the collective hangs; log {log}; its last words: " in finding.message
+    assert "Timeout waiting for RX from rank 3" in finding.message
+    (machine.root / log.lstrip("/")).write_text("Connect to 10.0.0.7:40011 failed\n")
+    assert "its last words: Connect to 10.0.0.7:40011 failed" in run(machine, params={"step_seconds": 1.0})[0].message
 
 
 def test_step_that_had_too_little_time_left_is_unknown(machine: NeuronMachine) -> None:

@@ -99,6 +99,14 @@ def test_operation_is_first_and_hosts_follow() -> None:
     assert found.environment["HEALTHD_RSH_ROUND"] == "round-1"
 
 
+def test_ranks_are_counted_alike_on_all_nodes() -> None:
+    names = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
+    assert not set(names) & set(plan().environment)  # not known: the runtime's own default
+    assert not set(names) & set(daemon_environment(plan(), "6.1.0", {}))
+    for environment in (plan(lnc=1).environment, daemon_environment(plan(), "6.1.0", {}, 1)):
+        assert [environment[name] for name in names] == ["1", "1"]
+
+
 def test_each_mode_has_its_own_way_to_the_nodes() -> None:
     slurm, ssh = plan(mode="slurm", slurm_job_id=7), plan(mode="ssh", network="10.77.0.0/24")
     assert slurm.argv[-3:] == ("--slurm-mode", "--slurm-job-id", "7")

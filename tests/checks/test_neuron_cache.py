@@ -155,6 +155,30 @@ def test_cold_probe_says_so_before_torch_is_imported(tmp_path: Path) -> None:
     assert Compiling(None, setup).options() == {}
 
 
+def test_one_cold_check_leaves_the_compiled_ones_to_run(tmp_path: Path) -> None:
+    setup = {"inventory": INVENTORY, "target": "neuroncore:0", "options": {}}
+    graphs = [{"check": name, "tier": "quick", "params": {}, "ranks": None} for name in ("matmul", "memory")]
+    said = {"root": str(tmp_path), "graphs": graphs, "cold": "unknown", "retry": False}
+    Compiling({**said, "cold": "compile"}, setup).ended("matmul", 61.0)
+    here = Compiling(said, setup)
+    assert here.cold() == []  # nothing that this worker will compile
+    here.require("matmul")
+    with pytest.raises(ColdCacheError, match="nothing is compiled here for memory; run 'healthd warm'"):
+        here.require("memory")
+    assert not any(here.is_due(one) for one in here.graphs)
+    compiler = Compiling({**said, "cold": "compile"}, setup)
+    assert [one.check for one in compiler.graphs if compiler.is_due(one)] == ["memory"]
+
+
+def test_one_cold_collective_keeps_the_ranks_from_starting(tmp_path: Path) -> None:
+    setup = {"inventory": INVENTORY, "target": "neuroncore:0", "options": {}}
+    graphs = [{"check": name, "tier": "quick", "params": {}, "ranks": 2} for name in ("all_reduce", "all_gather")]
+    said = {"root": str(tmp_path), "graphs": graphs, "cold": "unknown", "retry": False}
+    Compiling({**said, "cold": "compile"}, setup).ended("all_reduce", 61.0)
+    with pytest.raises(ColdCacheError, match="all_gather"):
+        Compiling(said, setup).cold()
+
+
 def test_probe_that_may_not_compile_never_claims_to_have(tmp_path: Path) -> None:
     setup = {"inventory": INVENTORY, "target": "neuroncore:0", "options": {}}
     graphs = [{"check": "matmul", "tier": "quick", "params": {}, "ranks": None}]

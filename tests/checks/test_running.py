@@ -66,9 +66,15 @@ def test_hung_program_is_killed_with_its_children_at_the_time_out(tmp_path: Path
     with pytest.raises(TimeUpError) as caught:
         sh(f"sleep 60 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/own; wait", timeout_seconds=0.3)
     assert caught.value.killed
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
     for name in ("child", "own"):
-        assert gone_within(int((tmp_path / name).read_text()), 2)
+        assert gone_within(int((tmp_path / name).read_text()), 6)
+
+
+def test_what_a_hung_program_had_said_is_kept_within_the_bound() -> None:
+    with pytest.raises(TimeUpError) as caught:
+        sh("head -c 3000 /dev/zero; echo RX >&2; exec sleep 60", timeout_seconds=1.0, max_bytes=1000)
+    assert (len(caught.value.out), caught.value.err) == (1000, b"RX\n")
 
 
 def test_program_that_closed_its_output_and_hangs_is_killed_too() -> None:
@@ -79,8 +85,8 @@ def test_program_that_closed_its_output_and_hangs_is_killed_too() -> None:
 def test_grandchild_that_holds_the_pipe_is_not_waited_for_and_ends_with_the_program(tmp_path: Path) -> None:
     start = time.monotonic()
     assert sh(f"sleep 60 & echo $! > {tmp_path}/child; echo here")[:2] == (0, b"here\n")
-    assert time.monotonic() - start < 2
-    assert gone_within(int((tmp_path / "child").read_text()), 2)
+    assert time.monotonic() - start < 10
+    assert gone_within(int((tmp_path / "child").read_text()), 6)
 
 
 def test_grandchild_that_left_the_group_and_babbles_on_does_not_keep_us(tmp_path: Path) -> None:
@@ -88,8 +94,8 @@ def test_grandchild_that_left_the_group_and_babbles_on_does_not_keep_us(tmp_path
     code, out, _ = sh(f"setsid sh -c 'echo $$ > {tmp_path}/child; exec yes' & sleep 0.2; exit 0")
     assert code == 0
     assert len(out) == 1000
-    assert time.monotonic() - start < 3
-    assert gone_within(int((tmp_path / "child").read_text()), 2)  # by SIGPIPE: nobody reads any more
+    assert time.monotonic() - start < 10
+    assert gone_within(int((tmp_path / "child").read_text()), 6)  # by SIGPIPE: nobody reads any more
 
 
 def test_program_dies_with_the_process_that_runs_it(tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_program_dies_with_the_process_that_runs_it(tmp_path: Path) -> None:
     assert is_alive(pid)
     process.kill()
     process.wait()
-    assert gone_within(pid, 2)
+    assert gone_within(pid, 6)
 
 
 def test_what_cannot_be_started_is_an_os_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checks.accelerators import cuda
-from checks.contract import Action, Check, Evidence, Finding, Previous, Status
+from checks.contract import Action, Check, Evidence, Finding, Previous, Status, Tier
 from checks.identity import read_identity
 from checks.system.gpu_driver import gpu_driver
 from checks.system.gpu_links import gpu_links
@@ -477,6 +477,22 @@ def test_checks_run_in_a_child_on_a_machine_that_is_data(machine: GpuMachine) ->
         "gpu_links": Status.PASS,
         "gpu_driver": Status.PASS,
     }
+
+
+def test_gpus_with_a_process_that_only_the_driver_shows_are_not_probed(machine: GpuMachine) -> None:
+    machine.gpu(1, processes=[4711])
+    results = run_checks(
+        "gpu_links",
+        "gpu_driver",
+        "matmul",
+        tier=Tier.QUICK,
+        accelerator="cuda",
+        host_root=machine.root,
+        directories=(),
+    )
+    (finding,) = results["matmul"].findings
+    assert (finding.status, finding.reason) == (Status.SKIP, "Busy")
+    assert "cuda:1: the driver shows processes that cannot be seen here (4711)" in finding.message
 
 
 def test_stand_in_has_the_names_and_codes_of_the_real_module() -> None:

@@ -48,7 +48,7 @@ def test_whole_trn1_and_trn2_are_read_in_a_moment(tmp_path: Path) -> None:
     machine = NeuronMachine(tmp_path / "machine", "trn1.32xlarge")
     begun = time.monotonic()
     (finding,) = look(machine, inventory=inventory(*range(16)))
-    assert time.monotonic() - begun < 2  # it takes 5 ms
+    assert time.monotonic() - begun < 10  # it takes 5 ms
     assert "16 devices, 32 cores" in finding.message
 
 

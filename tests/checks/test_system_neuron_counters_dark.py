@@ -154,7 +154,7 @@ def test_monitor_is_not_started_again_within_a_minute(bare: NeuronMachine) -> No
 )
 def test_monitor_that_tells_nothing_leaves_it_unknown(kind: str, target: str, reason: str, bare: NeuronMachine) -> None:
     bare.fault(kind, target)
-    timeout = 0.5 if kind == "hang" else 5.0
+    timeout = 0.5 if kind == "hang" else 15.0
     assert worst_of(look(bare, monitor_timeout_seconds=timeout)) == (Status.UNKNOWN, reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,21 @@ def test_disk_below_two_percent_is_full(available: int, expected: object, machin
 def test_small_disk_needs_a_gigabyte(available: int, expected: object, machine: Machine) -> None:
     machine.say("file_systems:/tmp", size_bytes=2_000_000_000, available_bytes=available)
     assert worst_of(machine.findings(disk_space)) == expected
+
+
+@pytest.mark.parametrize(
+    ("available", "params", "expected"),
+    [
+        (256_000_000, {}, PASSES),
+        (255_999_999, {}, (Status.FAIL, "DiskFull")),
+        (500_000_000, {"min_available_bytes": 600_000_000}, (Status.FAIL, "DiskFull")),  # somebody wants just this
+    ],
+)
+def test_disk_smaller_than_the_default_floor_needs_half_of_itself(
+    available: int, params: Any, expected: object, machine: Machine
+) -> None:
+    machine.say("file_systems:/tmp", size_bytes=512_000_000, available_bytes=available)
+    assert worst_of(machine.findings(disk_space, **params)) == expected
 
 
 @pytest.mark.parametrize(("inodes", "expected"), [(20_000, PASSES), (19_999, (Status.FAIL, "DiskFull"))])
