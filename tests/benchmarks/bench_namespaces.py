@@ -29,7 +29,7 @@ def named() -> Iterator[Reading]:
         return
     seconds = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
-        fleet = Fleet(Path(folder), 6)
+        fleet = Fleet(Path(folder), 6, collective_join="4s", collective_timeout="5s")
         try:
             fleet.fault(CULPRIT, FAULT)
             for _ in range(ROUNDS):

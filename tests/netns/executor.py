@@ -50,7 +50,7 @@ async def main(run_dir: Path) -> None:
                 say(OrderReport(status="running", ranks=ranks))
 
             try:
-                ranks = await session.join(order, heard, interface=interface_to(order.main), deadline_seconds=60.0)
+                ranks = await session.join(order, heard, interface=interface_to(order.main), deadline_seconds=120.0)
                 say(OrderReport(status="done", ranks=ranks))
             except HealthdError as error:
                 say(OrderReport(status="refused", message=str(error)))

@@ -23,6 +23,7 @@ from tests.fleet.cluster import HEALTHD, PROOF
 from tests.fleet.service import ROOT, Service, until
 from tests.netns.fleet import NODE, POLICY
 from tests.netns.hosts import CENTRE, Host, Net, marks
+from tests.patience import PATIENCE
 
 __all__ = ["Ended", "Hook", "Hooks", "marks"]
 
@@ -50,7 +51,7 @@ class Hook:
         self.process, self.hostfile, self.began = process, hostfile, time.monotonic()
 
     def ended(self, seconds: float = 90.0) -> Ended:
-        out, err = self.process.communicate(timeout=seconds)
+        out, err = self.process.communicate(timeout=seconds * PATIENCE)
         hosts = self.hostfile.read_text().split() if self.hostfile.exists() else []
         return Ended(self.process.returncode, out, err, hosts, time.monotonic() - self.began)
 
@@ -115,7 +116,7 @@ class Hooks:
         config.write_text(text.replace("[node]\n", faults))
         who = ("--join", group, "--size", str(size), "--rank", str(rank), "--node", name, "--execute")
         where = ("--run-dir", str(place / "run"), "--state-dir", str(place / "state"), "--config", str(config))
-        command = [*HEALTHD, "gate", "--aggregator", self.aggregator.url, *who, *where, "--wait", "90s"]
+        command = [*HEALTHD, "gate", "--aggregator", self.aggregator.url, *who, *where, "--wait", "240s"]
         process = subprocess.Popen(
             host.inside(*command, "--hostfile-out", str(place / "hosts"), *more),
             stdin=subprocess.DEVNULL,

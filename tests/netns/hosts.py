@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.service import until
+from tests.patience import PATIENCE
 
 TOOLS = ("ip", "tc")
 PREFIX = "hdf"
@@ -36,14 +37,16 @@ WRONG_MAC = "02:00:00:00:00:99"
 marks = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs {' and '.join(TOOLS)} (iproute2)"),
+    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"{' or '.join(TOOLS)} is not installed (iproute2)"),
 ]
-SLOW_RATE = "20mbit"  # 2.5e6 bytes/s
+# Of every link: far below what a busy machine carries, so that how fast a group is hangs on the links alone.
+LINK_RATE = "200mbit"  # 25e6 bytes/s
+SLOW_RATE = "20mbit"  # a tenth
 
 
 def run(*words: str) -> str:
     """A command of the system's, its output; the error says what the command said."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10 * PATIENCE, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -73,6 +76,7 @@ class Host:
         ip("-n", self.space, "addr", "add", f"{self.address6}/64", "dev", "eth0", "nodad")
         for interface in ("lo", "eth0"):
             ip("-n", self.space, "link", "set", interface, "up")
+        self._sends_at(LINK_RATE)
 
     def inside(self, *words: str) -> list[str]:
         """The command line that runs a command in there; it dies with this process."""
@@ -96,15 +100,18 @@ class Host:
         finally:
             ip("link", "set", self.link, "up")
 
+    def _sends_at(self, rate: str) -> None:
+        words = ("dev", "eth0", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms")
+        run("tc", "-n", self.space, "qdisc", "replace", *words)
+
     @contextlib.contextmanager
     def slow_link(self, rate: str = SLOW_RATE) -> Iterator[None]:
-        """What it sends leaves at this rate."""
-        words = ("dev", "eth0", "root")
-        run("tc", "-n", self.space, "qdisc", "add", *words, "tbf", "rate", rate, "burst", "32kb", "latency", "400ms")
+        """What it sends leaves at this rate, a tenth of that of the others."""
+        self._sends_at(rate)
         try:
             yield
         finally:
-            run("tc", "-n", self.space, "qdisc", "del", *words)
+            self._sends_at(LINK_RATE)
 
     @contextlib.contextmanager
     def mute_to(self, *others: Host) -> Iterator[None]:

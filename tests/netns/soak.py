@@ -1,7 +1,7 @@
 """
 Faults at random, one after another, on a fleet in network namespaces: who is named, and is it ever the wrong one?
 
-    python -m tests.netns.soak [--faults N] [--seed S] [--nodes N] [--only KIND ...]
+    python -m tests.netns.soak [--faults N] [--seed S] [--nodes N] [--only KIND ...] [--join TIME] [--timeout TIME]
 
 Each fault is of a random kind, on a random node, under a gate over some of the fleet; the other nodes are idle and may
 be borrowed. The table counts by kind: `named`, the right name and the job on the rest; `undecided`, nobody healthy is
@@ -144,10 +144,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="S")
     parser.add_argument("--nodes", type=int, default=6, choices=range(3, 9), metavar="N")
     parser.add_argument("--only", action="append", choices=list(FAULTS), metavar="KIND")
+    parser.add_argument("--join", default="4s", metavar="TIME", help="for ranks to find each other, and to be heard of")
+    parser.add_argument("--timeout", default="5s", metavar="TIME", help="for a collective")
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is started is ended on the way out
     with tempfile.TemporaryDirectory(prefix="healthd-soak-") as folder:
-        fleet = Fleet(Path(folder), arguments.nodes)
+        fleet = Fleet(
+            Path(folder),
+            arguments.nodes,
+            collective_join=arguments.join,
+            collective_contact=arguments.join,
+            collective_timeout=arguments.timeout,
+        )
         try:
             found = soak(fleet, arguments.faults, random.Random(arguments.seed), arguments.only or list(FAULTS))
         finally:

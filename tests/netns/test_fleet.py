@@ -20,7 +20,7 @@ pytestmark = marks
 NAMES = ("n1", "n2", "n3", "n4", "n5", "n6")
 # From the question to the admission on the rest: start of the ranks, the search, the rest together, the leases. The aim
 # of 20 s is measured by the benchmark on an idle machine; what is asserted leaves room for a slow one.
-BOUND_SECONDS = 150.0
+BOUND_SECONDS = 500.0
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_stopped_and_killed_ranks_are_named_in_two_validations_at_once(fleet: Fl
     ):
         began = time.monotonic()
         gates = [fleet.gate("n1", "n2", "n3", min_nodes=2), fleet.gate("n4", "n5", "n6", min_nodes=2)]
-        said = [gate.said(100) for gate in gates]
+        said = [gate.said(200) for gate in gates]
         killed, stopped = (fleet.decided(one, time.monotonic() - began) for one in said)
     at_fault(killed, "n2")
     assert "SIGKILL" in killed.words("n2"), killed
@@ -111,7 +111,7 @@ def test_half_of_the_fleet_cut_off_from_the_aggregator_in_the_middle_is_silent_a
     began = time.monotonic()
     until(lambda: any(host.ranks() for host in cut), 20)
     with fleet.centre.mute_to(*cut):
-        decided = fleet.decided(gate.said(100), time.monotonic() - began)
+        decided = fleet.decided(gate.said(200), time.monotonic() - began)
     assert decided.code == 0, decided
     assert decided.admitted == ["n1", "n2", "n3"], decided
     assert set(decided.excluded.values()) == {"Silent"}, decided
@@ -126,7 +126,7 @@ def test_validation_goes_on_after_its_aggregator_was_killed_in_the_middle(fleet:
         until(lambda: bool(fleet.nodes["n3"].ranks()), 20)
         fleet.aggregator.kill()
         fleet.aggregator.start()
-        decided = fleet.decided(gate.said(100), time.monotonic() - began)
+        decided = fleet.decided(gate.said(200), time.monotonic() - began)
     finally:
         fleet.fault("n3")
     at_fault(decided, "n3")

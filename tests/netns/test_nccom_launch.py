@@ -20,10 +20,11 @@ from tests.fakes.neuron import NeuronMachine
 from tests.fleet.service import Command, Service, until
 from tests.netns import fleet
 from tests.netns.fleet import Fleet, Host
+from tests.patience import PATIENCE
 
 pytestmark = [
     *fleet.marks,
-    pytest.mark.skipif(not all(map(shutil.which, ("mpirun", "orted"))), reason="needs Open MPI (openmpi-bin)"),
+    pytest.mark.skipif(not all(map(shutil.which, ("mpirun", "orted"))), reason="openmpi-bin is not installed"),
 ]
 
 OURS = ("nccom_tree.py", "orted", "mpirun", "nccom-test", "healthd.rsh")
@@ -106,8 +107,8 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NeuronFleet]:
         3,
         more={"n3": ""},
         collective_checks=["all_reduce", "reduce_scatter"],
-        collective_join="3s",
-        collective_timeout="2s",
+        collective_join="15s",
+        collective_timeout="5s",
     )
     try:
         yield made
@@ -152,13 +153,13 @@ def test_node_whose_processes_hang_is_named_and_all_are_killed(three: NeuronFlee
     assert decided.code == 0, decided
     assert sorted(decided.admitted) == ["n1", "n2"]
     assert decided.blamed == {"n3"}
-    assert decided.seconds < 40
+    assert decided.seconds < 150
 
 
 def test_withdrawn_gate_ends_the_round_on_every_node(three: NeuronFleet) -> None:
     with hanging(three, "n2") as gate:
         gate.process.send_signal(signal.SIGTERM)
-        gate.process.wait(10)
+        gate.process.wait(10 * PATIENCE)
         until(lambda: not three.started(), 4, lambda: f"left behind: {three.started()}")
 
 
@@ -195,4 +196,4 @@ def hanging(fleet_: NeuronFleet, name: str) -> Iterator[Command]:
     finally:
         if gate.process.poll() is None:
             gate.process.send_signal(signal.SIGTERM)
-            gate.process.wait(10)
+            gate.process.wait(10 * PATIENCE)

@@ -12,6 +12,7 @@ import pytest
 from tests.fleet.service import ROOT, until
 from tests.healthd.preflight_kit import CONFIG
 from tests.netns.hosts import Host, Net, marks, pids_in
+from tests.patience import PATIENCE
 
 pytestmark = marks
 
@@ -65,7 +66,7 @@ def test_one_spoilt_rank_is_left_out_and_the_other_three_run_renumbered_over_ipv
     hosts: list[Host], tmp_path: Path
 ) -> None:
     processes = start(hosts, tmp_path, f"[{hosts[0].address6}]:8099", "--min-nodes", "3", fault=2)
-    ended = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    ended = [(*process.communicate(timeout=60 * PATIENCE), process.returncode) for process in processes]
     assert [code for _, _, code in ended] == [0, 0, 0, 0], ended
     said = [out.strip() for out, _, _ in ended]
     main = hosts[0].address6
