@@ -116,7 +116,7 @@ def test_prometheus_finds_the_nodes_through_the_aggregator_and_sees_their_health
     aggregator = cluster.fleet(*sorted(names), config=AGGREGATOR)
     until(lambda: len(aggregator.get("/v1/sd/prometheus").json()) == 2)
     config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "global": {"scrape_interval": "2s", "scrape_timeout": "2s"},
         "scrape_configs": [
             {
                 "job_name": "healthd",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 
 @dataclass(frozen=True)
 class Said:
@@ -40,7 +42,7 @@ def healthd(folder: Path, *arguments: str, env: Mapping[str, str] | None = None,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout * PATIENCE,
         check=False,
         env=environment(folder, **(env or {})),
     )

@@ -12,6 +12,7 @@ import pytest
 from checks.collective.nccom_vector import Accepted, Refused
 from healthd.model import CollectiveOrder, Launch, NccomGroup
 from tests.checks.test_nccom_launch import JOB, vector
+from tests.patience import PATIENCE
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 NODES = ("n1", "n2", "n3")
@@ -81,7 +82,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(true: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + seconds * PATIENCE
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)

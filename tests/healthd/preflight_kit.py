@@ -18,6 +18,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.patience import PATIENCE
+
 CONFIG = """
 [node]
 checks = ["matmul", "memory_free"]
@@ -25,8 +27,8 @@ checks = ["matmul", "memory_free"]
 sizes = [64, 64]
 repeats = 1
 [preflight]
-gone = "2s"
-acknowledge = "4s"
+gone = "4s"
+acknowledge = "15s"
 linger = "3s"
 """
 
@@ -100,10 +102,12 @@ class Job:
         env: Mapping[str, str] | None = None,
         place: Sequence[str] | None = None,
         close_stdin: bool = False,
+        folder: Path | None = None,
         key: int | None = None,
     ) -> subprocess.Popen[str]:
         told = ["--nnodes", str(self.size), "--node-rank", str(rank), "--main", f"127.0.0.1:{self.port}"]
-        line = [sys.executable, "-m", "healthd", "preflight", "--config", str(self.config)]
+        # -P: as the installed command, which does not look into the working directory either.
+        line = [sys.executable, "-P", "-m", "healthd", "preflight", "--config", str(self.config)]
         line += [*(told if place is None else place), *options, "--", *command]
         if close_stdin:
             line = ["sh", "-c", 'exec "$@" <&-', "sh", *line]
@@ -114,6 +118,7 @@ class Job:
             stderr=subprocess.PIPE,
             text=True,
             env=self.environment(**(env or {})),
+            cwd=folder,
         )
         self.ranks[rank if key is None else key] = process
         return process
@@ -121,7 +126,7 @@ class Job:
     def end(self, rank: int, *, timeout: float = 40.0) -> Ended:
         """Wait for the end of a rank and of its output: a launcher does just this."""
         process = self.ranks[rank]
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=timeout * PATIENCE)
         assert "Traceback" not in err, err
         return Ended(process.returncode, out, err, time.monotonic())
 
@@ -131,7 +136,7 @@ class Job:
 
     def wait_for(self, *words: str, seconds: float = 20.0) -> int:
         """The process id of the first process of this job whose command line has all the words."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while time.monotonic() < end:
             for pid, line in self.left().items():
                 if all(word in line for word in words):
@@ -141,7 +146,7 @@ class Job:
 
     def reported(self, rank: int, *, seconds: float = 20.0) -> None:
         """Until the main node's aggregator has heard of a rank."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         with httpx.Client(trust_env=False) as http:
             while time.monotonic() < end:
                 with contextlib.suppress(httpx.HTTPError):
@@ -152,7 +157,7 @@ class Job:
 
     def nothing_left(self, *, seconds: float = 8.0) -> None:
         """No process and no folder of this job, after a while for those that are just ending."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while (left := self.left()) and time.monotonic() < end:
             time.sleep(0.05)
         assert not left

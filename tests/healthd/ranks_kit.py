@@ -16,6 +16,7 @@ from checks.faults import parse_fault
 from healthd.model import CollectiveOrder, RankReport
 from healthd.runner import Runner, Session
 from tests.healthd.runner_kit import make_runner, workers_left
+from tests.patience import PATIENCE
 
 SMALL = {name: {"sizes_bytes": [1024, 65536], "iterations": 2} for name in ("all_reduce", "all_gather")}
 
@@ -40,8 +41,8 @@ def orders(*ranks: int, checks: Sequence[str] = ("all_reduce",), **changes: Any)
         "main": main,
         "port": free_port(main),
         "seed": 7,
-        "join_seconds": 10.0,
-        "timeout_seconds": 10.0,
+        "join_seconds": 10.0 * PATIENCE,
+        "timeout_seconds": 10.0 * PATIENCE,
     }
     return [
         CollectiveOrder(**{**common, "first_rank": rank, "whole_rank": rank, "ranks": count, **changes})
@@ -62,8 +63,16 @@ class Nodes:
         latest = [reports[-1] for reports in self.heard if reports]
         return next((report.last for reports in latest for report in reports if report.rank == rank), "")
 
+    async def warm(self) -> None:
+        """Have all ranks ready, so that an order's seconds are for meeting alone and none imports torch in them."""
+        await asyncio.gather(*(session.warm() for session in self.sessions))
+
     async def join(
-        self, wanted: Sequence[CollectiveOrder | None], *, deadline_seconds: float = 30.0, interface: str | None = "lo"
+        self,
+        wanted: Sequence[CollectiveOrder | None],
+        *,
+        deadline_seconds: float = 30.0 * PATIENCE,
+        interface: str | None = "lo",
     ) -> list[RankReport]:
         """Let all that have an order join at once; the reports of all nodes, in the order of the ranks."""
         joining = [

@@ -14,6 +14,7 @@ from checks.contract import Tier
 from checks.faults import parse_fault
 from healthd.model import CheckResult
 from healthd.runner import OnProgress, OnResult, Plan, Runner, RunnerSettings
+from tests.patience import PATIENCE
 
 CHECKS = Path(__file__).parent / "runner_checks"
 
@@ -23,9 +24,7 @@ def make_runner(**changes: Any) -> Runner:
         "accelerator": "cpu",
         "directories": (CHECKS,),
         "retry_backoff_seconds": 0.01,
-        "peer_grace_seconds": 0.3,
         "lock_wait_seconds": 0.2,
-        "judge_timeout_seconds": 1.0,
     }
     return Runner(RunnerSettings(**{**values, **changes}))
 
@@ -63,7 +62,7 @@ def workers_left() -> list[str]:
     return found
 
 
-def wait_gone(pid: int, within_seconds: float = 2.0) -> bool:
+def wait_gone(pid: int, within_seconds: float = 2.0 * PATIENCE) -> bool:
     """Whether a process that is not ours ends within that time."""
     deadline = time.monotonic() + within_seconds
     while time.monotonic() < deadline:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,10 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checks.host import Host
 from healthd.cli.bundle import collect, render
+from healthd.cli.logs import NoLogError, journal, nccom_logs
 from healthd.cli.redaction import GONE, Redactor
 from tests.healthd.cli_kit import environment, healthd
 from tests.hosts.machine import Machine
+from tests.patience import PATIENCE
 
 ARN = "arn:aws:ecs:us-west-2:012345678910:task/default/1f2a"
 LS = [
@@ -58,6 +63,15 @@ def machine(tmp_path: Path) -> Machine:
     )
     script(made, "neuron-ls", json.dumps(LS))
     script(made, "neuron-monitor", json.dumps(MONITOR), "exec sleep 60")
+    script(
+        made, "journalctl", "2026-11-21T12:00:00+0000 anns-trainer healthd[7]: node anns-node: token=hunter2 10.0.3.7"
+    )
+    for number in range(5):
+        log = made.root / f"tmp/nccom_test_log_{number}.log"
+        made.write(f"/tmp/{log.name}", f"run {number}: {'x' * 300_000} ncclInvalidUsage at 10.0.3.7\n")
+        os.utime(log, (number, number))
+    (made.root / "tmp/nccom_test_log_9.log").symlink_to("/etc/passwd")
+    os.mkfifo(made.root / "tmp/nccom_test_log_8.log")
     script(made, "fi_info", "provider: efa", "exit 3")
     return made
 
@@ -112,6 +126,15 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
         "HEALTHD_NODE_STATE_DIR",
     ]
     assert {"doctor.json", "schedulers.json", "versions.json", "instance.json"} <= set(found)
+    assert "healthd[7]: node host-" in found["journal.txt"]
+    logs = found["nccom-logs.txt"]
+    assert re.findall(r"^--- (.*)$", logs, re.MULTILINE) == [f"/tmp/nccom_test_log_{n}.log" for n in (4, 3, 2)]
+    assert logs.count("ncclInvalidUsage at ip-") == 3
+    assert len(logs) < 800_000
+    assert "root:" not in logs
+    probe = json.loads(found["versions.json"])["probe"]
+    assert probe["python"]
+    assert probe["versions"]["torch"]
     everything = "\n".join(found.values())
     assert "i-0123456789abcdef0" in everything
     for private in ("hunter2", "anns-", "ann's", "10.0.3.7", "token=abc"):
@@ -130,7 +153,7 @@ def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine) 
     program = Path(__file__).with_name("node_process.py")
     daemon = subprocess.Popen([sys.executable, str(program), str(tmp_path), "127.0.0.1:0", "disk_space"], cwd=tmp_path)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 30 * PATIENCE
         while not (tmp_path / "run/node.sock").exists():
             assert daemon.poll() is None
             assert time.monotonic() < until
@@ -138,9 +161,15 @@ def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine) 
         found = bundled(tmp_path, machine)
     finally:
         daemon.terminate()
-        daemon.wait(10)
+        daemon.wait(10 * PATIENCE)
     assert json.loads(found["state.json"])["checks"][0]["name"] == "disk_space"
     assert "state.json: " not in found["README.txt"]
+
+
+def test_journal_of_this_host_is_not_taken_for_that_of_another_machine(tmp_path: Path) -> None:
+    with pytest.raises(NoLogError, match="--host-root names another machine"):
+        journal(Host(tmp_path), 5.0)
+    assert nccom_logs(Host(tmp_path), 1000) == "(there is none)\n"
 
 
 def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:

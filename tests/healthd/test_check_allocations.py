@@ -8,7 +8,7 @@ import pytest
 
 from healthd.cli.options import load_settings
 from healthd.node.allocations import inside_a_job
-from healthd.node.allocations.own import own_jobs
+from healthd.node.allocations.own import VARIABLES, own_jobs
 from tests.healthd.allocation_kit import process, slurm_config
 from tests.healthd.cli_kit import healthd
 
@@ -68,6 +68,19 @@ def test_the_own_slurm_job_is_known_where_its_variables_were_lost(
     own(host / "proc", 300, cgroup)
     assert own_jobs(host / "proc", {}) == found
     assert inside_a_job({}, host / "proc") is bool(found)
+
+
+def test_what_is_out_of_sight_matters_outside_of_a_job_and_to_the_daemon_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    settings = load_settings({"state_dir": tmp_path}, section="node")
+    assert settings.runner().options["in_job"] is False
+    assert settings.runner(in_job=True).options["in_job"] is True  # a hook runs in the job's own container
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert settings.runner().options["in_job"] is True
+    assert settings.runner(in_job=False).options["in_job"] is False  # the daemon, in a pod of its own
 
 
 @pytest.mark.parametrize(

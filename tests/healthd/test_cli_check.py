@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.healthd.cli_kit import Said, environment, healthd
+from tests.patience import PATIENCE
 
 PROBES = ("matmul", "memory", "digest", "transfer")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
@@ -25,7 +26,7 @@ SMALL = """
 sizes = [64, 64]
 repeats = 1
 [checks.all_reduce]
-timeout = "3s"
+timeout = "6s"
 """
 
 
@@ -108,7 +109,8 @@ def test_every_kind_of_fault_of_a_passive_check_shows_and_is_marked(
     tmp_path: Path, fault: str, code: int, reason: str | None
 ) -> None:
     name = fault.partition("=")[0]
-    config = small(tmp_path, f'[checks.{name}]\ntimeout = "1s"\n')
+    seconds = 1 if fault.endswith("=hang") else 10
+    config = small(tmp_path, f'[checks.{name}]\ntimeout = "{seconds}s"\n')
     said = healthd(tmp_path, "check", name, "--config", config, "--fault", fault, "--json")
     assert said.code == code, said.out
     result = results(said)[name]
@@ -228,13 +230,13 @@ def on_a_terminal(folder: Path, *arguments: str, env: dict[str, str] | None = No
         with contextlib.suppress(OSError):  # Linux: the other end is closed
             while chunk := os.read(ours, 65536):
                 chunks.append(chunk)
-        process.wait(timeout=20)
+        process.wait(timeout=20 * PATIENCE)
     os.close(ours)
     return b"".join(chunks).decode()
 
 
 def test_a_terminal_gets_colour_and_lines_that_fit_it(tmp_path: Path) -> None:
-    config = small(tmp_path, SMALL.replace("repeats = 1", 'repeats = 1\ntimeout = "1s"'))
+    config = small(tmp_path, SMALL.replace("repeats = 1", 'repeats = 1\ntimeout = "5s"'))
     faults = ("--fault", "matmul@cpu:1=corrupt", "--fault", "matmul@cpu:0=hang")  # long enough to be looked at
     said = on_a_terminal(tmp_path, "check", "matmul", "--config", config, *faults)
     assert "\x1b[1;31m" in said, "a failure is red"

@@ -13,9 +13,16 @@ import pytest
 from tests.fleet.cluster import AGGREGATOR, Cluster
 from tests.fleet.service import Command, Service, until
 from tests.healthd.cli_kit import healthd
+from tests.patience import PATIENCE
 
-POLICY = AGGREGATOR + 'member = "4s"\njoin = "25s"\ncollective = false\n'
+POLICY = AGGREGATOR + 'member = "4s"\njoin = "75s"\ncollective = false\n'
 NODES = ("n0", "n1", "n2", "n3")
+ON_BATCH = {
+    "AWS_BATCH_JOB_ID": "1-2-3",
+    "AWS_BATCH_JOB_NUM_NODES": "2",
+    "AWS_BATCH_JOB_NODE_INDEX": "0",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+}
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def join(cluster: Cluster, aggregator: Service, rank: int, *more: str, size: int = 4, node: str = "") -> Command:
     who = ("--join", "train", "--size", str(size), "--rank", str(rank), "--node", node or f"n{rank}")
-    return cluster.start("gate", "--aggregator", aggregator.url, *who, "--wait", "30s", *more)
+    return cluster.start("gate", "--aggregator", aggregator.url, *who, "--wait", "90s", *more)
 
 
 def waiting(aggregator: Service) -> str:
@@ -78,7 +85,7 @@ def test_a_hook_that_is_stopped_leaves_its_group_at_once(cluster: Cluster) -> No
 
 
 def test_a_rank_that_comes_after_the_others_have_started_is_left_out(cluster: Cluster) -> None:
-    aggregator = cluster.fleet("n0", "n1", config=POLICY.replace('join = "25s"', 'join = "2s"'))
+    aggregator = cluster.fleet("n0", "n1", config=POLICY.replace('join = "75s"', 'join = "2s"'))
     alone = join(cluster, aggregator, 0, "--min-nodes", "1", size=2).said()
     assert alone.code == 0, alone.err
     late = join(cluster, aggregator, 1, "--min-nodes", "1", size=2).said()
@@ -94,8 +101,8 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
     cluster.healthy("n0", "n1")
     other = {"group": "train", "size": 2, "rank": 1, "member": "dies", "node": "n1"}
     hook = join(cluster, aggregator, 0, size=2)
-    body = {"job": "train", "wait_seconds": 30.0, "join": other}
-    end = time.monotonic() + 20
+    body = {"job": "train", "wait_seconds": 90.0, "join": other}
+    end = time.monotonic() + 20 * PATIENCE
     while time.monotonic() < end:
         told = httpx.post(f"{aggregator.url}/v1/gates?wait=1", json=body, trust_env=False, timeout=10).json()
         if told["decision"] == "admit":
@@ -119,6 +126,11 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
         (("--join", "g", "--size", "2", "--rank", "0", "--pool", "p"), {}, "--pool does not go with --join"),
         (("--join", "g", "--size", "2", "--rank", "0", "--node", "a", "--node", "b"), {}, "takes one --node"),
         (("--join", "g", "--size", "2", "--rank", "0", "--min-nodes", "3"), {}, "--min-nodes must be between 1 and 2"),
+        (
+            ("--join", "g", "--min-nodes", "1"),
+            ON_BATCH,
+            "--min-nodes does not go with AWS Batch, where the job ends as",
+        ),
         (("--job", "j", "--node", "n", "--size", "2"), {}, "--size goes with --join GROUP"),
         (("--job", "j", "--node", "n", "--execute"), {}, "--execute goes with --join GROUP"),
         (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETIONS is not"),

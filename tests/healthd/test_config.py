@@ -9,8 +9,11 @@ from typing import Any, Literal
 
 import pytest
 
+from checks.contract import Tier
+from healthd.cli.settings import Settings as WholeSettings
 from healthd.config import load, parse_duration
 from healthd.errors import ConfigError
+from healthd.fleet.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -172,3 +175,37 @@ def test_lists_of_paths_come_from_file_variable_and_argument(tmp_path: Path) -> 
     assert read("", tmp_path, {}, {"directories": "/c"}).directories == (Path("/c"),)
     with pytest.raises(ConfigError, match=r"healthd\.toml:1: directories: Expected `str`, got `int`"):
         read("directories = [3]\n", tmp_path)
+
+
+# --- times by tier ----------------------------------------------------------------------------------------------------
+
+
+def policy(tmp_path: Path, text: str = "", **variables: str) -> Policy:
+    file = tmp_path / "healthd.toml"
+    file.write_text(text)
+    defaults = {"node.name": "n", "node.state_dir": "/s", "node.run_dir": "/r"}
+    return load(WholeSettings, file=file, environ=variables, arguments={}, defaults=defaults).policy
+
+
+def test_a_tier_that_is_named_has_its_time_and_the_others_keep_theirs(tmp_path: Path) -> None:
+    usual = Policy().run_seconds
+    assert set(usual) == set(Tier)
+    by_variable = policy(tmp_path, HEALTHD_POLICY_RUN="quick=1500,deep=2h")
+    assert by_variable.run_seconds == {**usual, Tier.QUICK: 1500.0, Tier.DEEP: 7200.0}
+    by_file = policy(tmp_path, '[policy.run]\nquick = "20m"\nsoak = 60\n')
+    assert by_file.run_seconds == {**usual, Tier.QUICK: 1200.0, Tier.SOAK: 60.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[policy.run]\nquick = "soon"', "'soon' is not a duration; write 2s, 10m or 1h"),
+        ('[policy.run]\nquik = "20m"', "policy.run: "),
+        ("[policy.run]\nquick = 0", "run: quick must be more than 0 s, not 0"),
+    ],
+)
+def test_a_time_that_is_none_is_told_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(tmp_path, text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

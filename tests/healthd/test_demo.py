@@ -10,6 +10,7 @@ import sys
 import time
 
 from tests.healthd.preflight_kit import free_port
+from tests.patience import PATIENCE
 
 # One command of the demonstration, with a spinner of two seconds: nobody listens there.
 ONE_COMMAND = """
@@ -28,8 +29,8 @@ def test_on_a_terminal_a_command_leaves_its_answer_and_no_frames_of_its_spinner(
         line, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
     ) as demo:
         os.close(theirs)
-        said = _read(ours, seconds=30.0)
-        assert demo.wait(10) == 0, said
+        said = _read(ours, seconds=30.0 * PATIENCE)
+        assert demo.wait(10 * PATIENCE) == 0, said
     text = said.decode()
     assert "not admitted" in text
     assert "exit code 75" in text

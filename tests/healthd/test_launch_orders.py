@@ -300,7 +300,7 @@ class Guest(Site):
             interface="lo",
             clock=self.time.clock,
             tasks=self.tasks,
-            rounds=RoundSettings(node="n2", host=Host(folder), limits={}, carried=carried),
+            rounds=RoundSettings(node="n2", host=Host(folder), limits={}, carried=carried, lnc=lambda: 1),
         )
         self.orders = Orders(
             self.book,
@@ -331,6 +331,7 @@ def test_planned_launch_is_started_with_the_planned_environment_and_ends_with_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0")
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")  # that of the service, by which the cores were counted
     monkeypatch.setenv("OMPI_MCA_plm", "evil")
 
     async def main() -> str:
@@ -347,6 +348,7 @@ def test_planned_launch_is_started_with_the_planned_environment_and_ends_with_it
             assert tuple(argv) == judged.argv[1:]
             assert environment["NEURON_RT_ROOT_COMM_ID"] == "10.77.0.1:29500"
             assert environment["FI_PROVIDER"] == "efa"
+            assert environment["NEURON_LOGICAL_NC_CONFIG"] == environment["NEURON_RT_VIRTUAL_CORE_SIZE"] == "1"
             assert not {"NEURON_RT_VISIBLE_CORES", "OMPI_MCA_plm"} & set(environment)
             assert environment["HOME"] == environment["TMPDIR"] == folder
             assert os.getpgid(pid) != os.getpgid(0)

@@ -28,6 +28,7 @@ from healthd.runner.workers import worker_targets
 from tests.fakes.neuron import NeuronMachine, main
 from tests.healthd.cli_kit import environment, healthd
 from tests.healthd.runner_kit import run_checks
+from tests.patience import PATIENCE
 
 CHECKS = (device_count, device_holders, device_permissions, instance_type, neuron_cores, neuron_topology)
 OURS = tuple(check.name for check in CHECKS)
@@ -82,7 +83,7 @@ def daemon(trn1: NeuronMachine, tmp_path: Path) -> Iterator[str]:
             [sys.executable, "-m", "healthd", *arguments], stderr=file, stdout=file, env=environment(tmp_path, **extra)
         )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20 * PATIENCE
         while not (found := re.findall(r"answers on (http://\S+)", log.read_text())):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -90,7 +91,7 @@ def daemon(trn1: NeuronMachine, tmp_path: Path) -> Iterator[str]:
         yield found[-1]
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(10 * PATIENCE)
 
 
 def test_daemon_shows_the_faults_in_health_and_metrics(daemon: str) -> None:
@@ -98,7 +99,7 @@ def test_daemon_shows_the_faults_in_health_and_metrics(daemon: str) -> None:
 
     async def ask() -> tuple[Any, str]:
         async with httpx.AsyncClient(base_url=daemon, trust_env=False) as http:
-            for _ in range(200):
+            for _ in range(600):
                 health = (await http.get("/health")).json()
                 if {check for check in health["checks"] if check.partition(":")[0] == "neuron_topology"}:
                     seen = {(r["check"], r["target"], r["code"]) for r in health["reasons"] if r["code"] != "NotYetRun"}

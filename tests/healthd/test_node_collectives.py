@@ -479,8 +479,8 @@ def test_two_nodes_with_real_ranks(tmp_path: Path) -> None:
             one.use(runners[0].session)
             two.use(runners[1].session)
             first, second = orders(1, 1)
-            await one.take(Order(id="C1", kind="collective", deadline_seconds=30.0, collective=first))
-            await two.take(Order(id="C1", kind="collective", deadline_seconds=30.0, collective=second))
+            await one.take(Order(id="C1", kind="collective", deadline_seconds=90.0, collective=first))
+            await two.take(Order(id="C1", kind="collective", deadline_seconds=90.0, collective=second))
             await eventually(lambda: (one.status("C1"), two.status("C1")) == ("done", "done"), seconds=30.0)
             assert [report.reason for site in (one, two) for report in site.report("C1").ranks] == [None, None]
             assert len(workers_left()) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -18,14 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Status
+from checks.system.kernel_log import kernel_log
 from healthd.errors import ConfigError
+from healthd.evidence import judge_health
 from healthd.kubernetes import STRATEGIC, KubernetesError, api_server
 from healthd.model import Allocation, Health, NodeState, Quarantine, Reason
 from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state import NodeBook
 from tests.healthd.api_server_kit import Cluster, cluster
-from tests.healthd.node_kit import BOOT, MovedClock, settings, specs, state
+from tests.healthd.node_kit import BOOT, MovedClock, result, settings, specs, state
+from tests.hosts.machine import Machine
+from tests.patience import PATIENCE
 
 OWN = "healthd.internal/Fit"
 PLAIN = KubernetesSettings(condition=OWN)
@@ -136,6 +141,74 @@ def test_a_real_hardware_fault_on_a_free_node_is_said_to_be_not_ready() -> None:
 def test_an_instance_is_never_given_up_for_less(of: NodeState) -> None:
     status, _ = accelerated(of)
     assert status == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("check", "code", "target", "action"),
+    [
+        ("efa", "MissingDevice", "node", Action.REBOOT),  # the launch template's, and the next instance has it as well
+        ("efa", "MissingDevice", "efa:0000:10:1d.0", Action.REBOOT),
+        ("instance_type", "MissingDevice", "node", Action.REBOOT),  # an image without the driver
+        ("device_count", "MissingDevice", "node", Action.REBOOT),
+        ("matmul", "MissingDevice", "cuda:3", Action.REBOOT),  # a torch that cannot see it
+        ("processes", "StuckProcesses", "node", Action.REBOOT),  # a shared file system that hangs, on all nodes at once
+        ("disk_space", "Stuck", "node", Action.REBOOT),
+        ("matmul", "Stuck", "neuron:3", Action.REBOOT),
+        ("mounts", "ReadOnlyMount", "path:/fsx", Action.REBOOT),
+        ("neuron_versions", "VersionMismatch", "node", Action.REBOOT),
+        ("gpu_memory", "VersionMismatch", "node", Action.REBOOT),
+        ("mine", "WrongResult", "neuron:3", Action.REPLACE),
+    ],
+)
+def test_what_is_no_fault_of_an_accelerator_gives_up_no_instance(
+    check: str, code: str, target: str, action: Action
+) -> None:
+    of = seen(Health.UNHEALTHY, why(code, check=check, target=target, action=action))
+    assert accelerated(of) == ("Unknown", code)
+    assert own(of) == ("False", code)
+
+
+@pytest.mark.parametrize(
+    ("check", "code", "target"),
+    [
+        ("matmul", "WrongResult", "neuroncore:7"),
+        ("digest", "SilentCorruption", "cuda:3"),
+        ("memory", "MemoryCorruption", "cuda:3"),
+        ("gpu_memory", "EccErrors", "cuda:3"),
+        ("neuron_counters", "HardwareErrors", "neuron:3"),
+        ("all_reduce", "DeviceLost", "neuron:3"),
+        ("device_count", "MissingDevice", "neuron:3"),
+    ],
+)
+def test_fault_of_an_accelerator_is_said_whatever_else_is_wrong(check: str, code: str, target: str) -> None:
+    disk = why("DiskFull", check="disk_space", target="path:/tmp", action=Action.INSPECT)
+    assert accelerated(seen(Health.UNHEALTHY, disk, why(code, check=check, target=target))) == ("False", code)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", "False"),
+        ("NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR instance-id=i-0 nd-id=4", "False"),
+        ("NEURON_HW_ERR=DMA_ABORT", "False"),
+        ("INFO: task python:4711 blocked for more than 120 seconds.", "Unknown"),
+        ("blk_update_request: I/O error, dev nvme1n1, sector 12345 op 0x0:(READ)", "Unknown"),
+        ("kernel BUG at mm/slub.c:381!", "Unknown"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "Unknown"),
+    ],
+)
+def test_of_the_kernel_log_only_lines_of_accelerators_give_up_an_instance(
+    line: str, status: str, tmp_path: Path
+) -> None:
+    """From the line to the condition, because the kind of a fault is told in words."""
+    machine = Machine(tmp_path / "machine")
+    machine.write("/dev/kmsg", f"[  4999.0] {line}\n")
+    found = result("disk", *machine.findings(kernel_log))
+    one = dataclasses.replace(found, check="kernel_log")
+    blank = state(health=Health.UNKNOWN, checks=(dataclasses.replace(specs()[0], name="kernel_log"),), results=(one,))
+    health, reasons = judge_health(blank)
+    assert health is Health.UNHEALTHY
+    assert accelerated(dataclasses.replace(blank, health=health, reasons=reasons)) == (status, "KernelFault")
 
 
 def test_healthy_node_is_said_to_be_ready() -> None:
@@ -288,7 +361,7 @@ def test_loop_writes_a_change_at_once_and_complains_once(
 
 
 async def _until(true: Any, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(seconds * PATIENCE):
         while not true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -333,14 +406,14 @@ def test_daemon_of_a_pod_keeps_the_condition_of_its_node(kube: Cluster, tmp_path
         asyncio.run(_until(lambda: (kube.condition("n1", OWN) or {}).get("status") == "True", 30.0))
     finally:
         process.terminate()
-        _, said = process.communicate(timeout=15)
+        _, said = process.communicate(timeout=15 * PATIENCE)
     assert process.returncode == 0, said
     assert f"condition {OWN} is written to node n1" in said
 
 
 def test_daemon_outside_of_a_cluster_says_so_and_does_not_start(tmp_path: Path) -> None:
     process = daemon(tmp_path, condition=OWN)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=30 * PATIENCE)
     assert process.returncode == 2
     assert said.splitlines()[-1].startswith("healthd: node.kubernetes: no API server")
     assert "Traceback" not in said

@@ -128,7 +128,7 @@ def test_restarted_daemon_is_not_blind_and_sigterm_leaves_no_child(tmp_path: Pat
     with daemon(tmp_path) as node:
         until(lambda: node.health() == 200)
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(5) == 0
+        assert node.process.wait(5 * PATIENCE) == 0
         assert not node.socket.exists()
     with daemon(tmp_path) as again:
         assert {result["check"] for result in again.node()["results"]} >= {"matmul"}
@@ -168,7 +168,7 @@ def test_what_cannot_start_is_one_clear_line_and_exit_1(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         one = Daemon(folder, **more)
         try:
-            assert one.process.wait(10) == 1
+            assert one.process.wait(10 * PATIENCE) == 1
             return one.log.read_text()
         finally:
             one.end()
@@ -187,7 +187,7 @@ def test_second_daemon_in_one_state_directory_is_kept_out(tmp_path: Path) -> Non
     with daemon(tmp_path, checks="disk_space"):
         second = Daemon(tmp_path, checks="disk_space")
         try:
-            assert second.process.wait(10) == 1
+            assert second.process.wait(10 * PATIENCE) == 1
             assert "another node daemon uses it" in second.log.read_text()
         finally:
             second.end()

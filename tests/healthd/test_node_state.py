@@ -16,6 +16,7 @@ from healthd.node import files
 from healthd.node.allocation import allocations, describe
 from healthd.node.digest import digest_of
 from healthd.node.state import NodeBook
+from tests.fleet.cluster import full_disk
 from tests.healthd.node_kit import BOOT, MovedClock, finding, lease, result, settings, specs, survey
 
 
@@ -94,6 +95,22 @@ def test_not_looked_at_and_not_to_be_seen_both_count_as_taken() -> None:
     assert [a.by for a in allocations(surveyed=False, holders=(), leases=())] == ["unseen"]
     assert [a.by for a in allocations(surveyed=True, holders=None, leases=())] == ["unseen"]
     assert allocations(surveyed=True, holders=(), leases=()) == ()
+
+
+def test_devices_with_a_process_that_only_their_driver_shows_count_as_taken(tmp_path: Path) -> None:
+    checks = (*specs(), dataclasses.replace(specs()[0], name="gpu_driver"))
+    one = NodeBook(settings(tmp_path), checks, clock=MovedClock().clock, boot_id=BOOT)
+    one.survey(survey())
+    one.record(result("gpu_driver"))
+    assert (one.holders, one.allocated) == ((), ())
+    one.record(result("gpu_driver", finding(Status.UNKNOWN, "Busy", "cuda:1")))
+    assert one.holders is None
+    assert [claim.by for claim in one.allocated] == ["unseen"]
+    one.survey(survey(holders=("cuda:0: pid 7 (python)",)))
+    assert [claim.by for claim in one.allocated] == ["process"]  # who is seen is named
+    one.record(result("gpu_driver", finding(Status.UNKNOWN, "NoData")))
+    one.survey(survey())
+    assert one.allocated == ()
 
 
 def test_holders_leases_and_the_scheduler_all_count_and_many_are_summed_up() -> None:
@@ -183,6 +200,17 @@ def test_full_disk_is_one_line_the_old_file_stays_and_the_daemon_goes_on(
     (tmp_path / ".state.json.new").mkdir()  # the new file cannot be made, so the old one must stay
     one.save(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+def test_directory_on_a_full_disk_is_used_and_said_and_gets_no_litter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with full_disk(tmp_path / "small") as place, caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            files.prepare(place)
+        assert [path.name for path in place.iterdir()] == ["ballast"]
+    assert "No space left on device; free some space" in caplog.messages[0]
 
 
 def test_directory_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:

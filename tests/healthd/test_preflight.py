@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.healthd.preflight_kit import Job
+from tests.patience import PATIENCE
 
 PASSIVE = ("--tier", "passive")
 BAD = (*PASSIVE, "--fault", "memory_free=fail")
@@ -35,6 +36,24 @@ def test_one_bad_device_keeps_all_three_from_starting_and_all_say_which_and_why(
         assert "rank-1: WrongResult matmul cpu:0" in " ".join(ended.err.split())
         assert "cannot be reached" not in ended.err
         assert "open files" not in ended.err
+    job.nothing_left()
+
+
+def test_modules_of_the_job_in_its_working_directory_are_neither_imported_nor_in_the_way(
+    job: Job, tmp_path: Path
+) -> None:
+    place = tmp_path / "repository"
+    for name in ("checks", "healthd"):
+        (place / name).mkdir(parents=True)
+    for name in ("checks/__init__", "healthd/__init__", "secrets", "queue"):
+        (place / f"{name}.py").write_text("raise SystemExit('the code of the job was run')\n")
+    job.size = 2
+    for rank in range(2):
+        job.start(rank, *PASSIVE, folder=place)
+    for rank in range(2):
+        ended = job.end(rank)
+        assert ended.code == 0, ended.err
+        assert "the code of the job" not in ended.err
     job.nothing_left()
 
 
@@ -99,7 +118,7 @@ def test_a_node_that_never_comes_is_named_to_all_others_within_the_wait(job: Job
         ended = job.end(rank)
         assert ended.code == 75
         assert "rank-2" in ended.err
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 25 * PATIENCE
     job.nothing_left()
 
 
@@ -111,7 +130,7 @@ def test_a_hook_that_is_killed_takes_its_keeper_with_it_and_a_dead_main_node_end
         job.reported(rank)
     job.ranks[1].send_signal(signal.SIGTERM)
     assert job.end(1).code == -signal.SIGTERM
-    until = time.monotonic() + 6
+    until = time.monotonic() + 6 * PATIENCE
     while keeper in job.left() and time.monotonic() < until:
         time.sleep(0.05)
     assert keeper not in job.left()
@@ -211,6 +230,18 @@ def test_a_command_that_cannot_be_executed_is_one_line(tmp_path: Path) -> None:
         assert ended.code == 2
         assert f"{script}: cannot be started" in ended.err
         job.nothing_left()
+
+
+def test_a_node_with_another_secret_than_the_main_nodes_ends_with_2_since_no_retry_can_help(tmp_path: Path) -> None:
+    for name in ("right", "wrong"):
+        (tmp_path / name).write_text(f"the-{name}-secret-of-this-job\n")
+    with Job(tmp_path, size=2) as job:
+        job.start(0, *PASSIVE, "--wait", "60s", "--token-file", str(tmp_path / "right"))
+        job.start(1, *PASSIVE, "--wait", "60s", "--token-file", str(tmp_path / "wrong"))
+        ended = job.end(1)
+        assert (ended.code, ended.out) == (2, ""), ended.err
+        assert "this token is not known here" in ended.err
+        assert "--token-file" in ended.err
 
 
 def test_one_node_alone_needs_no_address_of_a_main_node(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_fault_of_a_rank_is_named_and_no_other_is_blamed() -> None:
         "reduce_scatter",
         "meets",
         faults=("all_reduce@rank:1=hang", "all_gather@cpu:0=absent", "reduce_scatter@rank:1=corrupt"),
-        timeouts_seconds={"all_reduce": 2.0, "all_gather": 2.0},
+        timeouts_seconds={"all_reduce": 6.0, "all_gather": 6.0},  # for the ranks to meet in
     )
     assert accused(results["all_reduce"]) == {("rank:1", "RankHung")}
     assert accused(results["all_gather"]) == {("rank:0", "RankAbsent")}
@@ -191,17 +191,17 @@ def test_group_that_got_through_after_a_death_is_no_pass(tmp_path: Path) -> None
 
 
 def test_hang_after_many_steps_is_told_with_the_first_and_the_last() -> None:
-    result = run_quick("walks", timeouts_seconds={"walks": 1.0})["walks"]
+    result = run_quick("walks", timeouts_seconds={"walks": 3.0})["walks"]
     assert {f.target for f in result.findings} == {"rank:0", "rank:1"}
     for finding in result.findings:
         assert "seen joined step 0, entered step" in finding.message
     assert result.error
-    assert "did not end within 1 s; last seen: entered step 999" in result.error
+    assert "did not end within 3 s; last seen: entered step 999" in result.error
 
 
 def test_device_whose_worker_cannot_be_reaped_is_stuck_and_the_other_is_measured(tmp_path: Path) -> None:
     params = {"traced_device": {"target": "cpu:1", "folder": str(tmp_path)}}
-    runner = make_runner(params=params, kill_grace_seconds=0.2, timeouts_seconds={"traced_device": 1.0})
+    runner = make_runner(params=params, kill_grace_seconds=0.2, timeouts_seconds={"traced_device": 3.0})
     plan = Plan(tier=Tier.QUICK, checks=("traced_device", "present", "meets"), executor="test")
     results = {result.check: result for result in asyncio.run(runner.run(plan))}
     tracer, seized = (int(word) for word in (tmp_path / "seized").read_text().split())
@@ -246,7 +246,7 @@ def test_device_that_a_job_holds_is_not_probed(tmp_path: Path) -> None:
         assert job.stdout is not None
         job.stdout.readline()
         done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=30, check=True
+            [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=90, check=True
         )
     finally:
         job.communicate(b"\n")
@@ -293,7 +293,7 @@ def test_cancelled_active_run_leaves_nothing_and_frees_the_lock(tmp_path: Path) 
             await run
         return time.monotonic() - start
 
-    assert asyncio.run(cancel()) < 1.0
+    assert asyncio.run(cancel()) < 2.5  # a worker that does not vanish is waited for 3 s
     assert workers_left() == []
     with (tmp_path / "cpu.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -377,8 +377,8 @@ def test_active_program_runs_only_on_free_devices_and_a_passive_one_always(tmp_p
     )
     argv = [sys.executable, "-c", script, str(tmp_path)]
     with _held_device(tmp_path):
-        held = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
-    free = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+        held = subprocess.run(argv, capture_output=True, text=True, timeout=90, check=True)
+    free = subprocess.run(argv, capture_output=True, text=True, timeout=90, check=True)
     assert held.stdout == "False, burn skip, quiet pass\n"
     assert free.stdout == "True, burn pass, quiet pass\n"
 

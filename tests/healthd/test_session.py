@@ -23,6 +23,7 @@ from healthd.runner import RefusedError
 from tests.healthd.node_kit import eventually
 from tests.healthd.ranks_kit import SMALL, blank, lost, nodes, orders
 from tests.healthd.runner_kit import make_runner, wait_gone, workers_left
+from tests.patience import PATIENCE
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -65,7 +66,9 @@ def progress_of(report: RankReport) -> tuple[Progress, ...]:
 def test_ranks_stay_over_the_rounds_and_the_second_takes_a_moment(tmp_path: Path) -> None:
     async def main() -> None:
         async with nodes(tmp_path, 2, 1) as three:
+            began = time.monotonic()
             reports = await three.join(orders(2, 1, checks=("all_reduce", "all_gather")))
+            first_seconds = time.monotonic() - began
             assert lost(reports) == {}
             assert {(one.rank, one.check) for one in reports} == {
                 (rank, check) for rank in range(3) for check in ("all_reduce", "all_gather")
@@ -75,7 +78,7 @@ def test_ranks_stay_over_the_rounds_and_the_second_takes_a_moment(tmp_path: Path
             before = workers_left()
             began = time.monotonic()
             again = await three.join(orders(2, 1))
-            assert time.monotonic() - began < 1.0  # importing torch alone takes longer
+            assert time.monotonic() - began < 0.5 * first_seconds  # which was importing torch for the most part
             assert workers_left() == before
             assert accused(again) == []
             sizes = next(iter(again)).data
@@ -127,7 +130,8 @@ def test_faulty_rank_is_named_by_its_number_in_the_whole_group(
     async def main() -> None:
         # Rank 1 of this pair was rank 2 of the whole group, of which two nodes have left.
         async with nodes(tmp_path, 1, 1, faults=[f"all_reduce@rank:2={kind}"]) as two:
-            first, second = orders(1, 1, join_seconds=3.0, timeout_seconds=2.0)
+            await two.warm()
+            first, second = orders(1, 1, join_seconds=6.0, timeout_seconds=4.0)
             reports = await two.join([first, blank(second, whole_rank=2)])
             assert lost(reports)[1] == reason
             assert [one.rank for one in reports if one.injected] == [1]
@@ -149,7 +153,7 @@ def test_wrong_value_is_in_the_evidence_and_the_group_goes_on(tmp_path: Path) ->
 
 def test_slow_rank_shows_in_its_own_time_and_the_others_in_the_operation(tmp_path: Path) -> None:
     async def main() -> None:
-        async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=slow:4"]) as two:
+        async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=slow:12"]) as two:
             reports = await two.join(orders(1, 1))
             ready = [one.data["sizes"][-1]["ready_seconds"] for one in reports if one.data is not None]
             assert ready[1] > 3 * ready[0]
@@ -188,7 +192,7 @@ def test_killed_rank_is_told_at_once_and_its_neighbour_gets_a_grace(tmp_path: Pa
             began = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             reports = await joining
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 15.0
             assert len(lost(reports)) == 3
             ((_, verdict),) = accused(reports)
             assert verdict == "RankDied"
@@ -200,10 +204,10 @@ def test_main_node_that_never_comes_ends_the_waiting_in_time(tmp_path: Path) -> 
     async def main() -> None:
         async with nodes(tmp_path, 1, 1) as two:
             began = time.monotonic()
-            reports = await two.join([None, orders(1, 1, join_seconds=1.0)[1]])
-            assert time.monotonic() - began < 20.0
+            reports = await two.join([None, orders(1, 1, join_seconds=3.0)[1]])
+            assert time.monotonic() - began < 20.0 * PATIENCE
             assert lost(reports) == {1: "Timeout"}
-            assert "not whole within 1 s; last seen: joined rendezvous" in reports[0].message
+            assert "not whole within 3 s; last seen: joined rendezvous" in reports[0].message
 
     run(main())
 
@@ -211,21 +215,25 @@ def test_main_node_that_never_comes_ends_the_waiting_in_time(tmp_path: Path) -> 
 def test_member_that_never_comes_leaves_the_others_at_the_same_place(tmp_path: Path) -> None:
     async def main() -> None:
         async with nodes(tmp_path, 1, 1) as two:
-            first, second, _ = orders(1, 1, 1, join_seconds=2.0)
+            await two.warm()
+            first, second, _ = orders(1, 1, 1, join_seconds=6.0)
             reports = await two.join([first, second])
-            assert lost(reports) == {0: "Timeout", 1: "Timeout"}
+            # Each node has a clock of its own, and who hears the main node end before its own time is up is its victim.
+            assert lost(reports) in ({0: "Timeout", 1: "Timeout"}, {0: "Timeout", 1: "CheckError"})
             assert {(one.events, one.last) for one in reports} == {(2, "rendezvous/peers joined")}
+            assert accused(reports) == [("node", "Timeout")]
 
     run(main())
 
 
 def test_port_that_is_taken_is_told_apart(tmp_path: Path) -> None:
     async def main() -> None:
-        wanted = orders(1, 1, join_seconds=2.0)
+        wanted = orders(1, 1, join_seconds=4.0)
         with socket.socket() as taken:
             taken.bind(("0.0.0.0", wanted[0].port))
             taken.listen()
             async with nodes(tmp_path, 1, 1) as two:
+                await two.warm()
                 reports = await two.join(wanted)
                 assert reports[0].reason == "StartFailed"
                 assert f"port {wanted[0].port} is in use" in reports[0].message
@@ -239,8 +247,8 @@ def test_deadline_of_the_order_ends_all_with_what_is_known(tmp_path: Path) -> No
         async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=hang"]) as two:
             assert lost(await two.join(orders(1, 1, checks=("all_gather",)))) == {}
             began = time.monotonic()
-            reports = await two.join(orders(1, 1, timeout_seconds=60.0), deadline_seconds=1.0)
-            assert time.monotonic() - began < 3.0
+            reports = await two.join(orders(1, 1, timeout_seconds=60.0), deadline_seconds=4.0)
+            assert time.monotonic() - began < 20.0
             assert lost(reports) == {0: "Timeout", 1: "Timeout"}
             assert accused(reports) == [("rank:1", "RankHung")]
 
@@ -260,7 +268,7 @@ def test_worker_that_is_not_ready_in_time_has_not_failed_to_join(tmp_path: Path)
 def test_main_node_that_dies_while_others_wait_makes_them_victims(tmp_path: Path) -> None:
     async def main() -> None:
         async with nodes(tmp_path, 1, 1) as two:
-            first, second, _ = orders(1, 1, 1, join_seconds=20.0)
+            first, second, _ = orders(1, 1, 1, join_seconds=60.0)
             joining = asyncio.create_task(two.join([first, second]))
             await eventually(lambda: two.seen(1) == "rendezvous/peers joined", seconds=30.0)
             pids = {line.split()[0] for line in workers_left()}
@@ -356,7 +364,7 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 def test_session_keeps_others_off_the_devices_until_it_is_closed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with nodes(tmp_path, 1), asyncio.timeout(30):
+        async with nodes(tmp_path, 1), asyncio.timeout(30 * PATIENCE):
             other = make_runner(run_dir=tmp_path / "node0", options={"cpu_devices": 1}).session()
             with pytest.raises(RefusedError, match=r"another healthd .* is running active checks"):
                 await other.open()

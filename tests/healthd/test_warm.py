@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import sys
 import time
 import venv
 from collections.abc import Mapping
@@ -16,6 +19,7 @@ from click.testing import CliRunner
 from checks.contract import Status, Tier
 from healthd.cli import healthd
 from healthd.model import CheckResult
+from tests.healthd.cli_kit import healthd as command
 from tests.healthd.runner_kit import make_runner, run_checks
 
 XLA = Path(os.environ.get("HEALTHD_XLA_PYTHON") or Path(__file__).parents[2] / ".venv-xla" / "bin" / "python")
@@ -128,6 +132,41 @@ def test_placeholder_packages_are_explained_with_where_the_real_ones_are(tmp_pat
     assert "compile cache" not in items  # nothing has been compiled
 
 
+# An interpreter that the kernel holds, as far as its parent can tell: traced by one who never waits, it stays a corpse.
+WEDGED = """#!{python}
+import ctypes, os, time
+traced = os.getpid()
+if os.fork() == 0:
+    os.setsid()
+    done = ctypes.CDLL(None).ptrace(0x4206, traced, None, None)
+    with open("{seized}", "a") as file:
+        file.write(f"{{os.getpid()}} {{done}}\\n")
+    time.sleep(120)
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+def test_interpreter_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    python, seized = tmp_path / "python", tmp_path / "seized"
+    python.write_text(WEDGED.format(python=sys.executable, seized=seized))
+    python.chmod(0o755)
+    environment = {"HEALTHD_PROBE_PYTHON": str(python), "HEALTHD_PROBE_START": "1s"}
+    try:
+        # It would wait for as long as the tracer is there.
+        said = command(tmp_path, "doctor", "--json", env=environment, timeout=20)
+        if any(line.split()[1] != "0" for line in seized.read_text().splitlines()):
+            pytest.skip("this user may not trace its own processes here")
+    finally:
+        for line in seized.read_text().splitlines():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+    assert said.code == 1
+    (item,) = [item for item in said.json if item["name"] == "probe interpreter"]
+    assert item["text"] == f"{python} did not answer within 1 s and cannot be killed: the kernel holds it"
+    assert "reboot" in item["remedy"]
+
+
 # --- on real XLA ------------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +204,12 @@ class TestOnRealXla:
         assert {result.status for result in second.values()} == {Status.PASS}
         third = on_xla(tmp_path, "matmul", params={"matmul": {"sizes": [64, 64]}})
         assert third["matmul"].findings[0].reason == "ColdCache"  # other shapes are other graphs
+
+    def test_one_check_that_is_cold_keeps_no_other_from_running(self, tmp_path: Path) -> None:
+        on_xla(tmp_path, "matmul", "digest", on_cold_cache="compile")
+        results = on_xla(tmp_path, "matmul", "digest", params={"matmul": {"sizes": [64, 64]}})
+        assert results["matmul"].findings[0].reason == "ColdCache"
+        assert results["digest"].status is Status.PASS
 
     def test_compilation_that_takes_too_long_is_told_as_such(self, tmp_path: Path) -> None:
         result = on_xla(tmp_path, "matmul", on_cold_cache="compile", compile_timeout_seconds=0.01)["matmul"]

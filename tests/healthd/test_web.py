@@ -66,7 +66,7 @@ def test_server_at_rest_does_not_wake_up() -> None:
             handles = len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
             await asyncio.sleep(0.3)
             assert len(asyncio.get_running_loop()._scheduled) <= handles  # type: ignore[attr-defined]
-            assert time.process_time() - before < 0.01
+            assert time.process_time() - before < 0.1  # of all threads of this process
 
     asyncio.run(main())
 

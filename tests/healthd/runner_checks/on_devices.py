@@ -32,7 +32,7 @@ def present(ctx: Context[NoParams]) -> Iterator[Finding]:
     yield passed(f"pid {os.getpid()}", ctx.device.target)
 
 
-@check(tier="quick", interval_seconds=60, timeout_seconds=0.6, scope="device")
+@check(tier="quick", interval_seconds=60, timeout_seconds=3, scope="device")
 def hangs_there(ctx: Context[Where]) -> Iterator[Finding]:
     assert ctx.device is not None
     if ctx.device.target == ctx.params.target:
