@@ -33,7 +33,8 @@ def disk_space(ctx: Context[Params]) -> Iterator[Finding]:
     The file systems that jobs write to have room and inodes left.
 
     Reads:   statvfs of the paths; one of the default ones that is not there is left out, a configured one is unknown.
-    Judges:  fail DiskFull | unknown NoData | skip NotApplicable (a file system that is read-only and full by nature).
+    Judges:  fail DiskFull (the default of min_available_bytes asks at most half of a file system) | unknown NoData |
+             skip NotApplicable (a file system that is read-only and full by nature).
     Cost:    under 1 ms; a network file system that hangs is cut off by the time limit.
     """
     seen = 0

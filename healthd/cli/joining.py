@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -62,7 +63,10 @@ def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[
         raise ConfigError(f"--rank {rank} is not one of 0 to {size - 1}")
     if asked.min_nodes is not None and not 1 <= asked.min_nodes <= size:
         raise ConfigError(f"--min-nodes must be between 1 and {size}, not {asked.min_nodes}")
-    leading = [one.source for one in find_places(environ) if one.main_counts] if asked.min_nodes else []
+    leading: list[str] = []
+    if asked.min_nodes is not None:
+        with contextlib.suppress(ConfigError):  # what is half set matters only to who needs it
+            leading = [one.source for one in find_places(environ) if one.main_counts]
     if leading and asked.min_nodes != size:
         # If rank 0 were the one that is left out, its end would be the job's, while the others are at work.
         raise ConfigError(f"--min-nodes does not go with {leading[0]}, where the job ends as rank 0 does; leave it out")

@@ -105,6 +105,7 @@ def _state(daemon: FleetNode, executor: FleetNode, own: NodeState, hooks: NodeSt
         running=hooks.running,
         peer_address=hooks.peer_address,
         address=hooks.address,
+        compile_seconds=hooks.compile_seconds,
     )
 
 

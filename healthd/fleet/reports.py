@@ -107,8 +107,9 @@ class Reports:
         return now - self._heard_at.get(node, -math.inf) <= GONE_SECONDS
 
     def silent(self, now: float, seconds: float) -> list[str]:
-        """Nodes that were heard once, and not for so long."""
-        return [node for node, at in self._heard_at.items() if now - at > seconds]
+        """Nodes that were heard once, and not for so long; without those whose name two claim, which a person decides."""
+        old = [name for name, at in self._heard_at.items() if now - at > seconds]
+        return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
 
     def stamps(self) -> list[PutNode]:
         """What is to be written so that the next aggregator knows who was there; then say `stamped`."""
@@ -134,9 +135,10 @@ class Reports:
             self._set(batch, recovering_until=-math.inf, established=True)
         for name in sorted(heard):
             node = self._registry.node(name)
+            if node is not None and node.heard_seconds is not None:
+                self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
             if node is None or node.state is None or node.duplicate:
                 continue
-            self._heard_at[name] = batch.now - (node.heard_seconds or 0.0)
             self._adopt(batch, node)
             self._follow(batch, node)
             labels = node.state.labels

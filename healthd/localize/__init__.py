@@ -109,7 +109,7 @@ def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: boo
 
     Round 0 is asked for first: the whole. A round counts as run when the history has any outcome of it; what is missing
     of it counts as unknown. `conclude`: the verdict on what is known now, for a caller whose time is up. Raises
-    BadInputError on an outcome of somebody who is neither member nor partner.
+    BadInputError on an outcome of somebody who is no member.
     """
     rounds: dict[int, list[GroupOutcome]] = defaultdict(list)
     for outcome in history:

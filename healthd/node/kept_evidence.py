@@ -44,8 +44,8 @@ class KeptEvidence:
         complaint = ""
         try:
             files.save(self._path, saved, durable=False)
-        except OSError as error:
-            complaint = f"{self._path}: cannot be written ({error.strerror}); a restarted daemon counts anew"
+        except (OSError, ValueError) as error:  # a lone surrogate cannot be written
+            complaint = f"{self._path}: cannot be written ({getattr(error, 'strerror', None) or error}); a restarted daemon counts anew"
             if complaint != self._complaint:
                 log.error("%s", complaint)
         self._complaint = complaint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from healthd.fleet.executors import joined
 from healthd.fleet.gate import step
 from healthd.fleet.model import FleetNode, OrderRun
 from healthd.fleet.model.nodes import MOST_COMPILE_SECONDS
@@ -41,6 +42,12 @@ def test_an_ordered_run_has_the_time_to_compile_where_the_node_does() -> None:
     later, _ = step(NOW + usual + 1, after, view(compiling("n1")), POLICY)
     assert later.ordered["n1"].round == 1
     assert not later.failed, "it is not called off in the middle of it"
+
+
+def test_a_hook_that_compiles_says_so_for_the_node_whose_daemon_does_not() -> None:
+    both = joined(compiling("n1", 0.0), compiling("n1", 1200.0))
+    assert both.state is not None
+    assert both.state.compile_seconds == 1200.0
 
 
 def test_no_node_can_hold_an_order_open_by_its_word_for_as_long_as_it_likes() -> None:

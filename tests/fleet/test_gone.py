@@ -97,20 +97,22 @@ async def pruned(run: Running) -> None:
 
 def test_a_node_silent_for_weeks_is_forgotten_quarantined_by_rule_or_not(tmp_path: Path) -> None:
     async def main() -> None:
-        url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "bad", "quiet", "kept", "leased")
+        url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "bad", "quiet", "kept", "leased", "twice")
         async with running(world, url) as run:
             measured(run, "bad", with_wrong(1.0))
             word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=None)
             await run.engine.quarantine("kept", word)
             await run.admit(nodes=("leased",))
             assert kept(run, "bad") is not None
+            world.daemons["twice"].duplicate = True
             await lives_on(run, "n1", days=27)
             await pruned(run)
-            assert sorted(world.daemons) == ["bad", "kept", "leased", "n1", "quiet"]
+            assert sorted(world.daemons) == ["bad", "kept", "leased", "n1", "quiet", "twice"]
             await lives_on(run, "n1", days=1.5)
             await pruned(run)
-            assert sorted(world.daemons) == ["kept", "leased", "n1"], "a person's word and a job's node stay"
-            assert sorted(row.node for row in run.store.load().nodes) == ["kept", "leased", "n1"]
+            # A person's word, a job's node, and a name that two claim stay.
+            assert sorted(world.daemons) == ["kept", "leased", "n1", "twice"]
+            assert sorted(row.node for row in run.store.load().nodes) == ["kept", "leased", "n1", "twice"]
             assert "bad" not in run.engine.quarantines()
             assert "forgotten" in await kinds(run, "bad")
             world.add("bad", results=with_wrong())

@@ -105,6 +105,16 @@ def bundled(folder: Path, machine: Machine, *options: str) -> dict[str, str]:
     return opened(folder / "b.tgz")
 
 
+def test_folder_that_is_called_like_a_log_hides_no_log(tmp_path: Path) -> None:
+    (tmp_path / "tmp" / "nccom_test_log_folder").mkdir(parents=True)
+    (tmp_path / "tmp" / "nccom_test_log_1").write_text("Connect to 10.0.0.2 failed")
+    before = len(os.listdir("/proc/self/fd"))
+    text = nccom_logs(Host(tmp_path), 4096)
+    assert "Connect to 10.0.0.2 failed" in text
+    assert "nccom_test_log_folder" not in text
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.slow
 def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path: Path, machine: Machine) -> None:
     found = bundled(tmp_path, machine)

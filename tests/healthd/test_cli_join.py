@@ -144,6 +144,13 @@ def test_usage_is_one_clear_line(
     assert said in done.err
 
 
+def test_half_set_variables_of_a_launcher_do_not_matter_to_who_says_all_itself(tmp_path: Path) -> None:
+    whole = ("--join", "g", "--size", "4", "--rank", "1", "--min-nodes", "3", "--wait", "1s")
+    done = healthd(tmp_path, "gate", "--aggregator", "http://127.0.0.1:1", *whole, env={"JOB_COMPLETION_INDEX": "1"})
+    assert done.code == 75, done.err
+    assert "JOB_COMPLETIONS" not in done.err
+
+
 # --- the hook as executor ---------------------------------------------------------------------------------------------
 
 

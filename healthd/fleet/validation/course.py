@@ -166,7 +166,7 @@ def _labels(names: Iterable[str], nodes: Nodes, policy: Policy) -> dict[str, Map
 
 def _problem(validation: Validation, policy: Policy) -> Problem:
     # Borrowed partners passed their own checks; whether they are good together with others is yet to be seen. So they
-    # are members of the problem, not the known-good partners that localisation would take for granted.
+    # are members of the problem.
     return Problem(
         members=(*validation.members, *validation.partners),
         labels=validation.labels,

@@ -279,7 +279,7 @@ def line(row: Row, score: Score) -> str:
         f"{score.rounds / score.runs:.1f} ({score.most_rounds})",
         f"{score.tests / score.runs:.1f}",
         f"{100 * score.right / score.runs:.1f} %",
-        f"{score.accused} ({100 * score.accused / score.runs:.2g} %)" if score.accused else "0",
+        f"{score.accused} in {score.runs}" if score.accused else "0",
         f"{1e3 * score.slowest_seconds:.0f} ms",
         ", ".join(aims) + (": met" if is_met(row, score) else ": MISSED") if row.exact else "shown",
         row.others,
