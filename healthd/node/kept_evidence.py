@@ -45,7 +45,8 @@ class KeptEvidence:
         try:
             files.save(self._path, saved, durable=False)
         except (OSError, ValueError) as error:  # a lone surrogate cannot be written
-            complaint = f"{self._path}: cannot be written ({getattr(error, 'strerror', None) or error}); a restarted daemon counts anew"
+            why = getattr(error, "strerror", None) or error
+            complaint = f"{self._path}: cannot be written ({why}); a restarted daemon counts anew"
             if complaint != self._complaint:
                 log.error("%s", complaint)
         self._complaint = complaint
