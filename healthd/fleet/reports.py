@@ -107,7 +107,7 @@ class Reports:
         return now - self._heard_at.get(node, -math.inf) <= GONE_SECONDS
 
     def silent(self, now: float, seconds: float) -> list[str]:
-        """Nodes that were heard once, and not for so long. Whose name two claim is for a person to decide: not these."""
+        """Nodes that were heard once, and not for so long; not those whose name two claim: a person decides."""
         old = [name for name, at in self._heard_at.items() if now - at > seconds]
         return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
 
