@@ -155,7 +155,7 @@ def test_parser_makes_right_readings_or_none_of_anything_and_never_crashes(text:
 @given(st.text(max_size=60) | st.sampled_from(["1, 2", "1 2\n", "", "-1", "1,,2", "12345", "٣", "0x1"]))
 def test_numbers_of_sysfs_are_plain_decimals_or_nothing(text: str) -> None:
     number = neuron_sysfs.parse_number(text, 1, 64)
-    assert number is None or (text.strip() == text.strip().lstrip("+") and int(text) == number)
+    assert number is None or (text.strip() == text.strip().lstrip("+") and int(text.strip()) == number)
     found = neuron_sysfs.parse_list(text)
     assert found is None or all(0 <= item < 10_000 for item in found)
 

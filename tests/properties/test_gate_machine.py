@@ -224,7 +224,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_what_is_on_disk(self) -> None:
-        if not hasattr(self, "engine") or self.engine._unsure:
+        if not hasattr(self, "engine"):
             return
         loaded = self.store.load()
         kept = [dataclasses.replace(gate, waiting=()) for gate in self.engine.open_gates()]
@@ -304,6 +304,9 @@ class GateMachine(RuleBasedStateMachine):
             self._restart()
             return None
         finally:
+            if self.engine._unsure:
+                # What came through is on disk and not in memory until that is read anew, which the next turn would do.
+                assert self.loop.run_until_complete(self.engine._read_anew())
             self._new_decisions()
 
     async def _work(self, call: Coroutine[Any, Any, object] | None) -> object:
