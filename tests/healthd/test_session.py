@@ -153,7 +153,7 @@ def test_wrong_value_is_in_the_evidence_and_the_group_goes_on(tmp_path: Path) ->
 
 def test_slow_rank_shows_in_its_own_time_and_the_others_in_the_operation(tmp_path: Path) -> None:
     async def main() -> None:
-        async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=slow:12"]) as two:
+        async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=slow:4"]) as two:
             reports = await two.join(orders(1, 1))
             ready = [one.data["sizes"][-1]["ready_seconds"] for one in reports if one.data is not None]
             assert ready[1] > 3 * ready[0]
