@@ -9,7 +9,7 @@ XLA_VENV := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed
 FORMATTED := checks healthd tests
 
-.PHONY: help install demo test test-xla check format lint types bench docs dashboards pins clean
+.PHONY: help install demo test test-system test-xla test-all check format lint types bench docs dashboards pins clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -27,9 +27,16 @@ install: $(STAMP) ## a local environment in .venv
 demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=1 leaves them running)
 	@$(BIN)/healthd demo $(if $(KEEP),--keep)
 
-test: $(STAMP) ## all tests: those that want the machine for themselves one by one, after the others
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not alone" tests
-	@$(BIN)/python -m pytest -m alone tests
+PYTEST := $(BIN)/python -m pytest -n 2
+
+test: $(STAMP) ## all tests that need neither root nor foreign programs
+	@$(PYTEST) --dist worksteal -m "not (system or xla or gpu or alone)" tests
+	@$(BIN)/python -m pytest -m "alone and not (system or xla or gpu)" tests
+
+test-system: $(STAMP) ## tests with root and real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces, ...
+	@$(PYTEST) --dist loadgroup -m "system and not xla" tests
+
+test-all: test test-system test-xla ## all tests
 
 $(XLA_STAMP): requirements-xla.txt
 	@echo "Installing PyTorch/XLA into $(XLA_VENV) (once; about 7 GB) ..."
@@ -40,7 +47,7 @@ $(XLA_STAMP): requirements-xla.txt
 test-xla: $(STAMP) $(XLA_STAMP) ## every probe and collective on real PyTorch/XLA (on its CPU device)
 	@$(BIN)/python -m pytest -m xla tests/checks tests/healthd
 
-check: format-check lint types test ## what CI runs: format, lint, strict types, tests
+check: format-check lint types test ## format, lint, strict types, tests
 
 .PHONY: format-check
 format-check: $(STAMP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +80,7 @@ def lint(service: Service) -> str:
     return done.stdout + done.stderr if done.returncode or done.stderr else ""
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (of Prometheus) is not installed")
+@pytest.mark.system("promtool")
 def test_every_metric_of_the_contract_is_there_and_every_reader_is_content(cluster: Cluster) -> None:
     cluster.checks = ("memory_free", "proof", "matmul", "memory", "all_reduce")
     aggregator = cluster.aggregator().start()
@@ -110,7 +109,7 @@ def test_every_metric_of_the_contract_is_there_and_every_reader_is_content(clust
         assert lint(service) == ""
 
 
-@pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not installed")
+@pytest.mark.system("prometheus")
 def test_prometheus_finds_the_nodes_through_the_aggregator_and_sees_their_health(cluster: Cluster) -> None:
     names = {"n1", "n2"}
     aggregator = cluster.fleet(*sorted(names), config=AGGREGATOR)

@@ -12,12 +12,12 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -37,8 +37,7 @@ from healthd.node.timetable import QuickFacts, quick_due_at
 from healthd.runner.core import builtin_catalogue
 from tests.fleet.world import result, state
 
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed: it has kustomize")
+pytestmark = pytest.mark.system("kubectl")
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy/kubernetes"

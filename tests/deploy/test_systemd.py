@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ FOLDER = Path(__file__).parent.parent.parent / "deploy/systemd"
 UNITS = ("healthd-node.service", "healthd-aggregator.service", "healthd-boot.service")
 BOOT = FOLDER / "healthd-boot"
 
-systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+systemd = pytest.mark.system("systemd-analyze")
 
 
 class Unit(configparser.RawConfigParser):

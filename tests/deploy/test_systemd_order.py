@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,14 +21,7 @@ MANAGER = "/lib/systemd/systemd"
 # The agent of AWS, as amazon-ecs-agent's own unit orders it: it starts when user data is done.
 ECS = "[Unit]\nAfter=cloud-final.service\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart={say} agent\n"
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts of its own need root"),
-    pytest.mark.skipif(
-        not Path(MANAGER).exists() or shutil.which("unshare") is None or shutil.which("systemctl") is None,
-        reason="systemd is not installed",
-    ),
-]
+pytestmark = pytest.mark.system(MANAGER, "systemctl", "unshare", root=True)
 
 
 class Boot:

@@ -10,7 +10,6 @@ import ctypes.util
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from tests.deploy.test_systemd import UNITS, Unit
 from tests.patience import PATIENCE
 
-pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+pytestmark = pytest.mark.system("systemd-analyze")
 
 # What checks/kernel.py asks of the kernel: its log and its clock. glibc makes the one of the other.
 CALLS = {"openat", "read", "close", "adjtimex", "clock_adjtime"}

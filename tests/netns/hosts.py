@@ -24,7 +24,6 @@ import pytest
 from tests.fleet.service import until
 from tests.patience import PATIENCE
 
-TOOLS = ("ip", "tc")
 PREFIX = "hdf"
 
 # 198.18.0.0/15 is set aside for tests of networks (RFC 2544): no machine has a route there that matters. Runs
@@ -34,11 +33,7 @@ NET4, NET6 = f"198.{18 + _OWN // 256 % 2}.{_OWN % 256}", f"fd77:{_OWN:x}"
 CENTRE, ROOT_HOST = 253, 254  # last numbers of the addresses of the aggregator and of this process
 WRONG_MAC = "02:00:00:00:00:99"
 
-marks = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"{' or '.join(TOOLS)} is not installed (iproute2)"),
-]
+marks = [pytest.mark.system("ip", "tc", root=True), pytest.mark.xdist_group("netns")]
 # Of every link: far below what a busy machine carries, so that how fast a group is hangs on the links alone.
 LINK_RATE = "200mbit"  # 25e6 bytes/s
 SLOW_RATE = "20mbit"  # a tenth

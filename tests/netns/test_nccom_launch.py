@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,10 +21,7 @@ from tests.netns import fleet
 from tests.netns.fleet import Fleet, Host
 from tests.patience import PATIENCE
 
-pytestmark = [
-    *fleet.marks,
-    pytest.mark.skipif(not all(map(shutil.which, ("mpirun", "orted"))), reason="openmpi-bin is not installed"),
-]
+pytestmark = [*fleet.marks, pytest.mark.system("mpirun", "orted")]
 
 OURS = ("nccom_tree.py", "orted", "mpirun", "nccom-test", "healthd.rsh")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,14 +26,9 @@ from tests.healthd.test_session import accused
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("ip", "tc")
 COUNT = 3
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"{' or '.join(TOOLS)} is not installed (iproute2)"),
-]
+pytestmark = [pytest.mark.system("ip", root=True), pytest.mark.xdist_group("netns")]
 
 
 def ip(*words: str) -> None:

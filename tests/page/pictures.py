@@ -42,7 +42,7 @@ START_SECONDS = 180.0
 
 def main() -> int:
     """Make all pictures; 1 with a line where something is missing."""
-    if not CHROMIUM.exists():
+    if not Path(CHROMIUM).exists():
         print(f"{CHROMIUM} is not installed; apt-get install chromium", file=sys.stderr)
         return 1
     PICTURES.mkdir(parents=True, exist_ok=True)

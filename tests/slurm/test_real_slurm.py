@@ -19,15 +19,11 @@ from healthd.fleet.actuators.slurm import SlurmActuator
 from healthd.slurm import MARK, Scontrol, SlurmError
 from tests.fleet.cluster import Cluster, ask, release
 from tests.fleet.service import Service
-from tests.slurm.slurm_kit import SlurmCluster, missing, until
+from tests.slurm.slurm_kit import SlurmCluster, until
 
 NODES = ("n1", "n2", "n3")
-MISSING = missing("scontrol", "curl")
-
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(MISSING), reason=MISSING or "there"),
+    pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", "scontrol", "curl", root=True),
     pytest.mark.xdist_group("slurm"),
 ]
 

@@ -12,7 +12,7 @@ import yaml
 
 from tests.watch.stand import ALERTS, CASES, PROMETHEUS, RECORDING, ROOT, RUNBOOKS, alerts, recorded_metrics, rules
 
-needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (of Prometheus) is not installed")
+needs_promtool = pytest.mark.system("promtool")
 
 
 def promtool(*arguments: str, folder: Path = PROMETHEUS) -> None:
