@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fnmatch
 import functools
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from checks import kernel
+from checks.json_text import parse_json
 from checks.kernel import ClockState, LogLine
 
 MAX_READ_BYTES = 4 << 20
@@ -323,7 +323,7 @@ class Host:
         """A member of `host.json`: what a machine as data says of things that are no files."""
         if self._said is None:
             try:
-                self._said = json.loads(self.read("/host.json"))
+                self._said = parse_json(self.read("/host.json"))
             except (ValueError, HostError) as error:
                 raise HostError("NoData", f"host.json: {error}") from None
         if not isinstance(self._said, dict) or name not in self._said:

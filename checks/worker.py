@@ -75,7 +75,7 @@ class Worker:
 
     def serve(self, lines: Any) -> None:
         """Answer commands until the input ends."""
-        import json
+        from checks.json_text import parse_json
 
         handlers = {
             "setup": self.setup,
@@ -86,7 +86,7 @@ class Worker:
             "catalogue": self.catalogue,
         }
         for line in lines:
-            command = json.loads(line)
+            command = parse_json(line)
             self._id = command["id"]
             try:
                 handlers[command["kind"]](command)

@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from checks.json_text import parse_json
 from healthd import __version__
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.redaction import Redactor
@@ -122,16 +123,16 @@ def _state(settings: Settings) -> Any:
 
 
 def _json_file(path: Path) -> Any:
-    return json.loads(_head(path))
+    return parse_json(_head(path))
 
 
 def _config(settings: Settings) -> Any:
     """The file as it was read, and which variables set something: their values are not ours to tell."""
-    import tomllib
+    from healthd.toml_text import parse_toml
 
     variables = sorted(name for name in os.environ if name.startswith("HEALTHD_"))
     file = settings.file
-    content = tomllib.loads(_head(file)) if file is not None else None
+    content = parse_toml(_head(file)) if file is not None else None
     return {"file": None if file is None else str(file), "content": content, "variables": variables}
 
 
@@ -281,7 +282,7 @@ def render(
 def _parsed(text: str) -> Any:
     """A tool's JSON as values, so that members can be told apart; the text where it is none."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         # Whoever wrote half a document may have written a command line in it.
         return re.sub(r'("(?:command|cmdline)"\s*:\s*)"[^"]*"?', r'\1"(removed)"', text)

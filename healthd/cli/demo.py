@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from checks.json_text import parse_json
 from healthd.errors import HealthdError
 
 NODES = ("n1", "n2", "n3")
@@ -223,7 +224,7 @@ class Stage:
         command = ("gate", "--aggregator", self.aggregator, "--job", job, *arguments, "--wait", "45s")
         self.healthd(*command, expect=expect)
         again = self._run(*command, "--json")  # the same job and attempt: the same answer, from the database
-        decision: dict[str, Any] = json.loads(again.stdout)
+        decision: dict[str, Any] = parse_json(again.stdout)
         return decision
 
     def end_job(self, gate: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from checks.json_text import parse_json
 from healthd.cli.hook_settings import GateSettings
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.outcome import outcome
@@ -233,7 +234,7 @@ def _local_verdict(settings: Settings) -> str | None:
         return f"its daemon at {url} cannot be reached: {error}"
     code, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0].strip()
     try:
-        said = answer.json() if kind == HEALTH_JSON else None
+        said = parse_json(answer.content) if kind == HEALTH_JSON else None
     except ValueError:
         said = None
     if not isinstance(said, dict) or not said.get("serviceId"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import urllib.parse
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -37,9 +37,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class NodeApi:
     """The ASGI application."""
 
-    def __init__(self, book: NodeBook) -> None:
+    def __init__(self, book: NodeBook, task_errors: Mapping[str, int] | None = None) -> None:
+        """`task_errors` are those of `Tasks.errors`; None where no tasks run."""
         self._book = book
-        self._registry = registry_of(book)
+        self._registry = registry_of(book, task_errors or {})
         self._cached_of: NodeState | None = None
         self._cache: dict[Demand | None, tuple[int, bytes]] = {}
         self._app = Starlette(
