@@ -17,6 +17,7 @@ from typing import Any
 
 from checks.contract import Action, Blame, Evidence, Finding, Limit, Measurement, Missing, Previous, Progress, Status
 from checks.json_text import parse_json
+from checks.printable import printable
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_FINDINGS = 256  # of one check in one worker; what is above is counted and told
@@ -60,8 +61,8 @@ def _no_constant(name: str) -> float:
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """One line of bounded length."""
-    line = " ".join(str(text).split())
+    """One line of bounded length, without control characters."""
+    line = printable(" ".join(str(text).split()))
     return line if len(line) <= limit else line[: limit - 4] + " ..."
 
 

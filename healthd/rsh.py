@@ -19,6 +19,7 @@ from pathlib import Path
 
 from checks.collective.nccom_launch import ROUND_VARIABLE, SOCKET_VARIABLE
 from checks.json_text import parse_json
+from checks.printable import printable
 from healthd.errors import HealthdError
 
 TIMEOUT_SECONDS = 60.0
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     except RshError as failure:
         code, error = UNREACHABLE, str(failure)
     if error:
-        sys.stderr.write(f"healthd-rsh: {' '.join(error.split())}\n")
+        sys.stderr.write(f"healthd-rsh: {printable(' '.join(error.split()))}\n")
     return code
 
 

@@ -7,14 +7,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from checks.json_text import TooDeepError, require_shallow
+from checks.printable import printable_bytes
 from healthd.errors import BadInputError
 
 T = TypeVar("T")
 
 
 def encode(value: Any) -> bytes:
-    """JSON of any record of the model."""
-    return msgspec.json.encode(value)
+    """JSON of any record of the model; control characters that JSON lets stand (DEL, C1, bidi) are escaped too."""
+    return printable_bytes(msgspec.json.encode(value))
 
 
 def decode(body: bytes, wanted: type[T], *, what: str) -> T:

@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from checks.json_text import parse_json
+from checks.printable import printable
 from healthd import __version__
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.redaction import Redactor
@@ -272,9 +273,9 @@ def render(
         value = found[name]
         if isinstance(value, str) and name.endswith(".json"):
             value = _parsed(value)
-        files[name] = (
-            redactor.text(value) if isinstance(value, str) else json.dumps(redactor.plain(value), indent=1) + "\n"
-        )
+        is_text = isinstance(value, str)
+        text = redactor.text(value) if is_text else json.dumps(redactor.plain(value), indent=1) + "\n"
+        files[name] = printable(text)
     left_out = {name: redactor.text(why) for name, why in sorted(failed.items())}
     return {"README.txt": _readme(files, left_out, redactor, redacted=redacted), **files}
 

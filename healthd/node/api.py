@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from checks.printable import printable_line
 from healthd import wire
 from healthd.errors import BadInputError
 from healthd.model import Health, NodeState
@@ -98,7 +99,8 @@ class NodeApi:
                 lines.append(f"[{'-' if name in failed else '+'}] {name} {word}")
         lines += [f"{name}: {why}" for name, why in failed.items()] if not lines else []
         lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
-        return PlainTextResponse("\n".join(lines) + "\n", 503 if failed else 200, {"cache-control": "no-store"})
+        text = "".join(f"{printable_line(line)}\n" for line in lines)
+        return PlainTextResponse(text, 503 if failed else 200, {"cache-control": "no-store"})
 
     async def _metrics(self, request: Request) -> Response:
         body, content_type = exposition(self._registry, request.headers.get("accept", ""))

@@ -14,6 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
+from checks.printable import printable_bytes
 from healthd import __version__
 from healthd.model import CheckResult, Health, NodeState
 from healthd.node.state import NodeBook, Totals
@@ -80,7 +81,7 @@ def registry_of(book: NodeBook, task_errors: Mapping[str, int]) -> CollectorRegi
 def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """The text in the format that is asked for (OpenMetrics, else Prometheus), and its content type."""
     encoder, content_type = choose_encoder(accept)
-    return encoder(registry), content_type
+    return printable_bytes(encoder(registry), backslash=rb"\\"), content_type
 
 
 def _node(state: NodeState) -> Iterator[Metric]:
