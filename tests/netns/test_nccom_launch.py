@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not all(map(shutil.which, ("mpirun", "orted"))), reason="openmpi-bin is not installed"),
 ]
 
-OURS = ("nccom_tree.py", "orted", "mpirun", "nccom-test", "healthd.rsh")
+OURS = ("guard.py", "orted", "mpirun", "nccom-test", "healthd.rsh")
 
 NODE = """
 [probe]
