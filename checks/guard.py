@@ -79,7 +79,7 @@ def stand_guard(parent: int) -> None:
         if os.getppid() != guard:
             os._exit(1)
         return
-    os.closerange(0, os.sysconf("SC_OPEN_MAX"))  # pipes must end with those who use them
+    os.closerange(0, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))  # pipes must end with those who use them
     status = _wait(child)
     _send(child, signal.SIGKILL, {guard})
     # The guards of programs below get SIGTERM with its end, and remove folders: that is worth a moment.

@@ -277,6 +277,10 @@ class Child:
         self.kill()
         return await self.gone(within_seconds)
 
+    def abandon(self) -> None:
+        """Close our ends of its pipes: it was killed, does not end, and nobody listens to it any more."""
+        self._release()
+
     def _close_stdin(self) -> None:
         if self._stdin >= 0 and self._process.stdin is not None:
             self._loop.remove_writer(self._stdin)
