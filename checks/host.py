@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fnmatch
 import functools
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from checks import kernel
+from checks.json_text import parse_json
 from checks.kernel import ClockState, LogLine
 
 MAX_READ_BYTES = 4 << 20
@@ -180,22 +180,31 @@ class Host:
                 return candidate
         raise HostError("MissingTool", f"no such program: {name}; install it or name its path")
 
-    def run(self, argv: Sequence[str], *, timeout_seconds: float, keep_open: Sequence[int] = ()) -> Completed:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float,
+        keep_open: Sequence[int] = (),
+        folder: str = "",
+        environment: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
+    ) -> Completed:
         """
-        Run a program to its end, with no input and in a process group of its own that is killed at the time-out.
+        Run a program to its end or its time-out, with no input; whatever it has started ends with it.
 
         HostError Timeout or MissingTool. Output that a grandchild keeps open is not waited for. The program inherits
-        the descriptors of `keep_open`, and with them the locks that are on them.
+        the descriptors of `keep_open`, and with them the locks that are on them. `folder` is its working directory
+        (empty: ours); `environment` makes its environment out of the usual one.
         """
         from checks.running import run_program
 
-        run = functools.partial(run_program, keep_open=keep_open)
-        code, out, err = self._started(run, argv, timeout_seconds)
+        run = functools.partial(run_program, keep_open=keep_open, folder=folder)
+        code, out, err = self._started(run, argv, timeout_seconds, environment)
         return Completed(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
     def first_line(self, argv: Sequence[str], *, timeout_seconds: float) -> str:
         """
-        The first line that a program which streams writes; then it is killed, with its process group.
+        The first line that a program which streams writes; then it is killed, with all that it has started.
 
         HostError Timeout, MissingTool, or NoData where it ended, or wrote megabytes, without one.
         """
@@ -208,7 +217,13 @@ class Host:
             raise HostError("NoData", f"{argv[0]} wrote no line{': ' if words else ''}{words}")
         return line.decode("utf-8", "replace")
 
-    def _started(self, run: Callable[..., T], argv: Sequence[str], timeout_seconds: float) -> T:
+    def _started(
+        self,
+        run: Callable[..., T],
+        argv: Sequence[str],
+        timeout_seconds: float,
+        changed: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
+    ) -> T:
         """Start a program by `run` in the environment of this machine; what goes wrong is a HostError."""
         from checks.running import TimeUpError
 
@@ -220,7 +235,7 @@ class Host:
         try:
             return run(
                 [program, *argv[1:]],
-                environment=environment,
+                environment=environment if changed is None else changed(environment),
                 timeout_seconds=timeout_seconds,
                 max_bytes=MAX_OUTPUT_BYTES,
             )
@@ -323,7 +338,7 @@ class Host:
         """A member of `host.json`: what a machine as data says of things that are no files."""
         if self._said is None:
             try:
-                self._said = json.loads(self.read("/host.json"))
+                self._said = parse_json(self.read("/host.json"))
             except (ValueError, HostError) as error:
                 raise HostError("NoData", f"host.json: {error}") from None
         if not isinstance(self._said, dict) or name not in self._said:

@@ -8,7 +8,6 @@ not tell: on Nitro, which all types with accelerators are, it tells both, and no
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from checks.accelerators.neuron_versions import read_all
 from checks.catalog import type_name
 from checks.host import Host, HostError
+from checks.json_text import parse_json
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -164,8 +164,8 @@ def parse_tool_type(text: str) -> str | None:
     if len(text) > _MAX_JSON_CHARACTERS:
         return None
     try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError):
+        entries = parse_json(text)
+    except ValueError:
         return None
     if not isinstance(entries, list):
         entries = [entries]

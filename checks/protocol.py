@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from checks.contract import Action, Blame, Evidence, Finding, Limit, Measurement, Missing, Previous, Progress, Status
+from checks.json_text import parse_json
+from checks.printable import printable
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_FINDINGS = 256  # of one check in one worker; what is above is counted and told
@@ -43,8 +45,8 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any]:
     """The object in a line; NaN and infinities are not JSON."""
     try:
-        message = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        message = parse_json(line, parse_constant=_no_constant)
+    except ValueError:
         raise ProtocolError(f"not a message: {line[:60]!r}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise ProtocolError(f"not a message: {line[:60]!r}")
@@ -59,8 +61,8 @@ def _no_constant(name: str) -> float:
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """One line of bounded length."""
-    line = " ".join(str(text).split())
+    """One line of bounded length, without control characters."""
+    line = printable(" ".join(str(text).split()))
     return line if len(line) <= limit else line[: limit - 4] + " ..."
 
 

@@ -1,25 +1,25 @@
 """
 Running a program to its end, bounded in time and output: behind `checks.host`, and to ask an interpreter what it has.
 
-The program leads a process group of its own, which is killed when the program ends or its time is up, and dies with
-this process. Nobody waits for the end of a pipe: a grandchild may hold it for ever.
+The program runs under a guard (`checks.guard`), which leaves nothing of it when it ends, when its time is up, or when
+this process ends. Nobody waits for the end of a pipe: a grandchild may hold it for ever.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
-_PR_SET_PDEATHSIG = 1
+_GUARD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guard.py")
 _CHUNK_BYTES = 1 << 16
 _LAST_CHUNKS = 64  # what a pipe can hold at its end, twice over; a grandchild that babbles on is left alone
 _POLL_SECONDS = 0.02  # where the kernel has no pidfd (before 5.3)
-_BURIAL_SECONDS = 1.0  # SIGKILL works at once unless the kernel itself holds the process
+_BURIAL_SECONDS = 2.0  # SIGKILL works at once unless the kernel itself holds the process
 
 
 class TimeUpError(Exception):
@@ -43,13 +43,14 @@ def run_program(
     timeout_seconds: float,
     max_bytes: int,
     keep_open: Sequence[int] = (),
+    folder: str = "",
 ) -> tuple[int, bytes, bytes]:
     """
     Exit code (negative for a signal), standard output and standard error, each cut at `max_bytes`.
 
-    Raises OSError when it cannot be started and TimeUpError.
+    `folder` is the working directory; empty is ours. Raises OSError when it cannot be started and TimeUpError.
     """
-    ended, killed, code, out, err = _run(argv, environment, timeout_seconds, max_bytes, until=None, keep_open=keep_open)
+    ended, killed, code, out, err = _run(argv, environment, timeout_seconds, max_bytes, None, keep_open, folder)
     if not ended:
         raise TimeUpError(killed, out, err)
     return code, out, err
@@ -77,30 +78,38 @@ def _run(
     max_bytes: int,
     until: bytes | None,
     keep_open: Sequence[int] = (),
+    folder: str = "",
 ) -> tuple[bool, bool, int, bytes, bytes]:
     """Whether it was over in time, whether it could be killed, and what `run_program` returns."""
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: the child must do as little as possible
-    process = subprocess.Popen(
-        list(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=dict(environment),
-        start_new_session=True,
-        pass_fds=tuple(keep_open),
-        preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
-    )
+    failed, failing = os.pipe()
+    try:
+        guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(failing), folder, "--", *argv]
+        process = subprocess.Popen(
+            guard,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
+            pass_fds=(failing, *keep_open),
+        )
+    except BaseException:
+        os.close(failed)
+        raise
+    finally:
+        os.close(failing)
     assert process.stdout
     assert process.stderr
-    with process.stdout, process.stderr:
+    with process.stdout, process.stderr, open(failed, "rb", buffering=0) as errors:
         output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
         ended = False
         try:
             ended = _wait(process.pid, output, time.monotonic() + timeout_seconds, max_bytes, until)
         finally:
-            # Its corpse still holds the number, so the group cannot be somebody else's.
-            _kill_group(process.pid)
-            killed = _bury(process)
+            killed = _end(process)
+        os.set_blocking(failed, False)
+        if number := errors.read(16):
+            raise OSError(int(number), os.strerror(int(number)), argv[0])
         for descriptor, part in output.items():
             for _ in range(_LAST_CHUNKS):
                 if not _take(descriptor, part, max_bytes):
@@ -160,14 +169,10 @@ def _take(descriptor: int, part: bytearray, max_bytes: int) -> bool:
     return bool(chunk)
 
 
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def _bury(process: subprocess.Popen[bytes]) -> bool:
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """Have the guard end what is left; false when the kernel holds some of it, which the guard goes on to kill."""
+    process.terminate()
+    process.send_signal(signal.SIGCONT)  # whatever a program may have done to it
     try:
         process.wait(_BURIAL_SECONDS)
     except subprocess.TimeoutExpired:

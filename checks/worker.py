@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from checks.faults import Fault
     from checks.host import Host
 
-_PR_SET_PDEATHSIG = 1
-_SIGKILL = 9
-
 # On an idle machine it costs nothing; against one other busy process a worker keeps a quarter of a core.
 NICE = 5
 
@@ -47,15 +44,6 @@ def load_own_checks() -> None:
     package = module_from_spec(spec)
     sys.modules["checks"] = package
     spec.loader.exec_module(package)
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; exit when that has happened already."""
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call; 0 means a parent in another PID namespace
-        os._exit(1)
 
 
 class Worker:
@@ -75,7 +63,7 @@ class Worker:
 
     def serve(self, lines: Any) -> None:
         """Answer commands until the input ends."""
-        import json
+        from checks.json_text import parse_json
 
         handlers = {
             "setup": self.setup,
@@ -86,7 +74,7 @@ class Worker:
             "catalogue": self.catalogue,
         }
         for line in lines:
-            command = json.loads(line)
+            command = parse_json(line)
             self._id = command["id"]
             try:
                 handlers[command["kind"]](command)
@@ -338,14 +326,16 @@ def _cold_cache() -> type[ColdCacheError]:
 def main(arguments: Sequence[str]) -> None:
     """Serve the runner that started this process."""
     output, parent = int(arguments[0]), int(arguments[1])
-    die_with(parent)
+    load_own_checks()
+    from checks.guard import stand_guard
+
+    stand_guard(parent)  # from here on this is the child of a guard, which ends all that comes of it
     # What a check starts must neither hold the pipe of the results nor read the commands.
     os.set_inheritable(output, False)
     commands = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    load_own_checks()
     import faulthandler
     import resource
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from healthd import wire
-from healthd.errors import ConfigError, HealthdError, UnreachableError, connection_words, words_of
+from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
@@ -180,11 +180,9 @@ class Aggregator:
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""
-        import msgspec
-
         try:
-            return msgspec.json.decode(self.call("GET", path, query=query))
-        except msgspec.DecodeError as error:
+            return wire.decode(self.call("GET", path, query=query), Any, what="its answer")
+        except BadInputError as error:
             raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
 
     def withdraw(self, job: str, attempt: int) -> bool:
@@ -204,16 +202,14 @@ class Aggregator:
 
     def acknowledge(self, gate: str, node: str, *, wait_seconds: float = 10.0) -> tuple[bool | None, tuple[str, ...]]:
         """Confirm the start on a node: whether all go (None: not settled yet), and who has not confirmed."""
-        import msgspec
-
         body = {"node": node, "event": "acknowledge"}
         path, query = f"/v1/gates/{gate}/handshake", {"wait": f"{wait_seconds:g}"}
         found = self.call("POST", path, body=body, query=query, hold_seconds=wait_seconds)
         try:
-            answer = msgspec.json.decode(found)
+            answer = wire.decode(found, dict[str, Any], what="its answer")
             go = answer["go"]
             return (None if go is None else bool(go)), tuple(map(str, answer["missing"]))
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+        except (BadInputError, KeyError, TypeError) as error:
             raise UnreachableError(f"aggregator {self.url}: its answer cannot be read: {error}") from None
 
     def outcome(self, job: str, attempt: int, status: str, message: str) -> str | None:
@@ -226,16 +222,14 @@ class Aggregator:
 
     def _gates(self, job: str, *, most: int) -> tuple[tuple[str, int], ...]:
         """Gates of a job, newest first: the id, and for which attempt it was asked."""
-        import msgspec
-
         found = self.call("GET", "/v1/gates", query={"job": job, "limit": most}, hold_seconds=0.0)
         try:
             # Gates of a group count on by themselves (`attempt`): what its members asked for is listed apart.
             return tuple(
                 (str(gate["id"]), int(gate.get("asked_attempt", gate["attempt"])))
-                for gate in msgspec.json.decode(found)["gates"]
+                for gate in wire.decode(found, dict[str, Any], what="its answer")["gates"]
             )
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (BadInputError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise UnreachableError(f"aggregator {self.url}: its list of gates cannot be read: {error}") from None
 
     def ask(
@@ -300,11 +294,9 @@ def _wait_of(decision: Decision, otherwise: float) -> float:
 
 def _detail(body: bytes) -> str:
     """What the problem document says, in one line; empty where there is none."""
-    import msgspec
-
     try:
-        problem = msgspec.json.decode(body[:65536])
-        detail = problem.get("detail") or problem.get("title")
-    except (msgspec.DecodeError, AttributeError, UnicodeDecodeError):
+        problem = wire.decode(body[:65536], dict[str, Any], what="problem")
+    except BadInputError:
         return ""
+    detail = problem.get("detail") or problem.get("title")
     return " ".join(str(detail or "").split())[:500]

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from healthd.errors import ConfigError, words_of
+from healthd.toml_text import parse_toml
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ def _read(file: Path) -> str:
 
 def _parse(file: Path, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"(.*?) \(at line (\d+), column \d+\)$", str(error))
         line, reason = (match[2], match[1]) if match else (str(text.count("\n") + 1), str(error))

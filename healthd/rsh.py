@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checks.collective.nccom_launch import ROUND_VARIABLE, SOCKET_VARIABLE
+from checks.json_text import parse_json
+from checks.printable import printable
 from healthd.errors import HealthdError
 
 TIMEOUT_SECONDS = 60.0
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     except RshError as failure:
         code, error = UNREACHABLE, str(failure)
     if error:
-        sys.stderr.write(f"healthd-rsh: {' '.join(error.split())}\n")
+        sys.stderr.write(f"healthd-rsh: {printable(' '.join(error.split()))}\n")
     return code
 
 
@@ -100,8 +102,8 @@ def _object(line: bytes) -> dict[str, object]:
     if not line.endswith(b"\n"):
         raise RshError("a line that was cut, or none")
     try:
-        said = json.loads(line)
-    except (ValueError, RecursionError):
+        said = parse_json(line)
+    except ValueError:
         raise RshError("a line that is no JSON") from None
     if not isinstance(said, dict):
         raise RshError("a line that is no JSON object")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from checks.printable import printable
 from healthd.errors import BadInputError, HealthdError
 
 MARK = "healthd: "
@@ -126,7 +127,8 @@ def one_node(name: str) -> bool:
 
 def reason_text(mark: str, why: str) -> str:
     """A reason that begins with the mark: one printable line that Slurm shows whole."""
-    line = " ".join("".join(sign if sign.isprintable() else " " for sign in why).split())
+    # Slurm's own tools want less than a terminal bears.
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in printable(" ".join(why.split()))).split())
     line = line.replace('"', "'").replace("|", "/")
     return (mark + (line or "no reason given"))[:MAX_REASON_LENGTH].rstrip()
 

@@ -2,7 +2,7 @@
 A quiet HTTP server for both services: uvicorn without its idle tick, its own signals, access log and extra headers.
 
 At rest it wakes nobody up. Sockets are bound before anything else starts, so that a port in use is one clear line. What
-a client may do to us without asking the application (slow or endless headers, hundreds of connections) ends here.
+one client may take of it is bounded in `healthd.connection`.
 """
 
 from __future__ import annotations
@@ -10,47 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import math
 import os
 import socket
 import stat
-import struct
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from healthd.connection import App, Connection, Limits
 from healthd.listen import ListenError, parse_listen
 
-log = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-App = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one client, and all of them together, may take."""
-
-    connections: int = 512
-    """Open connections; one more is answered 503. Prometheus, probes and people need a handful."""
-
-    header_bytes: int = 32 * 1024
-    """Bytes of one request's line and headers; more is answered 431. Browsers with cookies send under 8 KiB."""
-
-    header_seconds: float = 10.0
-    """Time in which a request's headers must have arrived; connections that never send any are closed after it."""
-
-    keep_alive_seconds: float = 75.0
-    """Time that an idle connection is kept: longer than the 60 s between two scrapes or syncs."""
-
-    stop_seconds: float = 2.0
-    """Time that requests under way have to end when the server stops."""
+__all__ = [
+    "App",
+    "Limits",
+    "ListenError",
+    "Server",
+    "address_of",
+    "bind",
+    "bind_unix",
+    "closing_on_error",
+    "parse_listen",
+]
 
 
 def bind(listen: str, *, backlog: int = 512) -> socket.socket:
@@ -146,7 +128,7 @@ class Server:
         self._sockets = list(sockets)
         self._config = uvicorn.Config(
             app,
-            http=type("Bounded", (_Bounded,), {"limits": self._limits, "owner_only": owner_only}),
+            http=type("Bounded", (Connection,), {"limits": self._limits, "owner_only": owner_only, "waiting": {}}),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -156,7 +138,6 @@ class Server:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            limit_concurrency=self._limits.connections,
             # uvicorn's types ask for whole seconds.
             timeout_keep_alive=math.ceil(self._limits.keep_alive_seconds),
             timeout_graceful_shutdown=math.ceil(self._limits.stop_seconds),
@@ -184,102 +165,28 @@ class Server:
         # uvicorn's own loop would wake up ten times a second to do what these three lines do once.
         self._server.lifespan = self._config.lifespan_class(self._config)
         self._server.server_state.default_headers = self._config.encoded_headers
-        await self._server.startup(sockets=self._sockets)
+        self._server.servers = [await self._listen(sock) for sock in self._sockets]
+
+    async def _listen(self, sock: socket.socket) -> asyncio.Server:
+        """As uvicorn does, with less than its minute for TLS handshakes: until its end a connection does not count."""
+        config, loop = self._config, asyncio.get_running_loop()
+        return await loop.create_server(
+            lambda: config.http_protocol_class(  # type: ignore[call-arg]
+                config=config,
+                server_state=self._server.server_state,
+                app_state=self._server.lifespan.state,
+            ),
+            sock=sock,
+            ssl=config.ssl,
+            backlog=config.backlog,
+            ssl_handshake_timeout=self._limits.header_seconds if config.ssl is not None else None,
+        )
 
     async def stop(self) -> None:
         """Close the sockets, let requests under way end, then cut them off."""
         await self._server.shutdown(sockets=self._sockets)
         for connection in list(self._server.server_state.connections):
             connection.transport.close()
-
-
-class _Bounded(HttpToolsProtocol):
-    """One connection, with bounds on what comes before the application sees anything."""
-
-    limits = Limits()
-    owner_only = False
-
-    _head_bytes = 0
-    _in_head = True
-    _refused = False
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if self.owner_only and not _peer_is_owner(transport):
-            transport.abort()
-            return
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_done()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
-        # Only pieces before this one count: a body may follow its head in the same piece.
-        if self._in_head and self._head_bytes > self.limits.header_bytes:
-            self._refuse()
-            return
-        self._head_bytes += len(data)
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._await_head()
-
-    def on_headers_complete(self) -> None:
-        self._head_done()
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.limits.header_bytes:
-            self._refuse()
-        else:
-            super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        if not self._refused:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        if not self._refused:
-            super().on_message_complete()
-
-    def _await_head(self) -> None:
-        self._head_done()
-        self._in_head, self._head_bytes = True, 0
-        self._deadline = self.loop.call_later(self.limits.header_seconds, self._too_late)
-
-    def _head_done(self) -> None:
-        self._in_head = False
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _too_late(self) -> None:
-        self._deadline = None
-        if not self.transport.is_closing():
-            self.transport.close()
-
-    def _refuse(self) -> None:
-        self._refused = True
-        self._head_done()
-        text = b"request headers are too large"
-        head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(text) + text)
-        self.transport.close()
-
-
-def _peer_is_owner(transport: asyncio.Transport) -> bool:
-    """Whether the other end of a Unix socket is root or our own user, by the kernel's word."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.family != socket.AF_UNIX:
-        return False
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    if uid in (0, os.geteuid()):
-        return True
-    log.warning("control socket: a process of user %d was turned away", uid)
-    return False
 
 
 @contextlib.contextmanager

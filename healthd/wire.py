@@ -1,4 +1,4 @@
-"""JSON of the model: strict on the way in (types, no surplus of bytes), exact on the way out."""
+"""JSON of the model: strict on the way in (types, depth, no surplus of bytes), exact on the way out."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from checks.json_text import TooDeepError, require_shallow
+from checks.printable import printable_bytes
 from healthd.errors import BadInputError
 
 T = TypeVar("T")
 
 
 def encode(value: Any) -> bytes:
-    """JSON of any record of the model."""
-    return msgspec.json.encode(value)
+    """JSON of any record of the model; control characters that JSON lets stand (DEL, C1, bidi) are escaped too."""
+    return printable_bytes(msgspec.json.encode(value))
 
 
 def decode(body: bytes, wanted: type[T], *, what: str) -> T:
     """A record out of JSON; BadInputError names the member and what was wrong. Unknown members are ignored."""
     try:
+        require_shallow(body)
         return msgspec.json.decode(body, type=wanted)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, TooDeepError) as error:
         raise BadInputError(f"{what}: {error}") from None
 
 

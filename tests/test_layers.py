@@ -20,6 +20,8 @@ COMMON = {
     "healthd.config",
     "healthd.evidence",
     "healthd.web",
+    "healthd.connection",
+    "healthd.toml_text",
     "healthd.listen",
     "healthd.localize",
     "healthd.launching",

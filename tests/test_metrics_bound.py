@@ -37,7 +37,7 @@ STRANGE = 40  # values of a label that nobody has bounded
 
 def series(book: NodeBook) -> list[str]:
     """Each sample, by name and labels."""
-    text, _ = exposition(registry_of(book), "text/plain")
+    text, _ = exposition(registry_of(book, {}), "text/plain")
     return [
         f"{sample.name}{sorted(sample.labels.items())}"
         for family in text_string_to_metric_families(text.decode())

@@ -34,6 +34,7 @@ OF_NODE = {
     "healthd_collective_bus_bandwidth_bytes_per_second",
     "healthd_collective_duration_seconds",
     "healthd_probe_device_seconds_total",
+    "healthd_task_errors_total",
 }
 OF_AGGREGATOR = {
     "healthd_fleet_nodes",

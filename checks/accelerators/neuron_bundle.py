@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from checks.accelerators.neuron_cache import FORMAT, MANIFEST, CacheKey, CompileCache, to_key
+from checks.json_text import parse_json
 
 HEAD = "healthd-compile-cache.json"
 FOLDER = "cache"
@@ -112,11 +113,11 @@ def _head(tar: tarfile.TarFile) -> tuple[CacheKey, dict[str, str]]:
     if member is None or content is None or member.size > _MAX_HEAD_BYTES:
         raise BundleError(f"no bundle of healthd: it does not begin with {HEAD}")
     try:
-        said = json.loads(content.read(_MAX_HEAD_BYTES))
+        said = parse_json(content.read(_MAX_HEAD_BYTES))
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             raise BundleError("a bundle of another format; make it with this version of healthd")
         key = to_key(said.get("key"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, BundleError):
             raise
         raise BundleError(f"the head of the bundle makes no sense: {error}") from None
@@ -174,9 +175,9 @@ def _believe(folder: Path, key: CacheKey, digests: Mapping[str, str]) -> None:
         names = [name for name in {**digests, **found} if digests.get(name) != found.get(name)]
         raise BundleError(f"the bundle is damaged or cut off: {len(names)} files are not as they were, as {names[0]!r}")
     try:
-        said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        said = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
         fits = to_key(said["key"]) == key and bool(said["entries"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         fits = False
     if not fits:
         raise BundleError(f"the {MANIFEST} of the bundle is missing or of another key")

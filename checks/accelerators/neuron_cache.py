@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from checks.json_text import parse_json
+
 MANIFEST = "manifest.json"
 COMPILING_LOCK = "compiling.lock"
 MANIFEST_LOCK = "manifest.lock"
@@ -160,11 +162,11 @@ class CompileCache:
         """Entry -> seconds that its compilation took; empty where there is no manifest that can be believed."""
         try:
             with open(self.folder / MANIFEST, encoding="utf-8") as file:
-                said = json.loads(file.read(_MAX_MANIFEST_BYTES))
+                said = parse_json(file.read(_MAX_MANIFEST_BYTES))
             if said["format"] != FORMAT or to_key(said["key"]) != self.key:
                 return {}
             return {str(name): float(entry["seconds"]) for name, entry in said["entries"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
     def missing(self, entries: Sequence[str]) -> list[str]:

@@ -10,7 +10,6 @@ Unverified on hardware: members and texts are those of AWS's documentation and o
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import time
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from checks.catalog import type_name
 from checks.host import Host, HostError
+from checks.json_text import parse_json
 
 TIMEOUT_SECONDS = 4.0  # it answers within 1 s; the survey that asks has 10 s in all
 WAIT_SECONDS = 2.0  # for another process of ours that asks just now
@@ -83,8 +83,8 @@ def parse(text: str) -> Listing:
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"{len(text)} characters; a list of devices has fewer")
     try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError):
+        plain = parse_json(text)
+    except ValueError:
         raise ValueError("no JSON" if text.strip() else "nothing") from None
     if not isinstance(plain, list) or not plain or not all(isinstance(item, dict) for item in plain):
         raise ValueError("no list of devices")

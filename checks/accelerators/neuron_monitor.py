@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from checks.host import Host
+from checks.json_text import parse_json
 
 ECC_COUNTERS = ("mem_ecc_corrected", "mem_ecc_uncorrected", "sram_ecc_corrected", "sram_ecc_uncorrected")
 PERIOD = "1s"  # whole units alone: "1.0s" is ignored, and five seconds are taken
@@ -75,8 +76,8 @@ def read_monitor(host: Host, *, timeout_seconds: float) -> Reading | None:
 def parse_monitor(text: str) -> Reading | None:
     """The reading in one line of the stream; None where it is no JSON object with either of its two groups."""
     try:
-        told = json.loads(text)
-    except (ValueError, RecursionError):
+        told = parse_json(text)
+    except ValueError:
         return None
     if not isinstance(told, dict) or not ({"system_data", "neuron_runtime_data"} & told.keys()):
         return None

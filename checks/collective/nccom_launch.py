@@ -160,7 +160,7 @@ def daemon_environment(plan: Plan, kernel: str, own: Mapping[str, str], lnc: int
     """
     For the daemon of Open MPI that a node starts, and so for the ranks under it.
 
-    `own` is ours, cleaned of a job's (`nccom_guard.environment_of`); `lnc` the logical core configuration of this
+    `own` is ours, cleaned of a job's (`nccom_environment.environment_of`); `lnc` the logical core configuration of this
     node, by which its ranks were counted. What mpirun adds goes by its own line.
     """
     path = f"{MPI_PREFIX}/bin:/opt/aws/neuron/bin:{own.get('PATH', '/usr/bin:/bin')}"

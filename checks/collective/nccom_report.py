@@ -10,12 +10,13 @@ Sources: AWS Neuron documentation, tools/neuron-sys-tools/nccom-test.rst. Unveri
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from checks.json_text import parse_json
 
 MAX_ROWS = 256
 _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -98,8 +99,8 @@ def read_table(text: str) -> list[Row]:
 def read_report(text: str) -> list[Row] | None:
     """The rows of a JSON report; None where it is none. Members that nobody knows are passed over."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text)
+    except ValueError:
         return None
     results = found.get("results") if isinstance(found, dict) else None
     if not isinstance(results, list):

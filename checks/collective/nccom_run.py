@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from checks.collective.nccom_guard import FOLDER_PREFIX
+from checks.collective.nccom_environment import FOLDER_PREFIX, environment_of
 from checks.collective.nccom_plan import Step, arguments, environment
 from checks.collective.nccom_report import Abilities, log_path, read_help
 from checks.host import Completed, Host, HostError
@@ -24,7 +22,6 @@ from checks.host import Completed, Host, HostError
 PROGRAM = "nccom-test"
 REMEDY = "install the package aws-neuronx-tools, or leave the nccom checks out (disable)"
 HELP_SECONDS = 30.0
-_GUARD = str(Path(__file__).with_name("nccom_guard.py"))
 _MAX_LOG_BYTES = 1 << 20
 _MAX_REPORT_BYTES = 1 << 20
 _TAIL_LINES, _TAIL_CHARACTERS = 4, 400
@@ -67,7 +64,7 @@ def learn_abilities(host: Host, program: str) -> Abilities:
         raise HostError("MissingTool", f"{program}: {error.strerror or error}; {REMEDY}") from None
     if key not in _learned:
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-            done = run_guarded(host, [program, "--help"], ["HOME=" + folder], folder, HELP_SECONDS)
+            done = run_guarded(host, [program, "--help"], {"HOME": folder}, folder, HELP_SECONDS)
         found = read_help(done.stdout) or read_help(done.stderr)
         if found is None:
             words = last_lines(done.stdout + "\n" + done.stderr) or "nothing"
@@ -97,10 +94,9 @@ def run_step(
         ports = free_ports(2)
         words = arguments(step, abilities, report=report, port=ports[1])
         needed = environment(core_ids, comm_port=ports[0], folder=folder, lnc=lnc)
-        given = [f"{name}={value}" for name, value in sorted(needed.items())]
         code: int | None
         try:
-            done = run_guarded(host, [program, *words], given, folder, timeout_seconds)
+            done = run_guarded(host, [program, *words], needed, folder, timeout_seconds)
             code, output = done.returncode, f"{done.stdout}\n{done.stderr}"
         except HostError as error:
             if error.reason != "Timeout":
@@ -143,13 +139,18 @@ def last_lines(text: str) -> str:
 
 
 def run_guarded(
-    host: Host, argv: Sequence[str], given: Sequence[str], folder: str, timeout_seconds: float
+    host: Host, argv: Sequence[str], given: Mapping[str, str], folder: str, timeout_seconds: float
 ) -> Completed:
-    """Through the guard, which sets the environment and ends everything when we end."""
+    """In its folder, with an environment of its own. The exit code is as a shell would say it."""
     # The tool starts neuron-bench by PATH, where services have no /opt/aws/neuron/bin.
     path = os.pathsep.join((os.path.dirname(argv[0]), os.environ.get("PATH", os.defpath), "/opt/aws/neuron/bin"))
-    guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), folder, f"PATH={path}", *given, "--", *argv]
-    return host.run(guard, timeout_seconds=timeout_seconds)
+    done = host.run(
+        argv,
+        timeout_seconds=timeout_seconds,
+        folder=folder,
+        environment=lambda own: environment_of(own, {"PATH": path, **given}),
+    )
+    return done._replace(returncode=128 - done.returncode) if done.returncode < 0 else done
 
 
 def _read_report(path: str) -> str | None:

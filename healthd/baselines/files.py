@@ -20,6 +20,7 @@ from healthd import wire
 from healthd.baselines.learning import higher_is_better
 from healthd.baselines.model import Baseline, Kind, Learned, Series, State
 from healthd.errors import BadInputError
+from healthd.toml_text import parse_toml
 
 FORMAT = 1
 MOST_BYTES = 4 << 20
@@ -103,8 +104,8 @@ def decode(body: bytes, *, what: str, toml: bool = False) -> tuple[Series, ...]:
         raise BadInputError(f"{what}: larger than {MOST_BYTES} bytes; this is no file of baselines")
     if toml:
         try:
-            plain: object = tomllib.loads(body.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            plain: object = parse_toml(body.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInputError(f"{what}: not TOML: {error}") from None
         file = wire.convert(plain, File, what=what)
     else:

@@ -21,6 +21,8 @@ from typing import Any
 
 import click
 
+from checks.json_text import parse_json
+from checks.printable import printable
 from healthd import __version__
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.redaction import Redactor
@@ -122,16 +124,16 @@ def _state(settings: Settings) -> Any:
 
 
 def _json_file(path: Path) -> Any:
-    return json.loads(_head(path))
+    return parse_json(_head(path))
 
 
 def _config(settings: Settings) -> Any:
     """The file as it was read, and which variables set something: their values are not ours to tell."""
-    import tomllib
+    from healthd.toml_text import parse_toml
 
     variables = sorted(name for name in os.environ if name.startswith("HEALTHD_"))
     file = settings.file
-    content = tomllib.loads(_head(file)) if file is not None else None
+    content = parse_toml(_head(file)) if file is not None else None
     return {"file": None if file is None else str(file), "content": content, "variables": variables}
 
 
@@ -271,9 +273,9 @@ def render(
         value = found[name]
         if isinstance(value, str) and name.endswith(".json"):
             value = _parsed(value)
-        files[name] = (
-            redactor.text(value) if isinstance(value, str) else json.dumps(redactor.plain(value), indent=1) + "\n"
-        )
+        is_text = isinstance(value, str)
+        text = redactor.text(value) if is_text else json.dumps(redactor.plain(value), indent=1) + "\n"
+        files[name] = printable(text)
     left_out = {name: redactor.text(why) for name, why in sorted(failed.items())}
     return {"README.txt": _readme(files, left_out, redactor, redacted=redacted), **files}
 
@@ -281,7 +283,7 @@ def render(
 def _parsed(text: str) -> Any:
     """A tool's JSON as values, so that members can be told apart; the text where it is none."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         # Whoever wrote half a document may have written a command line in it.
         return re.sub(r'("(?:command|cmdline)"\s*:\s*)"[^"]*"?', r'\1"(removed)"', text)

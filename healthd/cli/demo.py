@@ -19,6 +19,8 @@ from typing import Any
 
 import click
 
+from checks.json_text import parse_json
+from healthd.cli.output import styled
 from healthd.errors import HealthdError
 
 NODES = ("n1", "n2", "n3")
@@ -93,9 +95,9 @@ class Stage:
     began: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Stage:
-        from rich.console import Console
+        from healthd.cli.terminal import Terminal
 
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Terminal(soft_wrap=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -223,7 +225,7 @@ class Stage:
         command = ("gate", "--aggregator", self.aggregator, "--job", job, *arguments, "--wait", "45s")
         self.healthd(*command, expect=expect)
         again = self._run(*command, "--json")  # the same job and attempt: the same answer, from the database
-        decision: dict[str, Any] = json.loads(again.stdout)
+        decision: dict[str, Any] = parse_json(again.stdout)
         return decision
 
     def end_job(self, gate: str) -> None:
@@ -241,8 +243,10 @@ class Stage:
         shown = shlex.join(["healthd", *arguments]).replace(str(self.folder), "$D")
         self.console.print(f"[green]$[/] {shown}")
         done = self._run(*arguments, environment=self._environment(), live=sys.stderr.isatty())
-        sys.stdout.write("".join(f"  {line}\n" for line in (*done.stdout.splitlines(), *_lines(done.stderr))))
-        sys.stdout.flush()
+        # Its colours are its own, and all else it has escaped already.
+        shown_output = styled(sys.stdout)
+        shown_output.write("".join(f"  {line}\n" for line in (*done.stdout.splitlines(), *_lines(done.stderr))))
+        shown_output.flush()
         self.console.print(f"  [dim]exit code {done.returncode}[/]")
         if done.returncode != expect:
             raise HealthdError(f"'{shown}' ended with {done.returncode}, not {expect}")

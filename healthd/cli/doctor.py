@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from checks.host import Host, HostError
+from checks.json_text import parse_json
 from checks.running import TimeUpError, run_program
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.settings import Settings
@@ -127,8 +128,8 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         yield Item(name, "missing", text, remedy)
         return
     try:
-        said = json.loads(out.decode("utf-8", "replace").strip().splitlines()[-1])
-    except (IndexError, json.JSONDecodeError):
+        said = parse_json(out.decode("utf-8", "replace").strip().splitlines()[-1])
+    except (IndexError, ValueError):
         last = (err.decode("utf-8", "replace").strip().splitlines() or [f"exit code {code}"])[-1]
         yield Item(name, "missing", f"{python}: {last}", "set python under [probe] to a working Python 3.10 or newer")
         return

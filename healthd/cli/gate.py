@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from checks.json_text import parse_json
+from checks.printable import printable_line
 from healthd.cli.hook_settings import GateSettings
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.outcome import outcome
@@ -170,7 +172,8 @@ def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
         return NOT_ADMITTED if decision.retryable and plain else IMPOSSIBLE
     if hostfile is not None:
         try:
-            hostfile.write_text("".join(f"{node.asked or node.node}\n" for node in decision.nodes), encoding="utf-8")
+            names = (printable_line(node.asked or node.node) for node in decision.nodes)
+            hostfile.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         except OSError as error:
             raise UnreachableError(f"{hostfile}: cannot write the host file: {error.strerror}") from None
     return ADMITTED
@@ -233,7 +236,7 @@ def _local_verdict(settings: Settings) -> str | None:
         return f"its daemon at {url} cannot be reached: {error}"
     code, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0].strip()
     try:
-        said = answer.json() if kind == HEALTH_JSON else None
+        said = parse_json(answer.content) if kind == HEALTH_JSON else None
     except ValueError:
         said = None
     if not isinstance(said, dict) or not said.get("serviceId"):

@@ -7,9 +7,9 @@ import sys
 from types import TracebackType
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
+from healthd.cli.terminal import Terminal
 from healthd.model import Decision
 
 TERMINAL_SECONDS = 1.0
@@ -23,7 +23,7 @@ class Progress:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._said = ""
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Terminal(stderr=True)
         self._live = not quiet and self._console.is_terminal
         self._stack = contextlib.ExitStack()
         self._status = self._console.status("asking the aggregator ...") if self._live else None

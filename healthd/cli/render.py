@@ -16,6 +16,7 @@ from rich.text import Text
 
 from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
 from checks.limits import quantity
+from healthd.cli.terminal import Terminal
 from healthd.model import AdmittedNode, CheckResult, Decision, ExcludedNode, Health, NodeState, Reason, Verdict
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def busy(what: str, *, quiet: bool = False) -> Iterator[None]:
 
 
 def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=120)
+    console = Terminal(stderr=stderr)
+    return console if console.is_terminal else Terminal(stderr=stderr, width=120)
 
 
 def show(console: Console, parts: Iterable[Table | str]) -> None:
@@ -85,7 +86,7 @@ def show(console: Console, parts: Iterable[Table | str]) -> None:
         if isinstance(part, Table) or not console.is_terminal:
             console.print(part, soft_wrap=isinstance(part, str))
             continue
-        text = Text.from_markup(part)
+        text = console.render_str(part)
         indent = len(text.plain) - len(text.plain.lstrip()) + 2
         first, *rest = text.wrap(console, max(20, console.width - indent)) or [Text()]
         console.print(first)
@@ -359,7 +360,7 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
         if node["quarantine"]:
             why = f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
         heard = "never" if node["heard_seconds"] is None else f"{age_text(node['heard_seconds'])} ago"
-        table.add_row(node["node"], HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(why))
+        table.add_row(escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(why))
     console.print(table)
 
 

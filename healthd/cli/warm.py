@@ -18,6 +18,7 @@ from checks.accelerators.neuron_bundle import BundleError, export_bundle, import
 from checks.accelerators.neuron_cache import CacheKey, CompileCache, make_key
 from checks.compiling import ACCELERATORS
 from checks.contract import Scope, Status, Tier
+from checks.json_text import parse_json
 from checks.running import TimeUpError, run_program
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.settings import Settings
@@ -167,7 +168,7 @@ def ask_packages(python: Path, seconds: float) -> dict[str, Any]:
         _, out, _ = run_program(
             [str(python), "-I", program], environment=os.environ, timeout_seconds=seconds, max_bytes=MAX_ANSWER_BYTES
         )
-        said = json.loads(out)
+        said = parse_json(out)
     except TimeUpError as error:
         rest = "" if error.killed else " and cannot be killed"
         return {"error": f"{python}: did not answer within {seconds:g} s{rest}"}

@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
+from checks.printable import printable_line
 from healthd.config import nearest
 from healthd.errors import BadInputError, HealthdError, StoreError
 from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_rules, api_validations
@@ -138,12 +139,13 @@ async def readyz(request: Request) -> Response:
         # An empty transaction takes the write lock and no disk flush.
         await asyncio.wait_for(parts.store.run(lambda _connection: None), STORE_SECONDS)
     except StoreError as error:
-        return PlainTextResponse(f"{error}\n", status_code=503)
+        return PlainTextResponse(f"{printable_line(str(error))}\n", status_code=503)
     except TimeoutError:
         return PlainTextResponse(f"the database did not answer within {STORE_SECONDS:g} s\n", status_code=503)
     recovering = parts.engine.recovering()
     said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"
-    tripped = "".join(f"the breaker of the rules is open: {b.reason}\n" for b in parts.engine.breakers().values())
+    reasons = (printable_line(breaker.reason) for breaker in parts.engine.breakers().values())
+    tripped = "".join(f"the breaker of the rules is open: {reason}\n" for reason in reasons)
     return PlainTextResponse(said + tripped)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from healthd.errors import ConfigError, HealthdError, words_of
+from healthd.toml_text import parse_toml
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
     """
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = parse_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such token file; make one with 'healthd token'") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

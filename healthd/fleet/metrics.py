@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from checks.printable import printable_bytes
 from checks.reasons import REASONS
 from healthd.fleet.calibration import STARTED, Ended, device_seconds
 from healthd.fleet.model import Gate
@@ -125,7 +126,7 @@ class FleetMetrics:
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, as the `Accept` header asks: Prometheus text or OpenMetrics."""
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return printable_bytes(encode(self._registry), backslash=rb"\\"), content_type
 
     def gate_ready(self, gate: Gate, seconds: float) -> None:
         """The first leases of a gate are on disk: remembered for `granted_at`."""

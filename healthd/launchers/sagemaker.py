@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from checks.json_text import parse_json
 from healthd.errors import ConfigError
 from healthd.launchers import Place, whole
 
@@ -36,17 +37,17 @@ def find(environ: Mapping[str, str], *, file: Path | None = None) -> Place | Non
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"SageMaker: {file} cannot be read: {error}") from None
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         current, hosts = found["current_host"], json.dumps(found["hosts"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise ConfigError(f"SageMaker: {file} does not say current_host and hosts; is it whole?") from None
     return _place(environ, current, hosts, str(file))
 
 
 def _place(environ: Mapping[str, str], current: object, hosts_text: str, where: str) -> Place:
     try:
-        hosts = json.loads(hosts_text)
-    except (ValueError, RecursionError):
+        hosts = parse_json(hosts_text)
+    except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host for host in hosts):
         raise ConfigError(f"SageMaker: {where} is no list of host names: {hosts_text[:80]!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import urllib.parse
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from checks.printable import printable_line
 from healthd import wire
 from healthd.errors import BadInputError
 from healthd.model import Health, NodeState
@@ -37,9 +38,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class NodeApi:
     """The ASGI application."""
 
-    def __init__(self, book: NodeBook) -> None:
+    def __init__(self, book: NodeBook, task_errors: Mapping[str, int] | None = None) -> None:
+        """`task_errors` are those of `Tasks.errors`; None where no tasks run."""
         self._book = book
-        self._registry = registry_of(book)
+        self._registry = registry_of(book, task_errors or {})
         self._cached_of: NodeState | None = None
         self._cache: dict[Demand | None, tuple[int, bytes]] = {}
         self._app = Starlette(
@@ -97,7 +99,8 @@ class NodeApi:
                 lines.append(f"[{'-' if name in failed else '+'}] {name} {word}")
         lines += [f"{name}: {why}" for name, why in failed.items()] if not lines else []
         lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
-        return PlainTextResponse("\n".join(lines) + "\n", 503 if failed else 200, {"cache-control": "no-store"})
+        text = "".join(f"{printable_line(line)}\n" for line in lines)
+        return PlainTextResponse(text, 503 if failed else 200, {"cache-control": "no-store"})
 
     async def _metrics(self, request: Request) -> Response:
         body, content_type = exposition(self._registry, request.headers.get("accept", ""))

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checks.contract import Action, Blame, Status
+from checks.printable import printable
 from healthd.errors import HealthdError
 from healthd.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
 from healthd.model import Health, NodeState, Reason
@@ -140,7 +141,7 @@ def _condition(name: str, status: str, reason: Reason | None, code: str, text: s
 
 
 def _line(text: str) -> str:
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
 
 

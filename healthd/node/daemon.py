@@ -14,7 +14,6 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from checks.collective.nccom_plan import lnc_of
 from checks.host import Host
@@ -50,7 +49,7 @@ CONNECTIONS = 256
 
 async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> None:
     """
-    Run until SIGTERM or SIGINT. HealthdError in one line when it cannot start, or when something vital died.
+    Run until SIGTERM or SIGINT. HealthdError in one line when it cannot start.
 
     Call it in the main thread: workers die with the thread that started them.
     """
@@ -114,7 +113,8 @@ async def _serve(
     )
     orders = Orders(book, scheduler, ledger, settings, clock=clock, tasks=tasks, collectives=collectives)
     saver = Saver(book, settings, KeptEvidence(settings.state_dir / "evidence.json", runner, book.boot_id))
-    lines = _line(settings, book, orders, clock, KeptLimits(settings.state_dir / "baseline.json", runner))
+    learned = KeptLimits(settings.state_dir / "baseline.json", runner)
+    lines = _line(settings, book, orders, clock, learned, tasks)
     condition = _condition(settings, book, clock)
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
     control = ControlApi(book, scheduler, stopping)
@@ -122,22 +122,21 @@ async def _serve(
         loop.add_signal_handler(number, _resolve, stopping)
     try:
         async with (
-            web.Server(NodeApi(book), [door], limits=limits),
+            web.Server(NodeApi(book, tasks.errors), [door], limits=limits),
             web.Server(control.app, [hatch], limits=limits, owner_only=True),
         ):
             log.info("node %s answers on http://%s", settings.name, web.address_of(door))
-            tasks.eternal("passive checks", scheduler.run_passive())
-            tasks.eternal("active checks", scheduler.run_active())
-            tasks.eternal("watch over orders and leases", orders.watch())
-            tasks.eternal("saving of the state", saver.run())
+            tasks.eternal("passive checks", scheduler.run_passive)
+            tasks.eternal("active checks", scheduler.run_active)
+            tasks.eternal("watch over orders and leases", orders.watch)
+            tasks.eternal("saving of the state", saver.run)
             for line in lines:
-                tasks.eternal("held sync", line.run_held())
-                tasks.eternal("urgent sync", line.run_urgent())
+                tasks.eternal("held sync", line.run_held)
+                tasks.eternal("urgent sync", line.run_urgent)
             for writer in condition:
-                tasks.eternal("node condition", writer.run())
-            either: set[asyncio.Future[Any]] = {stopping, tasks.failed}
+                tasks.eternal("node condition", writer.run)
             try:
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                await stopping
             finally:  # a preflight cancels it
                 _resolve(stopping)  # wakes requests that are held back
                 await tasks.stop(settings.stop_seconds / 2)
@@ -145,16 +144,24 @@ async def _serve(
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-    if tasks.failed.done():
-        raise tasks.failed.result()
     log.info("node %s has stopped", settings.name)
 
 
-def _line(settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock, learned: KeptLimits) -> list[Line]:
+def _line(
+    settings: NodeSettings, book: NodeBook, orders: Orders, clock: Clock, learned: KeptLimits, tasks: Tasks
+) -> list[Line]:
     """The line to the aggregator; none where no aggregator is named."""
     if not settings.sync.aggregators:
         return []
-    line = Line(book, orders, settings.sync, key=files.node_key(settings.state_dir), clock=clock, learned=learned)
+    line = Line(
+        book,
+        orders,
+        settings.sync,
+        key=files.node_key(settings.state_dir),
+        clock=clock,
+        learned=learned,
+        on_error=lambda: tasks.count_error("held sync"),
+    )
     book.listen(line.changed)
     orders.changed = line.changed
     return [line]

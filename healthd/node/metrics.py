@@ -7,13 +7,14 @@ two dtypes and collectives in four sizes, whatever else was measured. No `_creat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
+from checks.printable import printable_bytes
 from healthd import __version__
 from healthd.model import CheckResult, Health, NodeState
 from healthd.node.state import NodeBook, Totals
@@ -39,8 +40,9 @@ _OP_DTYPE = "fp32"  # the one that has series; a check may measure others, and f
 class NodeCollector(Collector):
     """Renders the book at each scrape."""
 
-    def __init__(self, book: NodeBook) -> None:
+    def __init__(self, book: NodeBook, task_errors: Mapping[str, int]) -> None:
         self._book = book
+        self._task_errors = task_errors
 
     def collect(self) -> Iterator[Metric]:
         state, totals = self._book.snapshot(), self._book.totals
@@ -59,19 +61,27 @@ class NodeCollector(Collector):
             "What active checks took of the devices since the daemon started.",
             value=totals.probe_device_seconds,
         )
+        errors = CounterMetricFamily(
+            "healthd_task_errors",
+            "How often a task of the daemon failed unexpectedly and was started again; its log has the traceback.",
+            labels=["task"],
+        )
+        for task, count in self._task_errors.items():
+            errors.add_metric([task], count)
+        yield errors
 
 
-def registry_of(book: NodeBook) -> CollectorRegistry:
+def registry_of(book: NodeBook, task_errors: Mapping[str, int]) -> CollectorRegistry:
     """A registry of this daemon alone: nothing of the process or of Python, which would be a hundred series."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(book))
+    registry.register(NodeCollector(book, task_errors))
     return registry
 
 
 def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """The text in the format that is asked for (OpenMetrics, else Prometheus), and its content type."""
     encoder, content_type = choose_encoder(accept)
-    return encoder(registry), content_type
+    return printable_bytes(encoder(registry), backslash=rb"\\"), content_type
 
 
 def _node(state: NodeState) -> Iterator[Metric]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from checks.collective.nccom_guard import DROPPED_PREFIXES, environment_of
+from checks.collective.nccom_environment import DROPPED_PREFIXES, environment_of
 from checks.collective.nccom_launch import MPI_PREFIX, Plan, daemon_environment
 from checks.collective.nccom_vector import Accepted, Refused
 from checks.contract import Finding, Limit

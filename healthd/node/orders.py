@@ -114,7 +114,7 @@ class Orders:
                 self._ledger.settle(order.id, never)
                 self.changed()
             elif order.lease is None or all(held.lease.id != order.lease.id for held in self._ledger.held):
-                self._begin(order, issuer)
+                self._begin_or_refuse(order, issuer)
         self._wake.set()
 
     def _end_doubt(self) -> None:
@@ -143,6 +143,14 @@ class Orders:
             self._collectives.cancel(one.order.id, why)
         elif one.order.kind == "launch" and self._collectives is not None:
             self._collectives.cancel_launch(one.order.id, why)
+
+    def _begin_or_refuse(self, order: Order, issuer: str) -> None:
+        """An order that makes our own code raise is refused; those beside it, a lease perhaps, go their way."""
+        try:
+            self._begin(order, issuer)
+        except Exception as error:  # the one place where an order can hit something unforeseen
+            log.exception("order %s could not be begun", order.id)
+            self._report(order.id, _unforeseen(error))
 
     def _begin(self, order: Order, issuer: str) -> None:
         due_at = self._clock.boot() + max(0.0, order.deadline_seconds)
@@ -184,13 +192,18 @@ class Orders:
     async def _take_lease(self, order: Order, lease: Lease, issuer: str) -> None:
         try:
             report = await self._stored(lease, issuer)
-        except OSError as error:
+        except Exception as error:  # whatever it is: the order must not stay open for ever, nor the lease in force
+            known = isinstance(error, OSError)
+            log.error("lease %s of job %s: cannot be stored: %s", lease.id, lease.job, error, exc_info=not known)
             if self._ledger.doubt:
                 # It may be one that we had: a refusal would end it. It is tried again with the next answer.
-                log.error("lease %s of job %s: cannot be stored again: %s", lease.id, lease.job, error.strerror)
                 self._open.pop(order.id, None)
                 return
-            report = OrderReport(status="refused", message=f"the lease cannot be stored: {error.strerror}")
+            report = _unforeseen(error)
+            if isinstance(error, OSError):
+                report = OrderReport(status="refused", message=f"the lease cannot be stored: {error.strerror}")
+            self._ledger.release(lease.id, report)
+            self._book.set_leases(self._ledger.stamped())
         if report.status == "accepted":
             self._open.pop(order.id, None)
             if all(held.lease.id != lease.id for held in self._ledger.held):
@@ -266,3 +279,8 @@ class Orders:
                 self._end_lease(held.lease, OrderReport(status="done", message=end.ended))
             elif end.seen:
                 self._ledger.seen(held.lease.id, process_start=end.process_start)
+
+
+def _unforeseen(error: Exception) -> OrderReport:
+    why = f"an error of healthd's own: {type(error).__name__}; see the log of the node's daemon"
+    return OrderReport(status="refused", message=why)

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from checks.contract import Tier
 from healthd.model import CheckResult, OrderReport
@@ -215,6 +216,20 @@ class Scheduler:
         return dataclasses.replace(self._settings.active, unprompted=self._claims.unprompted)
 
     async def _fly(self, flight: Flight) -> None:
+        """One active run. Should anything unforeseen be raised, it is not left half done: devices are never shared."""
+        try:
+            await self._run_flight(flight)
+        except Exception as error:
+            if flight.task is not None:
+                await _ended(flight.task)
+            why = f"an error of healthd's own ended the run: {type(error).__name__}; see the log of the node's daemon"
+            for ordered in flight.ordered:
+                ordered.report(OrderReport(status="refused", message=why))
+            self._flight = None
+            self._book.set_running(None)
+            raise
+
+    async def _run_flight(self, flight: Flight) -> None:
         """One active run from the look at the devices to the last report."""
         needs_devices = self._claims.needs_devices(flight.checks)
         if needs_devices:
@@ -269,12 +284,16 @@ class Scheduler:
             if not stay.task.cancelled():
                 stay.task.result()
             await self._claims.settle()
+        except Exception:
+            if stay.task is not None:
+                await _ended(stay.task)
+            raise
         finally:
             self._book.spent(self._probes.probe_device_seconds)
+            self._book.set_running(None)
             self._stay = None
             stay.gone.set()
         self._claims.take_look()
-        self._book.set_running(None)
 
     async def _guarded(self, flight: Flight, task: asyncio.Task[tuple[CheckResult, ...]]) -> None:
         """Wait for the end of a run; as soon as a scheduler gives the devices away, that is now."""
@@ -302,3 +321,9 @@ class Scheduler:
         elif not taken:
             self._active_wake.set()
         self._was_taken = taken
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait until it has ended; how does not matter."""
+    task.cancel()
+    await asyncio.wait([task])

@@ -12,7 +12,7 @@ import logging
 import random
 import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ HASTY_SECONDS = 0.5
 HASTY_ANSWERS = 8
 
 
+class UnforeseenError(UnreachableError):
+    """An answer that nobody thought of: what was raised while it was handled is in the log."""
+
+
 class NotWantedError(UnreachableError):
     """No open gate has this executor yet, or any more: the way of things before a gate and after its answer."""
 
@@ -62,7 +66,9 @@ class Line:
         clock: Clock,
         seed: int | None = None,
         learned: KeptLimits | None = None,
+        on_error: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_error` is called when an answer makes our own code raise."""
         self._learned = learned
         self._book = book
         self._orders = orders
@@ -81,6 +87,7 @@ class Line:
         self._full_at = 0.0
         self._told: tuple[str, Mapping[str, OrderReport]] | None = None
         self._complaint = ""
+        self._on_error = on_error
         self._executor = {"executor": settings.executor} if settings.executor is not None else {}
         self._news = asyncio.Event()
         self._tls = _tls_context(settings.ca_file) if any(u.startswith("https") for u in settings.aggregators) else None
@@ -108,11 +115,17 @@ class Line:
                     await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
                     pause = min(2 * pause, self._settings.backoff_max_seconds)
                     continue
-                pause = FIRST_PAUSE_SECONDS
                 began = self._clock.boot()
                 try:
                     await self._exchange(self._settings.wait_seconds)
+                    pause = FIRST_PAUSE_SECONDS
+                except UnforeseenError as error:
+                    # It may answer the first, short question well each time: no reason to ask again at once.
+                    await self._disconnect(error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, self._settings.backoff_max_seconds)
                 except UnreachableError as error:
+                    pause = FIRST_PAUSE_SECONDS
                     await self._disconnect(error)
                 hasty = hasty + 1 if self._clock.boot() - began < HASTY_SECONDS else 0
                 if hasty > HASTY_ANSWERS:
@@ -182,7 +195,22 @@ class Line:
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     async def _exchange(self, wait_seconds: float) -> None:
-        """One request and its answer. UnreachableError when there is no answer that can be used."""
+        """
+        One request and its answer. UnreachableError when there is no answer that can be used.
+
+        Whatever an answer makes our own code raise is logged and counted, and the aggregator is asked again later.
+        """
+        try:
+            await self._ask(wait_seconds)
+        except HealthdError:
+            raise
+        except Exception as error:
+            self._on_error()
+            log.exception("the exchange with aggregator %s failed unexpectedly", self._url)
+            said = f"{type(error).__name__}: {error}"[:300]
+            raise UnforeseenError(f"aggregator {self._url}: an unforeseen error: {said}") from None
+
+    async def _ask(self, wait_seconds: float) -> None:
         request = self.compose()
         sent_at = self._clock.boot()
         answer = await self._post(request, wait_seconds)
@@ -225,7 +253,6 @@ class Line:
         last = self._answered
         if last is not None and answer.issuer == last.issuer and answer.seq <= last.seq and sent_at < self._answered_at:
             return False
-        self._answered, self._answered_at, self._issuer = answer, self._clock.boot(), answer.issuer
         if answer.send_all:
             self._known_digest = None
         elif request.state is not None:
@@ -240,6 +267,8 @@ class Line:
         self._orders.apply(
             answer.orders, issuer=answer.issuer, acknowledged=answer.acknowledged, carried=request.orders
         )
+        # The next request confirms this answer by its name: so only after all that it says was taken in.
+        self._answered, self._answered_at, self._issuer = answer, self._clock.boot(), answer.issuer
         return True
 
     async def _post(self, request: SyncRequest, wait_seconds: float) -> SyncAnswer:

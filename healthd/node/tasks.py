@@ -1,13 +1,14 @@
-"""The one place of the daemon that creates tasks: each has a name, and what kills one is told."""
+"""
+The one place of the daemon that creates tasks: each has a name, and what runs for ever is started again when it fails.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
-
-from healthd.errors import HealthdError
 
 log = logging.getLogger(__name__)
 
@@ -17,20 +18,48 @@ T = TypeVar("T")
 LONGEST_SLEEP_SECONDS = 60.0
 
 
-class TaskDiedError(HealthdError):
-    """A task that was to run for as long as the daemon ended."""
+# Between a failure of an eternal task and its next start: doubled with each, back at the least after a good while.
+FIRST_RESTART_SECONDS = 1.0
+MAX_RESTART_SECONDS = 60.0
 
 
 class Tasks:
-    """The tasks of one daemon. `failed` resolves to the error of the first eternal task that ended by itself."""
+    """The tasks of one daemon. What one of them cannot handle never ends the daemon: it is logged and counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, first_restart_seconds: float = FIRST_RESTART_SECONDS) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.failed: asyncio.Future[TaskDiedError] = asyncio.get_running_loop().create_future()
+        self._first_restart_seconds = first_restart_seconds
+        self._errors: Counter[str] = Counter()
 
-    def eternal(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run until the daemon stops; that it ends earlier, in whatever way, ends the daemon."""
-        self.start(name, work).add_done_callback(lambda task: self._eternal_ended(name, task))
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """How often something unforeseen was raised since the daemon started, by eternal task; 0 where nothing was."""
+        return self._errors
+
+    def count_error(self, name: str) -> None:
+        """One more that a task has handled itself."""
+        self._errors[name] += 1
+
+    def eternal(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work()` until the daemon stops. When it raises, or returns, it is called again after a pause."""
+        self._errors[name] += 0
+        self.start(name, self._again_and_again(name, work))
+
+    async def _again_and_again(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        loop = asyncio.get_running_loop()
+        pause = self._first_restart_seconds
+        while True:
+            began = loop.time()
+            try:
+                await work()
+                log.error("%s has ended by itself; it is started again in %g s", name, pause)
+            except Exception:  # whatever a message, the machine or an error of our own made it raise
+                log.exception("%s has failed; it is started again in %g s", name, pause)
+            self.count_error(name)
+            if loop.time() - began > MAX_RESTART_SECONDS:
+                pause = self._first_restart_seconds
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_RESTART_SECONDS)
 
     def start(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run once. Who starts it awaits it, or has it report by itself."""
@@ -38,16 +67,6 @@ class Tasks:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _eternal_ended(self, name: str, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            log.error("%s died", name, exc_info=error)
-        if not self.failed.done():
-            what = f"{type(error).__name__}: {error}" if error is not None else "it ended without an error"
-            self.failed.set_result(TaskDiedError(f"{name} died ({what}); the daemon must be started again"))
 
     async def stop(self, seconds: float) -> None:
         """Cancel all and wait for them; names those that do not end."""

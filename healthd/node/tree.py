@@ -16,13 +16,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from checks.collective import nccom_tree
-from checks.collective.nccom_guard import FOLDER_PREFIX
+from checks import guard
+from checks.collective.nccom_environment import FOLDER_PREFIX, environment_of
 
 MAX_OUTPUT_BYTES = 1 << 20
-# The guard kills for two seconds, and then it is killed itself.
+# The guard ends what is left at once, but for what the kernel holds.
 _END_SECONDS = 3.0
-_GUARD = nccom_tree.__file__
 
 
 class Tree:
@@ -41,7 +40,8 @@ class Tree:
         """The exit code, as a shell would say it; None when it did not end in time. It goes on then."""
         try:
             async with asyncio.timeout(seconds):
-                return await self._process.wait()
+                code = await self._process.wait()
+                return 128 - code if code < 0 else code
         except TimeoutError:
             return None
 
@@ -68,8 +68,7 @@ async def start_tree(argv: Sequence[str], environment: Mapping[str, str], folder
     Call it in the main thread: it ends with the thread that started it. OSError when nothing can be started at all; a
     program that is not there ends with 127.
     """
-    given = [f"{key}={value}" for key, value in sorted(environment.items())]
-    command = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(folder), *given, "--", *argv]
+    command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), "-1", str(folder), "--", *argv]
     output = folder / name
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -78,6 +77,7 @@ async def start_tree(argv: Sequence[str], environment: Mapping[str, str], folder
             stdin=asyncio.subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
+            env=environment_of(os.environ, environment),
             cwd=folder,
             start_new_session=True,
         )

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from checks.printable import printable_line
 from healthd.errors import ConfigError
 from healthd.launchers import Place
 from healthd.preflight import Outcome
@@ -47,7 +48,7 @@ def write_hostfile(hosts: tuple[str, ...], *, folder: Path | None = None) -> Pat
                 with contextlib.suppress(FileNotFoundError):
                     old.unlink()
         file = folder / f"{os.getpid()}.txt"
-        file.write_text("".join(f"{host}\n" for host in hosts), encoding="utf-8")
+        file.write_text("".join(f"{printable_line(host)}\n" for host in hosts), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder}: the host file cannot be written: {error.strerror}; set TMPDIR") from None
     return file

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from healthd import wire
 from healthd.client import NO_TOKEN, WRONG_TOKEN, Aggregator, Endpoint, RefusedError
-from healthd.errors import HealthdError, UnreachableError
+from healthd.errors import BadInputError, HealthdError, UnreachableError
 from healthd.model import Decision, Verdict
 from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
 from healthd.preflight.main_node import MainNode, main_node
@@ -205,12 +206,13 @@ async def _handshake(task: Task, decision: Decision, event: str, *, wait: float 
     """One step of the handshake, tried again for a while: the line may be cut at any moment."""
 
     def step(aggregator: Aggregator) -> dict[str, Any]:
-        import msgspec
-
         path = f"/v1/gates/{decision.id}/handshake"
         body = {"node": task.node, "event": event}
-        answer: dict[str, Any] = msgspec.json.decode(aggregator.call("POST", path, body=body, query={"wait": wait}))
-        return answer
+        found = aggregator.call("POST", path, body=body, query={"wait": wait})
+        try:
+            return wire.decode(found, dict[str, Any], what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {task.url}: {error}") from None
 
     loop = asyncio.get_running_loop()
     end, pause = loop.time() + task.gone_seconds, 0.1

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from checks.accelerators.neuron_versions import PACKAGES
 from checks.host import Host, HostError
+from checks.json_text import parse_json
 from healthd.record.sources import RPM_DATABASES
 
 STREAM_PERIOD_SECONDS = 5
@@ -95,7 +96,7 @@ def redact_output(text: str) -> str:
 
     def name_alone(match: re.Match[str]) -> str:
         try:
-            command = str(json.loads(f'"{match[2]}"', strict=False))
+            command = str(parse_json(f'"{match[2]}"', strict=False))
         except ValueError:  # cut off inside an escape: what is before it
             command = match[2].partition("\\")[0]
         word = next(iter(command.split()), "")

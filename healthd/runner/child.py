@@ -24,6 +24,7 @@ READ_BYTES = 64 * 1024
 LAST_WORDS_BYTES = 4096
 MAX_WAITING_MESSAGES = 1024  # then the child has to wait until somebody listens
 MAX_DRAIN_READS = 32  # of what a dead child left in its pipe; a grandchild may still be writing
+CLOSED_SECONDS = 1.0  # from the end of its results to its own end: its guard may have much to kill
 _POLL_SECONDS = 0.02
 
 
@@ -40,7 +41,7 @@ Event = dict[str, Any] | Ended
 
 class Child:
     """
-    A worker process, leader of its own session and process group.
+    A worker process, under the guard (`checks.guard`) that leads its session and ends all that comes of it.
 
     Must be made in the main thread while a loop runs there: the child dies with the thread that started it.
     Raises OSError when the interpreter cannot be started.
@@ -146,7 +147,7 @@ class Child:
         if not data:
             # Usually it has ended and the pidfd says so at once, with the signal. If not, it closed its results.
             self._stop_reading()
-            self._loop.call_later(0.2, self._closed_results)
+            self._loop.call_later(CLOSED_SECONDS, self._closed_results)
             return
         self._take(data)
 
@@ -244,11 +245,13 @@ class Child:
             self._loop.call_later(_POLL_SECONDS, self._poll)
 
     def kill(self) -> None:
-        """Kill it and its group, without waiting."""
+        """Have its guard kill it and all that comes of it, without waiting."""
         self._killed = True
         self._end("Crashed", "killed")
         if not self.reaped.is_set():
-            self._signal_group()
+            for number in (signal.SIGTERM, signal.SIGCONT):  # whatever a check may have done to the guard
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(self.pid, number)
 
     def _signal_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -273,6 +276,10 @@ class Child:
             return True
         self.kill()
         return await self.gone(within_seconds)
+
+    def abandon(self) -> None:
+        """Close our ends of its pipes: it was killed, does not end, and nobody listens to it any more."""
+        self._release()
 
     def _close_stdin(self) -> None:
         if self._stdin >= 0 and self._process.stdin is not None:

@@ -158,6 +158,7 @@ class Workers:
 
     def keep_corpse(self, key: str, child: Child) -> None:
         """A worker that was killed and is not gone."""
+        child.abandon()
         self._node_corpses += key.startswith("node/")
         for one in key.split(","):
             self._corpses.add(one, child)

@@ -16,7 +16,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from checks.collective.nccom_guard import environment_of
+from checks.collective.nccom_environment import environment_of
 from checks.collective.nccom_launch import daemon_environment, to_plan
 from checks.collective.nccom_vector import Refused, accepts
 

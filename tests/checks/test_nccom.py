@@ -17,7 +17,7 @@ import pytest
 
 from checks.collective.nccom_all_gather import nccom_all_gather
 from checks.collective.nccom_all_reduce import nccom_all_reduce
-from checks.collective.nccom_guard import environment_of
+from checks.collective.nccom_environment import environment_of
 from checks.collective.nccom_plan import plan_steps, rank_counts, visible_cores
 from checks.collective.nccom_reduce_scatter import nccom_reduce_scatter
 from checks.contract import Blame, Check, Context, Finding, Limit, Progress, Status, Tier, load_params

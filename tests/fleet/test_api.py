@@ -490,3 +490,16 @@ def test_a_validation_by_hand_that_could_end_without_any_collective_is_refused(
             assert (answer.status_code, "two nodes at least" in answer.text) == (400, True)
 
     scenario(test, tmp_path)
+
+
+def test_body_that_is_nested_too_deep_is_a_400_that_says_so(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n1"):
+            deep = b"[" * 50_000
+            for path in ("/v1/gates", "/v1/nodes/n1/sync?wait=0"):
+                for body in (deep, b'{"extra": ' + deep + b"]" * 50_000 + b"}"):
+                    answer = await client.post(path, content=body, headers={"x-healthd-node-key": KEY})
+                    assert answer.status_code == 400, (path, answer.text)
+                    assert "nested more than 64 deep" in answer.json()["detail"]
+
+    scenario(test, tmp_path)

@@ -15,7 +15,7 @@ from tests.fleet.cluster import Cluster, full_disk, mounted
 from tests.fleet.service import Service, until
 
 SLEEPER = '''
-"""A check that never comes back, with a grandchild that holds every pipe it was given."""
+"""A check that never comes back, with a grandchild in a session of its own that holds every pipe it was given."""
 from __future__ import annotations
 
 import subprocess
@@ -30,6 +30,7 @@ from checks.contract import Context, Finding, NoParams, check
 @check(tier="quick", interval_seconds=60, timeout_seconds=30, scope="node")
 def sleeper(ctx: Context[NoParams]) -> Iterator[Finding]:
     """Sleeps."""
+    subprocess.Popen(["setsid", "sleep", "120"], close_fds=False)
     (Path(__file__).parent / "begun").touch()
     time.sleep(60)
     yield from ()
@@ -188,13 +189,10 @@ def test_grandchild_that_holds_the_pipes_of_its_check_holds_up_nobody(cluster: C
     folder = own_check(cluster, "litter", LITTER)
     cluster.checks = ("memory_free", "litter", "proof")
     node = cluster.node("n1").start()
-    try:
-        cluster.healthy("n1", seconds=10)  # the grandchild lives for two minutes
-        assert Path(f"/proc/{(folder / 'grandchild').read_text()}").exists()
-        node.signal(signal.SIGTERM)
-        assert node.ended(5) == 0
-    finally:
-        os.kill(int((folder / "grandchild").read_text()), signal.SIGKILL)
+    cluster.healthy("n1", seconds=10)  # the grandchild would live for two minutes
+    until(lambda: not Path(f"/proc/{(folder / 'grandchild').read_text()}").exists())
+    node.signal(signal.SIGTERM)
+    assert node.ended(5) == 0
 
 
 @pytest.mark.parametrize("checks", [("memory_free", "proof"), ("proof",)])

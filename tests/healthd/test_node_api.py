@@ -305,7 +305,7 @@ def test_at_most_500_series_at_32_cores_and_the_worst_findings_are_kept(tmp_path
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; apt-get install prometheus")
 @pytest.mark.parametrize("make", [node, healthy, large])
 def test_promtool_is_content(tmp_path: Path, make: Any) -> None:
-    text, _ = exposition(registry_of(make(tmp_path)), "text/plain")
+    text, _ = exposition(registry_of(make(tmp_path), {}), "text/plain")
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()
     assert done.stderr == b""

@@ -26,7 +26,7 @@ def test_collectives_of_nccom_have_series_of_one_type_and_all_ranks(tmp_path: Pa
         for kind in ("busbw_bytes_per_second", "algbw_bytes_per_second", "duration_seconds")
     ]
     book.record(result(OP, *numbers, tier=Tier.DEEP))
-    text, _ = exposition(registry_of(book), "text/plain")
+    text, _ = exposition(registry_of(book, {}), "text/plain")
     lines = [line for line in text.decode().splitlines() if line.startswith("healthd_collective_")]
     assert len(lines) == 6
     for size in (2**19, 2**23, 2**27):

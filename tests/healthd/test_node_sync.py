@@ -102,7 +102,7 @@ def ended(request: SyncRequest, order_id: str) -> bool:
     return order_id in request.orders and request.orders[order_id].status == "done"
 
 
-def line_of(world: World, *urls: str, **changes: Any) -> Line:
+def line_of(world: World, *urls: str, on_error: Callable[[], None] = lambda: None, **changes: Any) -> Line:
     line = Line(
         world.book,
         world.orders,
@@ -110,6 +110,7 @@ def line_of(world: World, *urls: str, **changes: Any) -> Line:
         key=KEY,
         clock=world.time.clock,
         seed=1,
+        on_error=on_error,
     )
     world.book.listen(line.changed)
     world.orders.changed = line.changed
@@ -121,8 +122,8 @@ async def connected(folder: Path, **changes: Any) -> AsyncIterator[tuple[World, 
     async with Aggregator().serving() as aggregator, World(folder, active=ON_ORDER) as world:
         await quiet()
         line = line_of(world, aggregator.url, **changes)
-        world.tasks.eternal("held", line.run_held())
-        world.tasks.eternal("urgent", line.run_urgent())
+        world.tasks.eternal("held", line.run_held)
+        world.tasks.eternal("urgent", line.run_urgent)
         await eventually(lambda: [wait for wait, _ in aggregator.requests] == [0.0, 25.0])
         yield world, aggregator, line
 
@@ -261,8 +262,8 @@ def test_aggregator_that_is_away_cancels_nothing_and_is_one_line_in_the_log(
             await quiet()
             async with Aggregator().serving() as aggregator:
                 line = line_of(world, aggregator.url, backoff_max_seconds=0.02)
-                world.tasks.eternal("held", line.run_held())
-                world.tasks.eternal("urgent", line.run_urgent())
+                world.tasks.eternal("held", line.run_held)
+                world.tasks.eternal("urgent", line.run_urgent)
                 await eventually(lambda: len(aggregator.requests) == 2)
                 aggregator.tell(lease_order(lease()))
                 await eventually(lambda: world.status("L1") == "accepted")
@@ -295,7 +296,7 @@ def test_next_aggregator_of_the_list_takes_over(tmp_path: Path) -> None:
             dead = f"http://127.0.0.1:{nobody.getsockname()[1]}"
             async with Aggregator("db2").serving() as second, World(tmp_path, active=ON_ORDER) as world:
                 line = line_of(world, dead, second.url)
-                world.tasks.eternal("held", line.run_held())
+                world.tasks.eternal("held", line.run_held)
                 await eventually(lambda: len(second.requests) == 2)
                 assert line.connected_to == second.url
 
@@ -311,6 +312,9 @@ def test_next_aggregator_of_the_list_takes_over(tmp_path: Path) -> None:
         ((200, b'{"answer": 1}'), "its answer"),
         ((502, b"\xff"), "refuses: HTTP 502"),
         ((200, b"x" * (3 << 20)), "larger than"),
+        ((200, b"[" * 50_000), "its answer: nested more than 64 deep"),
+        ((200, b'{"extra": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"), "its answer: nested more than 64 deep"),
+        ((409, b"[" * 50_000), "refuses: HTTP 409"),
     ],
 )
 def test_answer_that_cannot_be_used_is_said_clearly_and_changes_nothing(
@@ -320,7 +324,7 @@ def test_answer_that_cannot_be_used_is_said_clearly_and_changes_nothing(
         async with Aggregator().serving() as aggregator, World(tmp_path, active=ON_ORDER) as world:
             aggregator.raw = raw
             line = line_of(world, aggregator.url, backoff_max_seconds=0.01)
-            world.tasks.eternal("held", line.run_held())
+            world.tasks.eternal("held", line.run_held)
             await eventually(lambda: said in caplog.text)
             assert line.connected_to is None
             aggregator.raw = None
@@ -404,5 +408,31 @@ def test_settings_that_cannot_work_are_one_clear_line(tmp_path: Path) -> None:
                 line_of(world, "agg:8090")
             with pytest.raises(ConfigError, match="not a CA file"):
                 line_of(world, "https://agg:8090", ca_file=tmp_path / "none.pem")
+
+    run(main())
+
+
+def test_answer_that_makes_our_own_code_raise_is_logged_counted_and_never_confirmed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = []
+
+    async def main() -> None:
+        async with Aggregator().serving() as aggregator, World(tmp_path, active=ON_ORDER) as world:
+            await quiet()
+            line = line_of(world, aggregator.url, backoff_max_seconds=0.01, on_error=lambda: errors.append(1))
+
+            def listen() -> None:
+                if world.book.quarantine is not None and not errors:
+                    raise KeyError("nobody thought of this")
+
+            world.book.listen(listen)
+            aggregator.quarantine = Quarantine(reason="x", owner="p", owner_kind="person", since=1.0, until=None)
+            world.tasks.eternal("held", line.run_held)
+            await eventually(lambda: aggregator.last.last_answer is not None if aggregator.requests else False)
+            assert [request.last_answer for _, request in aggregator.requests] == [None, None, "a2"]
+            assert errors == [1]
+            assert "nobody thought of this" in caplog.text
+            assert line.connected_to == aggregator.url
 
     run(main())

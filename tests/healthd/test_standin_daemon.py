@@ -55,7 +55,7 @@ class Daemon:
         clock = self._time.clock
         self._scheduler = Scheduler(self.book, self._runner, self._settings, clock=clock, tasks=tasks, seed=1)
         server = web.Server(NodeApi(self.book), [sock], limits=web.Limits(stop_seconds=0.1))
-        tasks.eternal("passive", self._scheduler.run_passive())
+        tasks.eternal("passive", self._scheduler.run_passive)
         address = f"http://{web.address_of(sock)}"
         try:
             async with server, httpx.AsyncClient(base_url=address, trust_env=False) as http:
@@ -63,7 +63,7 @@ class Daemon:
                 yield self
         finally:
             await tasks.stop(1.0)
-            assert not tasks.failed.done(), tasks.failed.result()
+            assert not any(tasks.errors.values()), tasks.errors
 
     async def health(self) -> dict[str, Any]:
         found: dict[str, Any] = (await self.http.get("/health")).json()

@@ -115,17 +115,6 @@ def test_idle_connection_is_kept_between_requests() -> None:
     asyncio.run(main())
 
 
-def test_more_connections_than_allowed_are_answered_503() -> None:
-    async def main() -> None:
-        async with served(connections=3) as address:
-            held = [await asyncio.open_connection(*address) for _ in range(3)]
-            assert (await say(address, GET)).startswith(b"HTTP/1.1 503 ")
-            for _, writer in held:
-                writer.close()
-
-    asyncio.run(main())
-
-
 def test_nonsense_is_a_400() -> None:
     async def main() -> None:
         async with served() as address:

@@ -23,7 +23,7 @@ from tests.patience import PATIENCE
 
 pytestmark = [*fleet.marks, pytest.mark.system("mpirun", "orted")]
 
-OURS = ("nccom_tree.py", "orted", "mpirun", "nccom-test", "healthd.rsh")
+OURS = ("guard.py", "orted", "mpirun", "nccom-test", "healthd.rsh")
 
 NODE = """
 [probe]

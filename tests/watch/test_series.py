@@ -30,7 +30,7 @@ def parsed(text: bytes) -> Found:
 
 
 def node(book: NodeBook) -> Found:
-    return parsed(exposition(registry_of(book), "text/plain")[0])
+    return parsed(exposition(registry_of(book, {}), "text/plain")[0])
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from checks.contract import Blame, Status
+from checks.printable import printable_line
 from healthd.fleet.actuators.model import Removal, Why
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.model import Decision, Quarantine, Reason, Verdict
@@ -124,7 +125,7 @@ def _removal(now: float, suspect: Suspect) -> Removal | None:
             instance_id=suspect.instance_id,
             pool=suspect.pool or None,
             why=Why.QUARANTINE,
-            reason=f"{quarantine.owner}: {quarantine.reason}",
+            reason=printable_line(f"{quarantine.owner}: {quarantine.reason}"),
             by_person=person,
             # Which fault a rule's word is about is not told: while any is injected, it may be that one.
             injected=suspect.faults and not person,
@@ -139,7 +140,7 @@ def _removal(now: float, suspect: Suspect) -> Removal | None:
             instance_id=suspect.instance_id,
             pool=suspect.pool or None,
             why=Why.GATE,
-            reason=f"gate {rejected.gate}: {rejected.reason}",
+            reason=printable_line(f"gate {rejected.gate}: {rejected.reason}"),
             by_person=False,
             injected=rejected.injected or suspect.faults,
             allocated=suspect.allocated,

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from starlette.responses import HTMLResponse, Response
 
 from checks.limits import quantity
+from checks.printable import printable
 from healthd import __version__
 from healthd.fleet.page import words
 
@@ -102,7 +103,8 @@ def _environment() -> Environment:
 def page(template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: object) -> Response:
     """A page out of a template."""
     text = _environment().get_template(template).render(now=time.time(), **values)
-    return HTMLResponse(text, status_code=status, headers={**HEADERS, **(headers or {})})
+    # The templates escape HTML, and know nothing of control characters.
+    return HTMLResponse(printable(text), status_code=status, headers={**HEADERS, **(headers or {})})
 
 
 def static(name: str) -> Response | None:

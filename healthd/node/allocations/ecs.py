@@ -10,13 +10,13 @@ Source: aws/amazon-ecs-agent, agent/handlers/v1/response.go. Unverified against 
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from checks.json_text import parse_json
 from healthd.node.allocations.record import Reading, Workload
 
 SCHEDULER = "ECS"
@@ -39,7 +39,7 @@ def parse_tasks(body: bytes, own: Collection[str]) -> tuple[Workload, ...]:
     Raises NotUnderstoodError for anything that is not as documented: then nothing is known.
     """
     try:
-        said: Any = json.loads(body)
+        said: Any = parse_json(body)
     except ValueError:
         raise NotUnderstoodError("no JSON") from None
     tasks = said.get("Tasks") if isinstance(said, dict) else None

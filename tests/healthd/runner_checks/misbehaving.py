@@ -10,12 +10,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import checks
 from checks.contract import Context, Evidence, Finding, Measurement, Missing, NoParams, Status, check
 from checks.host import HostError
-
-PTRACE_SEIZE = 0x4206
 
 
 @dataclass(frozen=True)
@@ -181,18 +180,14 @@ def leaves_family(ctx: Context[Folder]) -> Iterator[Finding]:
     time.sleep(600)
 
 
-@check(tier="passive", interval_seconds=60, timeout_seconds=1.0)
+@check(tier="passive", interval_seconds=60, timeout_seconds=3.0)
 def traced(ctx: Context[Folder]) -> Iterator[Finding]:
     """Somebody traces us and never waits: once killed, we stay a corpse that our parent cannot reap."""
-    parent, seized = os.getpid(), os.path.join(ctx.params.folder, "seized")
-    if os.fork() == 0:
-        os.setsid()
-        done = ctypes.CDLL(None, use_errno=True).ptrace(PTRACE_SEIZE, parent, None, None)
-        with open(seized + ".new", "w") as file:
-            file.write(f"{os.getpid()} {done}")
-        os.rename(seized + ".new", seized)
-        time.sleep(30)
-        os._exit(0)
+    place = Path(ctx.params.folder)
+    (place / "pid.new").write_text(str(os.getpid()))
+    (place / "pid.new").rename(place / "pid")
+    while not (place / "seized").exists():
+        time.sleep(0.01)
     yield from ()
     time.sleep(600)
 
