@@ -6,7 +6,6 @@ Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in 
 
 from __future__ import annotations
 
-import asyncio
 import http
 import logging
 import re
@@ -20,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from healthd.config import nearest
-from healthd.errors import BadInputError, HealthdError, StoreError
+from healthd.errors import BadInputError, HealthdError
 from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
@@ -30,9 +29,6 @@ from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, proble
 from healthd.model import Problem
 
 log = logging.getLogger(__name__)
-
-# A readiness probe gives up after a few seconds; the database answers in milliseconds.
-STORE_SECONDS = 2.0
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 
@@ -130,17 +126,15 @@ async def livez() -> Response:
 
 @router.api_route("/readyz", methods=["GET", "HEAD"])
 async def readyz(request: Request) -> Response:
-    """200 while it takes syncs and questions; what keeps it from admitting is said, but is no reason to send nobody."""
+    """
+    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here); what keeps
+    it from admitting is said, but is no reason to send nobody.
+    """
     parts = parts_of(request)
     if parts.stopping.is_set():
         return PlainTextResponse("stopping\n", status_code=503)
-    try:
-        # An empty transaction takes the write lock and no disk flush.
-        await asyncio.wait_for(parts.store.run(lambda _connection: None), STORE_SECONDS)
-    except StoreError as error:
-        return PlainTextResponse(f"{error}\n", status_code=503)
-    except TimeoutError:
-        return PlainTextResponse(f"the database did not answer within {STORE_SECONDS:g} s\n", status_code=503)
+    if (trouble := parts.store.trouble()) is not None:
+        return PlainTextResponse(f"{trouble}\n", status_code=503)
     recovering = parts.engine.recovering()
     said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"
     tripped = "".join(f"the breaker of the rules is open: {b.reason}\n" for b in parts.engine.breakers().values())

@@ -91,14 +91,20 @@ class Engine(Turns):
         """A gate, open or decided; NotFoundError."""
         gate = self._ledger.gates.get(gate_id) or self._ledger.decided.get(gate_id)
         if gate is None and gate_id in self._ledger.gate_ids:
-            gate = await self._store.run(lambda connection: changes.read_gate(connection, gate_id))
+            gate = await self._store.read(lambda connection: changes.read_gate(connection, gate_id))
         if gate is None:
             raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
         return gate
 
     async def wait(self, gate_id: str, seconds: float) -> Decision:
-        """The decision of a gate; after `seconds`, or when the aggregator stops, what it waits for (hold)."""
+        """
+        The decision of a gate; after `seconds`, or when the aggregator stops, what it waits for (hold).
+
+        One that was made before is not told again from memory alone: another aggregator may have taken over since.
+        """
         gate = await self.get(gate_id)
+        if gate.decision is not None:
+            await self._store.confirm()
         if gate.decision is None and seconds > 0 and not self._stopping:
             follower = self._followers.setdefault(gate_id, asyncio.Event())
             try:
@@ -137,7 +143,7 @@ class Engine(Turns):
         Returns how it is counted; None when the same was told before, or no facts are kept of the gate.
         """
         gate = await self.get(gate_id)
-        facts, before = await self._store.run(
+        facts, before = await self._store.read(
             lambda connection: (counting.read_facts(connection, gate_id), changes.read_outcome(connection, gate_id))
         )
         told = PutOutcome(
@@ -184,7 +190,7 @@ class Engine(Turns):
     async def explain(self, gate_id: str) -> Explanation:
         """A gate with its stored evidence; NotFoundError."""
         gate = await self.get(gate_id)
-        states, outcome = await self._store.run(
+        states, outcome = await self._store.read(
             lambda connection: (changes.read_evidence(connection, gate_id), changes.read_outcome(connection, gate_id))
         )
         leases = tuple(row for row in self._ledger.leases.values() if row.lease.gate == gate_id)
@@ -192,7 +198,7 @@ class Engine(Turns):
 
     async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:
         """Gates, newest first, as they are on disk; `before` is the id to go on from."""
-        return await self._store.run(
+        return await self._store.read(
             lambda connection: changes.read_gates(connection, limit=limit, before=before, job=job)
         )
 

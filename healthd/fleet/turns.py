@@ -22,14 +22,17 @@ from healthd.errors import HealthdError, StoreError
 from healthd.fleet import asking, changes, collecting, pruning, requests
 from healthd.fleet.changes import Loaded
 from healthd.fleet.gate import step
+from healthd.fleet.leadership import FencedError
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.lookup import LookedUp
 from healthd.fleet.model import FleetView, Gate, Observer, Phase, Registry, WakeAt
 from healthd.fleet.policy import Policy
 from healthd.fleet.reports import Reports
 from healthd.fleet.rules.book import Rules
+from healthd.fleet.session import UnsureError
 from healthd.fleet.standing import JudgeMemory
-from healthd.fleet.store import Store, UnsureError
+from healthd.fleet.store import LONG_SECONDS, Store
+from healthd.fleet.writer import ANSWER_SECONDS
 from healthd.model import NodeState
 
 log = logging.getLogger(__name__)
@@ -79,7 +82,6 @@ class Turns:
         self._turning = asyncio.Lock()
         self._followers: dict[str, asyncio.Event] = {}
         self._retry_at = -math.inf
-        self._trouble = ""
         self._prune_at = self._clock() + PRUNE_SECONDS
         self._expiring = False
         self._stopping = False
@@ -105,7 +107,7 @@ class Turns:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Turn for ever. One task runs it; it ends by cancellation."""
+        """Turn for ever. One task runs it; it ends by cancellation, or with FencedError: memory is out of date then."""
         self._wake.set()
         while True:
             pause = min(self._next_due() - self._clock(), LONGEST_SLEEP_SECONDS)
@@ -156,10 +158,9 @@ class Turns:
                 await self._store.write(batch.changes)
         except StoreError as error:
             self._undo(results, heard, stepped, error)
+            if isinstance(error, FencedError):
+                raise
             return
-        if batch.changes and self._trouble:
-            log.warning("the database takes writes again")
-            self._trouble = ""
         self._retry_at = -math.inf
         self._rules.committed()
         self._tell(batch, heard)
@@ -178,21 +179,29 @@ class Turns:
         return result
 
     async def _do(self, action: Callable[[Batch], T]) -> T:
+        """What `action` returns, once what it changes is on disk; StoreError, and within `ANSWER_SECONDS`, else."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._actions.append((action, future))
         self._wake.set()
-        return await future
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await future
+        except TimeoutError:
+            why = self._store.trouble() or "the aggregator is too busy"
+            raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None
 
     async def _read_anew(self) -> bool:
         """Begin again from what is on disk, as after a restart; false, and who waits is told, when that fails."""
         try:
-            loaded = await self._store.run(changes.load)
+            loaded = await self._store.read(changes.load, seconds=LONG_SECONDS)
         except HealthdError as error:
             self._retry_at = self._clock() + RETRY_SECONDS
             while self._actions:
                 _, future = self._actions.popleft()
                 if not future.done():
                     future.set_exception(error)
+            if isinstance(error, FencedError):
+                raise
             return False
         log.warning("a commit may or may not have come through: everything was read from the database anew")
         lifted, counted = self._ledger.quarantines.keys(), self._rules.counted
@@ -211,6 +220,8 @@ class Turns:
         self._prune_at = now + PRUNE_SECONDS
         try:
             await pruning.prune(self._store, self._ledger, self._rules, self._reports, self.policy, now)
+        except FencedError:
+            raise
         except StoreError as error:
             self._unsure = self._unsure or isinstance(error, UnsureError)
             log.warning("nothing was pruned: %s", error)
@@ -226,6 +237,8 @@ class Turns:
         results = []
         while self._actions:
             action, future = self._actions.popleft()
+            if future.done():
+                continue  # who asked was told already that nothing came of it
             try:
                 results.append((future, action(batch)))
             except HealthdError as error:
@@ -306,9 +319,6 @@ class Turns:
         error: StoreError,
     ) -> None:
         """The disk did not take it: memory goes back to where the disk is, and it is tried again."""
-        if str(error) != self._trouble:
-            log.error("%s", error)
-            self._trouble = str(error)
         self._unsure = self._unsure or isinstance(error, UnsureError)
         self._rules.undo()
         self._ledger.undo()
