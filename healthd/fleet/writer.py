@@ -29,7 +29,7 @@ ANSWER_SECONDS = 5.0
 """Within this everybody is answered who waits for the database: a commit takes milliseconds, a busy disk a second."""
 SLOW_SECONDS = 3.0
 """After this a transaction that is under way is told of as one that hangs."""
-RECENT_SECONDS = 5.0
+RECENT_SECONDS = 3.0
 """So long a failure is told after it has passed: writes of one page may pass where others fail (a full disk)."""
 MOST_WAITING = 2000
 """Jobs that may wait: 0.2 s of work at 5 ms a commit of 64; more means that the database stands still."""
