@@ -125,10 +125,12 @@ async def livez() -> Response:
 
 
 @router.api_route("/readyz", methods=["GET", "HEAD"])
-async def readyz(request: Request) -> Response:
+async def readyz(request: Request, verbose: str | None = None) -> Response:
     """
-    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here); what keeps
-    it from admitting is said, but is no reason to send nobody.
+    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here).
+
+    What keeps it from admitting is said, but is no reason to send nobody. `?verbose` names each gate and node that an
+    internal error of the aggregator stops.
     """
     parts = parts_of(request)
     if parts.stopping.is_set():
@@ -138,7 +140,12 @@ async def readyz(request: Request) -> Response:
     recovering = parts.engine.recovering()
     said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"
     tripped = "".join(f"the breaker of the rules is open: {b.reason}\n" for b in parts.engine.breakers().values())
-    return PlainTextResponse(said + tripped)
+    faults = parts.engine.faults()
+    if verbose is None:
+        stopped = f"internal errors stop {len(faults)} gates or nodes; ?verbose names them\n" if faults else ""
+    else:
+        stopped = "".join(f"{f.where.value} {f.name}: internal error ({f.message}), {f.times} times\n" for f in faults)
+    return PlainTextResponse(said + tripped + stopped)
 
 
 @router.api_route("/metrics", methods=["GET", "HEAD"], dependencies=[Depends(needs(Scope.READ))])

@@ -190,6 +190,7 @@ def _build(
         recovering=lambda: engine.recovering() is not None,
         store=lambda: (store.failures, store.failing),
         drifts=lambda: len(learner.book.drifts()),
+        errors=engine.internal_errors,
         now=clock,
     )
     observer.metrics = metrics

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from healthd.errors import NotFoundError
 from healthd.fleet import answers, changes, counting, requests
+from healthd.fleet.bulkheads import Fault
 from healthd.fleet.calibration import Ended
 from healthd.fleet.changes import PutOutcome
 from healthd.fleet.ledger import MOST_MESSAGE, Batch
@@ -68,7 +69,7 @@ class Engine(Turns):
 
         def act(batch: Batch) -> Gate:
             gate = requests.open_gate(batch, self._ledger, self.policy, request, decided)
-            self._dirty.add(gate.id)
+            self._stepper.dirty.add(gate.id)
             join = request.join
             executes = join is not None and join.execute and gate.decision is None
             if join is not None and executes and not self._registry.has_daemon(join.node):
@@ -82,7 +83,7 @@ class Engine(Turns):
         gate = await self.get(gate_id)
 
         def act(batch: Batch) -> Gate:
-            self._dirty.add(gate_id)
+            self._stepper.dirty.add(gate_id)
             return requests.left(batch, self._ledger, gate, member)
 
         return await self._do(act)
@@ -179,7 +180,7 @@ class Engine(Turns):
 
         def act(batch: Batch) -> None:
             self._ledger.put_override(batch, job, override)
-            self._dirty.update(gate.id for gate in self._ledger.gates.values() if gate.request.job == job)
+            self._stepper.dirty.update(gate.id for gate in self._ledger.gates.values() if gate.request.job == job)
 
         await self._do(act)
 
@@ -218,6 +219,14 @@ class Engine(Turns):
     def breakers(self) -> Mapping[str, Breaker]:
         """Breakers of the rules that have tripped, by pool ("": nodes without one)."""
         return self._rules.breakers()
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Gates and nodes that an internal error stops, the newest first; each is tried again."""
+        return self._bulkheads.faults()
+
+    def internal_errors(self) -> Mapping[str, int]:
+        """Exceptions that nobody foresaw since the start, by what they stopped."""
+        return dict(self._bulkheads.counted)
 
     def quarantines(self) -> Mapping[str, Quarantine]:
         """All, by node; those whose time is over may still be among them."""

@@ -64,9 +64,9 @@ class Job:
                 self._state = _State.RUNNING
             return self._state is _State.RUNNING
 
-    def end(self, value: Any, error: Exception | None) -> bool:
-        """What came of it. False: nobody waits for it any longer."""
-        return self._end(lambda _running: (value, error))
+    def end(self, value: Any, error: Exception | None) -> None:
+        """What came of it."""
+        self._end(lambda _running: (value, error))
 
     def give_up(self, why: str) -> bool:
         """Nobody waits any longer: StoreError, and UnsureError where it was begun. False: it had ended already."""
@@ -232,8 +232,9 @@ class Writer:
             return
         for job in batch:
             lost = unsure and job.write and isinstance(error, StoreError) and not isinstance(error, FencedError)
-            if job.end(None, UnsureError(str(error)) if lost else error) and isinstance(error, StoreError):
+            if job.begin() and isinstance(error, StoreError):  # else it was given up, and counted then
                 self._failed(error)
+            job.end(None, UnsureError(str(error)) if lost else error)
 
     def _written(self) -> None:
         if self.failing and self._outage:

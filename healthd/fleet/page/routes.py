@@ -95,6 +95,7 @@ async def fleet(
         overrides=parts.engine.overrides(),
         recovering=recovering,
         breakers=breakers,
+        faults=parts.engine.faults(),
         injected=[cell.node for cell in cells if cell.injected],
         mode=parts.engine.policy.mode.value,
     )
