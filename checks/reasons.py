@@ -196,6 +196,7 @@ _ALL = (
     Reason("Observed", "Observe mode admits whatever it sees.", Blame.CONTROL, Action.NONE),
     Reason("Unreachable", "The aggregator cannot be reached.", Blame.CONTROL, Action.RETRY),
     Reason("StoreFailed", "The aggregator cannot write to its database.", Blame.CONTROL, Action.RETRY),
+    Reason("InternalError", "The aggregator failed in a way that nobody foresaw.", Blame.CONTROL, Action.RETRY),
 )
 
 REASONS: Mapping[str, Reason] = {reason.code: reason for reason in _ALL}

@@ -262,7 +262,9 @@ class Aggregator:
             if left <= 0:
                 raise NotAdmittedError(f"aggregator {self.url} has not decided gate {gate} in its {wait:g} s")
             try:
-                hold = max(0.0, min(HOLD_SECONDS, hold_seconds, left))
+                # Nothing is known of the gate yet: who only hears it after the wait has no more use for it.
+                most = left if gate else max(0.0, began + wait - time.monotonic())
+                hold = max(0.0, min(HOLD_SECONDS, hold_seconds, most))
                 body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"}, hold_seconds=hold)
             except UnreachableError as error:
                 now = time.monotonic()

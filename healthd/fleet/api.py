@@ -6,7 +6,6 @@ Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in 
 
 from __future__ import annotations
 
-import asyncio
 import http
 import logging
 import re
@@ -21,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
 from healthd.config import nearest
-from healthd.errors import BadInputError, HealthdError, StoreError
+from healthd.errors import BadInputError, HealthdError
 from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
@@ -31,9 +30,6 @@ from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, proble
 from healthd.model import Problem
 
 log = logging.getLogger(__name__)
-
-# A readiness probe gives up after a few seconds; the database answers in milliseconds.
-STORE_SECONDS = 2.0
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 
@@ -130,23 +126,31 @@ async def livez() -> Response:
 
 
 @router.api_route("/readyz", methods=["GET", "HEAD"])
-async def readyz(request: Request) -> Response:
-    """200 while it takes syncs and questions; what keeps it from admitting is said, but is no reason to send nobody."""
+async def readyz(request: Request, verbose: str | None = None) -> Response:
+    """
+    200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here).
+
+    What keeps it from admitting is said, but is no reason to send nobody. `?verbose` names each gate and node that an
+    internal error of the aggregator stops.
+    """
     parts = parts_of(request)
     if parts.stopping.is_set():
         return PlainTextResponse("stopping\n", status_code=503)
-    try:
-        # An empty transaction takes the write lock and no disk flush.
-        await asyncio.wait_for(parts.store.run(lambda _connection: None), STORE_SECONDS)
-    except StoreError as error:
-        return PlainTextResponse(f"{printable_line(str(error))}\n", status_code=503)
-    except TimeoutError:
-        return PlainTextResponse(f"the database did not answer within {STORE_SECONDS:g} s\n", status_code=503)
+    if (trouble := parts.store.trouble()) is not None:
+        return PlainTextResponse(f"{printable_line(trouble)}\n", status_code=503)
     recovering = parts.engine.recovering()
     said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"
     reasons = (printable_line(breaker.reason) for breaker in parts.engine.breakers().values())
     tripped = "".join(f"the breaker of the rules is open: {reason}\n" for reason in reasons)
-    return PlainTextResponse(said + tripped)
+    faults = parts.engine.faults()
+    if verbose is None:
+        stopped = f"internal errors stop {len(faults)} gates or nodes; ?verbose names them\n" if faults else ""
+    else:
+        stopped = "".join(
+            printable_line(f"{f.where.value} {f.name}: internal error ({f.message}), {f.times} times") + "\n"
+            for f in faults
+        )
+    return PlainTextResponse(said + tripped + stopped)
 
 
 @router.api_route("/metrics", methods=["GET", "HEAD"], dependencies=[Depends(needs(Scope.READ))])

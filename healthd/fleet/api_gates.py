@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from healthd.errors import BadInputError, NotFoundError
+from healthd.errors import BadInputError, NotFoundError, StoreError
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of, wait_seconds
 from healthd.fleet.handshakes import HandshakeBody
@@ -19,6 +20,8 @@ from healthd.model import GateRequest, Verdict
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
+LEAST_SECONDS = 1.0
+"""So long the database has to take a question, however little its asker wants to wait: a commit takes milliseconds."""
 
 router = APIRouter(prefix="/v1/gates")
 Wait = Annotated[float, Depends(wait_seconds)]
@@ -45,7 +48,7 @@ async def ask(request: Request, wait: Wait) -> Response:
     began = time.perf_counter()
     parts = parts_of(request)
     asked = await body_of(request, GateRequest)
-    gate = await parts.engine.ask(asked)
+    gate = await _asked(parts, asked, wait)
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.member_seconds / 4)  # a member is heard only when it asks
     response = await _decision(parts, gate.id, wait)
@@ -122,6 +125,17 @@ async def handshake(request: Request, gate: str, wait: Wait) -> Response:
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait))
+
+
+async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
+    """The gate as it is on disk; StoreError when the database has not taken it before the asker's time is over."""
+    seconds = max(LEAST_SECONDS, wait)
+    try:
+        async with asyncio.timeout(seconds if wait > 0 else None):
+            return await parts.engine.ask(asked)
+    except TimeoutError:
+        why = parts.store.trouble() or "the aggregator is too busy"
+        raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
 
 
 async def _decision(parts: Parts, gate_id: str, wait: float) -> Response:

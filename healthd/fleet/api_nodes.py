@@ -115,7 +115,7 @@ async def node(request: Request, node: str) -> Response:
         state = dataclasses.replace(
             state, health=view.health, reasons=view.reasons, quarantine=view.node.quarantine or state.quarantine
         )
-    events = await parts.store.run(lambda connection: changes.read_events(connection, node, limit=MOST_EVENTS))
+    events = await parts.store.read(lambda connection: changes.read_events(connection, node, limit=MOST_EVENTS))
     leases = [row for row in parts.engine.leases() if row.node == node]
     more = {"state": state, "orders": view.orders, "reports": view.node.orders, "grants": leases, "events": events}
     kept = {"rules": parts.engine.remembered(node)}

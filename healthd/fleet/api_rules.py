@@ -34,7 +34,7 @@ async def history(
     check_name(node)
     parts = parts_of(request)
     since = time.time() - parts.engine.policy.history_days * 86400.0
-    found = await parts.store.run(
+    found = await parts.store.read(
         lambda connection: read_history(connection, node, limit=limit + 1, before=before, since=since)
     )
     if not found and parts.fleet.view(node) is None:

@@ -49,6 +49,7 @@ SWITCH_SECONDS = 0.0005
 OTHER_CONNECTIONS = 2000
 # Files that are no connection: the database, its journal, Python's own.
 OTHER_FILES = 100
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 # A fleet that finds its aggregator again connects all at once.
 BACKLOG = 4096
 
@@ -72,10 +73,12 @@ async def run_aggregator(
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)
     collector = asyncio.create_task(_collect_now_and_then(), name="garbage collector")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in STOPPING:
+        signal.signal(number, _end_at_once)
     try:
         async with aggregator(settings, policy, baseline, actuator) as (address, failed):
+            for number in STOPPING:
+                loop.add_signal_handler(number, stop.set)
             log.info("aggregator listens on %s", address)
             if on_ready is not None:
                 on_ready(address)
@@ -89,8 +92,14 @@ async def run_aggregator(
                     task.result()
     finally:
         collector.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOPPING:
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _end_at_once(_number: int, _frame: object) -> None:
+    """A signal before anybody is served: nothing is there to be ended, and the database may hang."""
+    raise SystemExit(0)
 
 
 @contextlib.asynccontextmanager
@@ -101,9 +110,10 @@ async def aggregator(
     actuator: ActuatorSettings | None = None,
 ) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
     """
-    A whole aggregator, from entry to exit; gives its address, and a future that fails when its engine does.
+    A whole aggregator, from entry to exit; gives its address, and a future that fails when it cannot go on: its
+    engine failed, or another aggregator has taken the database over (FencedError).
 
-    Leaving answers every held request at once and takes less than five seconds.
+    Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
     connections = _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
     sock = bind(settings.listen, backlog=BACKLOG)
@@ -119,7 +129,9 @@ async def aggregator(
             engine = asyncio.create_task(parts.engine.run(), name="aggregator engine")
             learner = asyncio.create_task(parts.learner.run(), name="baselines")
             learner.add_done_callback(_say_why)
-            tasks = [engine, learner]
+            leader = asyncio.create_task(store.lead(), name="leadership")
+            failed = asyncio.create_task(_first_to_end(engine, leader), name="what must not end")
+            tasks = [engine, learner, leader, failed]
             if parts.hand is not None:
                 tasks.append(asyncio.create_task(parts.hand.run(), name="actuator"))
                 tasks[-1].add_done_callback(_say_why_not_acting)
@@ -134,13 +146,15 @@ async def aggregator(
             try:
                 async with server:
                     try:
-                        yield address_of(sock), engine
+                        yield address_of(sock), failed
                     finally:
+                        tasks.append(asyncio.create_task(store.give_up_when_stuck(), name="end of the store"))
                         await _release(parts)
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
+                failed.cancelled() or failed.exception()  # told above where it was the cause
         finally:
             store.close()
 
@@ -159,7 +173,7 @@ def _build(
         enrol=lambda node, key: store.enrol(node, key, now=clock()),
         silent_seconds=policy.silent_seconds,
         max_nodes=settings.max_nodes,
-        first_seq=store.generation * ANSWERS_EACH_START,
+        first_seq=store.term * ANSWERS_EACH_START,
     )
     for row in store.load().nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"))
@@ -176,6 +190,7 @@ def _build(
         recovering=lambda: engine.recovering() is not None,
         store=lambda: (store.failures, store.failing),
         drifts=lambda: len(learner.book.drifts()),
+        errors=engine.internal_errors,
         now=clock,
     )
     observer.metrics = metrics
@@ -209,6 +224,13 @@ class _Observer:
             self.metrics.gate_decided(gate)
         if self.hand is not None:
             self.hand.gate_decided(gate)
+
+
+async def _first_to_end(*tasks: asyncio.Task[None]) -> None:
+    """Until one of them ends; with its error."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 async def _release(parts: Parts) -> None:

@@ -23,7 +23,7 @@ from healthd.fleet import baseline_rows as rows
 from healthd.fleet.changes import PutEvent
 from healthd.fleet.peers import Peers
 from healthd.fleet.registry import Fleet
-from healthd.fleet.store import Store
+from healthd.fleet.store import LONG_SECONDS, Store
 from healthd.model import NodeState
 
 log = logging.getLogger(__name__)
@@ -275,7 +275,7 @@ class Learner:
     async def _load(self) -> bool:
         """Read all that was kept; false when the database cannot be read now."""
         try:
-            kept = await self._store.run(rows.read)
+            kept = await self._store.read(rows.read, seconds=LONG_SECONDS)
         except HealthdError as error:
             self._complain(str(error))
             return False

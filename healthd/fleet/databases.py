@@ -1,26 +1,31 @@
-"""Opening a database of either kind so that it behaves alike, and so that only one aggregator has it."""
+"""Opening a database of either kind so that it behaves alike: its URL, its errors in one line, its time-outs."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from healthd.errors import ConfigError, StoreError
+from healthd.errors import ConfigError
 
 KEY = "aggregator.database"
 FORMS = "write sqlite:///PATH or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
-CONNECT_SECONDS = 10
-"""How long a server may take to answer; a host that swallows packets would hold the start for two minutes."""
-LOCK_KEY = 0x6865616C746864
-"""PostgreSQL advisory lock of an aggregator: "healthd" in ASCII."""
-LOCK_SECONDS = 2.0
-"""How long a former aggregator's connection may take to be gone from the server."""
+CONNECT_SECONDS = 4
+"""How long a server may take to let us in: less than a caller waits for an answer, so that it is told why."""
+LOCKED_SECONDS = 4.0
+"""How long a statement waits for what another program has locked; likewise."""
+# So that a server lets go of an aggregator that is frozen in a transaction, or cut off: else nobody could take over.
+# Names that a server does not know (`client_connection_check_interval` came with PostgreSQL 14) are left out.
+SERVER_SETTINGS = {
+    "lock_timeout": f"{LOCKED_SECONDS:.0f}s",
+    "idle_in_transaction_session_timeout": "10s",
+    "client_connection_check_interval": "2s",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
 
 
 # What the driver says -> what is to be done. WRONG: what is configured is wrong, so that trying again cannot help.
@@ -37,6 +42,7 @@ AWAY = {
     "Connection refused": f"start the server, or correct host and port in {KEY}",
     "failed to resolve": f"correct the host in {KEY}, or look at its name service",
     "on socket": f"start the server, or name its host in {KEY}",
+    "lock timeout": "another program holds it; end that program",
     "timeout": f"see that the server and the way to it are up, or correct the host in {KEY}",
     "No route to host": f"see that the server and the way to it are up, or correct the host in {KEY}",
     "disk is full": "free some space",
@@ -104,12 +110,28 @@ def remedy_of(line: str) -> tuple[str, bool]:
 
 
 def make_engine(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() != "sqlite":
-        bounded = url.get_driver_name() in ("psycopg", "psycopg2") and "connect_timeout" not in url.query
-        bound = {"connect_timeout": CONNECT_SECONDS} if bounded else {}
-        return sa.create_engine(url, poolclass=sa.NullPool, connect_args=bound)
-    # Five seconds for another program that looks into the file; `?timeout=` in the URL says otherwise.
-    arguments = {"check_same_thread": False} | ({} if "timeout" in url.query else {"timeout": 5.0})
+    """The engine of a parsed URL; nothing is opened yet."""
+    return _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _server_engine(url)
+
+
+def _server_engine(url: sa.URL) -> sa.Engine:
+    bounded = url.get_driver_name() in ("psycopg", "psycopg2") and "connect_timeout" not in url.query
+    bound = {"connect_timeout": CONNECT_SECONDS} if bounded else {}
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=bound)
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:
+        with connection.cursor() as cursor:
+            for name, value in SERVER_SETTINGS.items():
+                cursor.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (value, name))
+        connection.commit()
+
+    return engine
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    # `?timeout=` in the URL says otherwise how long to wait for another program that looks into the file.
+    arguments = {"check_same_thread": False} | ({} if "timeout" in url.query else {"timeout": LOCKED_SECONDS})
     engine = sa.create_engine(url, poolclass=sa.StaticPool, connect_args=arguments)
 
     @sa.event.listens_for(engine, "connect")
@@ -131,31 +153,6 @@ def file_of(url: sa.URL) -> Path | None:
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
     return Path(url.database)
-
-
-def lock_file(path: Path) -> int:
-    """Two aggregators on one database would give one node to two jobs: the second is refused."""
-    try:
-        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(f"database {path}: {error.strerror}; make its directory exist and be writable") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise StoreError(f"database {path} is in use by another aggregator; stop it or use another file") from None
-    return handle
-
-
-def lock_server(connection: sa.Connection) -> bool:
-    """The same on PostgreSQL, for as long as the connection lives; one that just closed is given time to go."""
-    until = time.monotonic() + LOCK_SECONDS
-    while True:
-        taken = connection.execute(sa.text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}).scalar()
-        connection.commit()
-        if taken or time.monotonic() > until:
-            return bool(taken)
-        time.sleep(0.05)
 
 
 def first_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from healthd.errors import NotFoundError
 from healthd.fleet import answers, changes, counting, requests
+from healthd.fleet.bulkheads import Fault
 from healthd.fleet.calibration import Ended
 from healthd.fleet.changes import PutOutcome
 from healthd.fleet.ledger import MOST_MESSAGE, Batch
@@ -68,7 +69,7 @@ class Engine(Turns):
 
         def act(batch: Batch) -> Gate:
             gate = requests.open_gate(batch, self._ledger, self.policy, request, decided)
-            self._dirty.add(gate.id)
+            self._stepper.dirty.add(gate.id)
             join = request.join
             executes = join is not None and join.execute and gate.decision is None
             if join is not None and executes and not self._registry.has_daemon(join.node):
@@ -82,7 +83,7 @@ class Engine(Turns):
         gate = await self.get(gate_id)
 
         def act(batch: Batch) -> Gate:
-            self._dirty.add(gate_id)
+            self._stepper.dirty.add(gate_id)
             return requests.left(batch, self._ledger, gate, member)
 
         return await self._do(act)
@@ -91,14 +92,20 @@ class Engine(Turns):
         """A gate, open or decided; NotFoundError."""
         gate = self._ledger.gates.get(gate_id) or self._ledger.decided.get(gate_id)
         if gate is None and gate_id in self._ledger.gate_ids:
-            gate = await self._store.run(lambda connection: changes.read_gate(connection, gate_id))
+            gate = await self._store.read(lambda connection: changes.read_gate(connection, gate_id))
         if gate is None:
             raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
         return gate
 
     async def wait(self, gate_id: str, seconds: float) -> Decision:
-        """The decision of a gate; after `seconds`, or when the aggregator stops, what it waits for (hold)."""
+        """
+        The decision of a gate; after `seconds`, or when the aggregator stops, what it waits for (hold).
+
+        One that was made before is not told again from memory alone: another aggregator may have taken over since.
+        """
         gate = await self.get(gate_id)
+        if gate.decision is not None:
+            await self._store.confirm()
         if gate.decision is None and seconds > 0 and not self._stopping:
             follower = self._followers.setdefault(gate_id, asyncio.Event())
             try:
@@ -137,7 +144,7 @@ class Engine(Turns):
         Returns how it is counted; None when the same was told before, or no facts are kept of the gate.
         """
         gate = await self.get(gate_id)
-        facts, before = await self._store.run(
+        facts, before = await self._store.read(
             lambda connection: (counting.read_facts(connection, gate_id), changes.read_outcome(connection, gate_id))
         )
         told = PutOutcome(
@@ -173,7 +180,7 @@ class Engine(Turns):
 
         def act(batch: Batch) -> None:
             self._ledger.put_override(batch, job, override)
-            self._dirty.update(gate.id for gate in self._ledger.gates.values() if gate.request.job == job)
+            self._stepper.dirty.update(gate.id for gate in self._ledger.gates.values() if gate.request.job == job)
 
         await self._do(act)
 
@@ -184,7 +191,7 @@ class Engine(Turns):
     async def explain(self, gate_id: str) -> Explanation:
         """A gate with its stored evidence; NotFoundError."""
         gate = await self.get(gate_id)
-        states, outcome = await self._store.run(
+        states, outcome = await self._store.read(
             lambda connection: (changes.read_evidence(connection, gate_id), changes.read_outcome(connection, gate_id))
         )
         leases = tuple(row for row in self._ledger.leases.values() if row.lease.gate == gate_id)
@@ -192,7 +199,7 @@ class Engine(Turns):
 
     async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:
         """Gates, newest first, as they are on disk; `before` is the id to go on from."""
-        return await self._store.run(
+        return await self._store.read(
             lambda connection: changes.read_gates(connection, limit=limit, before=before, job=job)
         )
 
@@ -212,6 +219,14 @@ class Engine(Turns):
     def breakers(self) -> Mapping[str, Breaker]:
         """Breakers of the rules that have tripped, by pool ("": nodes without one)."""
         return self._rules.breakers()
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Gates and nodes that an internal error stops, the newest first; each is tried again."""
+        return self._bulkheads.faults()
+
+    def internal_errors(self) -> Mapping[str, int]:
+        """Exceptions that nobody foresaw since the start, by what they stopped."""
+        return dict(self._bulkheads.counted)
 
     def quarantines(self) -> Mapping[str, Quarantine]:
         """All, by node; those whose time is over may still be among them."""

@@ -44,7 +44,8 @@ class FleetMetrics:
 
     `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
     breakers that have tripped, `words` how often each rule came to a word and what came of it, `drifts` how many
-    baselines have drifted. `now` is the clock that quarantines go by.
+    baselines have drifted, `errors` how often something failed in an unforeseen way, by what it stopped. `now` is the
+    clock that quarantines go by.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class FleetMetrics:
         recovering: Callable[[], bool] = lambda: False,
         store: Callable[[], tuple[int, bool]] = lambda: (0, False),
         drifts: Callable[[], int] = lambda: 0,
+        errors: Callable[[], Mapping[str, int]] = dict,
         now: Callable[[], float] = time.time,
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -117,7 +119,7 @@ class FleetMetrics:
             registry=self._registry,
         )
         self._registry.register(_Survey(fleet, holding, overrides, breakers, words))
-        self._registry.register(_Plight(fleet, waits, recovering, store, drifts, now))
+        self._registry.register(_Plight(fleet, waits, recovering, store, drifts, errors, now))
 
     def add(self, collector: Collector) -> None:
         """One more that is asked at each scrape."""
@@ -257,10 +259,12 @@ class _Plight(Collector):
         recovering: Callable[[], bool],
         store: Callable[[], tuple[int, bool]],
         drifts: Callable[[], int],
+        errors: Callable[[], Mapping[str, int]],
         now: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._drifts = drifts
+        self._errors = errors
         self._now = now
         self._waits = waits
         self._recovering = recovering
@@ -302,3 +306,11 @@ class _Plight(Collector):
         yield GaugeMetricFamily(
             "healthd_store_failing", "1 while the last write to the database failed.", value=float(failing)
         )
+        internal = CounterMetricFamily(
+            "healthd_internal_errors",
+            "Failures of the aggregator that nobody foresaw, by what they stopped; its log has the tracebacks.",
+            labels=("where",),
+        )
+        for where, count in self._errors().items():
+            internal.add_metric((where,), count)
+        yield internal

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from sqlalchemy import Connection
+
 from healthd.fleet import changes
 from healthd.fleet.changes import Change, PutRecord
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.policy import Policy
 from healthd.fleet.reports import Reports
 from healthd.fleet.rules.book import Rules
-from healthd.fleet.store import Store
+from healthd.fleet.store import LONG_SECONDS, Store
+from healthd.fleet.writing import apply_changes
 
 DAY_SECONDS = 86400.0
 
 
 async def prune(store: Store, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy, now: float) -> None:
     """
-    Drop gates and events beyond their bounds, and write down which nodes were there. StoreError, and memory stays.
+    Drop gates and events beyond their bounds and write down which nodes were there, in one transaction. StoreError, and
+    memory stays.
 
     Between two turns. What a turn has to do of it is in `Ledger.end_expired` and `forget_gone`.
     """
     before, history = now - policy.keep_days * DAY_SECONDS, now - policy.history_days * DAY_SECONDS
-    dropped = await store.run(
-        lambda connection: changes.prune(
+    forgotten, stamps = rules.old(now), reports.stamps()
+    written: list[Change] = [*(PutRecord(node=node, record=None) for node in forgotten), *stamps]
+
+    def work(connection: Connection) -> tuple[str, ...]:
+        dropped = changes.prune(
             connection,
             before=before,
             most_gates=policy.keep_gates,
             most_events=policy.keep_events,
             history_before=history,
         )
-    )
-    forgotten, stamps = rules.old(now), reports.stamps()
-    written: list[Change] = [PutRecord(node=node, record=None) for node in forgotten]
-    await store.write([*written, *stamps])
+        apply_changes(connection, written)
+        return dropped
+
+    dropped = await store.run(work, seconds=LONG_SECONDS)
     ledger.drop(dropped)
     rules.drop(forgotten)
     reports.stamped(stamps)

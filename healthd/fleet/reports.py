@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
+from healthd.fleet.bulkheads import Where, contained
 from healthd.fleet.changes import ForgetNode, Loaded, PutMeta, PutNode
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, LeaseRow, LeaseState, Registry
@@ -134,16 +135,20 @@ class Reports:
         if not self._established and batch.now >= max(self._proved_at, self._recovering_until):
             self._set(batch, recovering_until=-math.inf, established=True)
         for name in sorted(heard):
-            node = self._registry.node(name)
-            if node is not None and node.heard_seconds is not None:
-                self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
-            if node is None or node.state is None or node.duplicate:
-                continue
-            self._adopt(batch, node)
-            self._follow(batch, node)
-            labels = node.state.labels
-            if self._labels.get(name) != labels or name in batch.forgotten:
-                batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
+            with contained(Where.NODE, name):
+                self._take_in(batch, name)
+
+    def _take_in(self, batch: Batch, name: str) -> None:
+        node = self._registry.node(name)
+        if node is not None and node.heard_seconds is not None:
+            self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
+        if node is None or node.state is None or node.duplicate:
+            return
+        self._adopt(batch, node)
+        self._follow(batch, node)
+        labels = node.state.labels
+        if self._labels.get(name) != labels or name in batch.forgotten:
+            batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
 
     def _follow(self, batch: Batch, node: FleetNode) -> None:
         """Leases of ours: stored, refused, ended by the node, or gone."""

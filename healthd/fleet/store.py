@@ -1,8 +1,8 @@
 """
-The aggregator's database: what must survive. SQLite by default, PostgreSQL by URL, one writer thread for both.
+The aggregator's database: what must survive. SQLite by default, PostgreSQL by URL, the same code for both.
 
-Everything that touches the database runs on that thread, in the order in which it was asked; what waits together is
-committed together, because a commit costs a disk flush. A failure is a StoreError of one line and never a guess.
+Everything that touches it runs on one thread (`writer`), by one connection (`session`), and only while this aggregator
+is the one that took the database over last (`leadership`). A failure is a StoreError of one line and never a guess.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import asyncio
 import contextlib
 import importlib.resources
 import logging
-import os
-import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -27,94 +25,97 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
-from healthd.errors import BadInputError, ConfigError, StoreError
+from healthd.errors import StoreError
 from healthd.fleet import changes as rows
+from healthd.fleet import leadership
 from healthd.fleet.changes import Change, Loaded, PutKey, PutMeta
-from healthd.fleet.databases import (
-    file_of,
-    first_line,
-    lock_file,
-    lock_server,
-    make_engine,
-    parse,
-    place_of,
-    remedy_of,
-    said,
-)
+from healthd.fleet.databases import first_line, parse
+from healthd.fleet.leadership import FencedError
+from healthd.fleet.session import Session
 from healthd.fleet.tables import META, NODES
+from healthd.fleet.writer import ANSWER_SECONDS, Job, Writer
 from healthd.fleet.writing import apply_changes
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Job = tuple[Callable[[sa.Connection], Any], Callable[[Any, Exception | None], None]]
 
-
-class UnsureError(StoreError):
-    """A server was lost between a commit and its word on it: whether it is on disk, reading alone can tell."""
-
-
-MOST_WAITING = 2000
-"""Jobs that may wait for the writer: 0.2 s of work at 5 ms a commit of 64; more means that it stands still."""
-MOST_TOGETHER = 64
-"""Jobs in one transaction: bounds how long the first of them waits for the last."""
+LONG_SECONDS = 60.0
+"""For what goes over the whole database: loading all of it, dropping what is old."""
+CLOSE_SECONDS = 1.0
+"""So long a database has to take what still waits when the aggregator ends, and again to let go of it."""
 
 
 class Store:
     """
-    An open database. `store_id` names it for life: nodes know by it who issued a lease. `generation` counts its
-    openings, so that numbers of this process can be told from those of the last.
+    An open database. `store_id` names it for life: nodes know by it who issued a lease. `term` counts the aggregators
+    that had it, so that numbers of this process can be told from those of the last; see `leadership`.
 
-    Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop.
+    Made by `Store.open`, which blocks; `load` blocks too; the rest is for the event loop. After FencedError every call
+    fails with it: memory is out of date then, and the process has to end.
     """
 
-    def __init__(self, engine: sa.Engine, place: str, lock: int | None, path: Path | None) -> None:
-        self._engine = engine
-        self._place = place
-        self._lock = lock
-        self._path = path
-        self._inode: tuple[int, int] | None = None
-        self._connection: sa.Connection | None = None
-        self._jobs: queue.Queue[Job | None] = queue.Queue(MOST_WAITING)
-        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
-        self._closed = False
-        self.failures = 0  # jobs that could not be written since the start
-        self.failing = False  # whether the last one could not
+    def __init__(self, session: Session) -> None:
         self.store_id = ""
-        self.generation = 0
+        self._session = session
+        self._writer = Writer(session)
+        self._closed = False
 
     @classmethod
     def open(cls, url: str) -> Store:
         """
-        Open or make the database and bring its schema up to date.
+        Open or make the database, bring its schema up to date and take it over.
 
         ConfigError for a URL that cannot be right, StoreError for a database that cannot be used; both name the place
         and the remedy, and never the password.
         """
-        parsed = parse(url)
-        path = file_of(parsed)
-        engine = make_engine(parsed)
-        store = cls(engine, place_of(parsed), None if path is None else lock_file(path), path)
+        store = cls(Session(parse(url)))
         try:
             store._prepare()
-        except (StoreError, ConfigError):
+        except BaseException:
+            store._session.cut()  # a signal may have come while the server hung: then it would hang in closing too
             store.close()
             raise
-        store._thread.start()
+        store._writer.start()
         return store
 
+    @property
+    def term(self) -> int:
+        """How many aggregators have had this database, this one included."""
+        return self._session.term
+
+    @property
+    def failures(self) -> int:
+        """Jobs that could not be done since the start."""
+        return self._writer.failures
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last one could not."""
+        return self._writer.failing
+
+    def trouble(self) -> str | None:
+        """Why the database cannot be written, in one line; None while it can. Looks at nothing but memory."""
+        return self._writer.trouble()
+
     def close(self) -> None:
-        """Finish what waits, then let go of the database. Safe to repeat."""
+        """Finish what waits, then let go of the database; a few seconds at most. Safe to repeat."""
         if self._closed:
             return
         self._closed = True
-        if self._thread.is_alive():
-            self._jobs.put(None)
-            self._thread.join(timeout=10.0)
-        self._disconnect()
-        self._engine.dispose()
-        if self._lock is not None:
-            os.close(self._lock)
+        self._writer.close(CLOSE_SECONDS)
+        if self._writer.alive:
+            log.error("%s does not answer: it is left as it is", self._session.place)
+        else:
+            self._session.close()
+
+    async def give_up_when_stuck(self) -> None:
+        """While the aggregator ends: once the database hangs, whoever waits for it is answered with a StoreError."""
+        while True:
+            await asyncio.sleep(CLOSE_SECONDS / 4)
+            if self._writer.hangs(CLOSE_SECONDS):
+                self._writer.give_up()
+                return
 
     def load(self) -> Loaded:
         """What an aggregator starts from. Blocks."""
@@ -125,7 +126,10 @@ class Store:
             box.extend((value, error))
             done.set()
 
-        self._submit(rows.load, deliver)
+        job = Job(rows.load, deliver, write=False, seconds=LONG_SECONDS)
+        self._writer.submit(job)
+        if not done.wait(LONG_SECONDS):
+            self._writer.expire(job)
         done.wait()
         if box[1] is not None:
             raise box[1]
@@ -148,12 +152,38 @@ class Store:
 
         return await self.run(work)
 
-    async def run(self, work: Callable[[sa.Connection], T]) -> T:
+    async def confirm(self) -> None:
+        """Return if nobody else has taken the database over; FencedError, or StoreError when it does not answer."""
+        await self.read(lambda _connection: None)
+
+    async def lead(self) -> None:
+        """
+        Renew the leadership for ever, so that it is noticed within seconds when the database cannot be written or was
+        taken over. One task runs it; it ends by cancellation, or with FencedError.
+        """
+        while True:
+            try:
+                await self.run(lambda connection: leadership.renew(connection, now=time.time()))
+            except FencedError:
+                raise
+            except StoreError:
+                log.debug("the leadership could not be renewed; the writer has said why")
+            await asyncio.sleep(leadership.RENEW_SECONDS)
+
+    async def read(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:
+        """Run `work`, which changes nothing, in a transaction; its result. See `run`."""
+        return await self._do(work, write=False, seconds=seconds)
+
+    async def run(self, work: Callable[[sa.Connection], T], *, seconds: float = ANSWER_SECONDS) -> T:
         """
         Run `work` in a transaction on the writer thread; its result once it is committed.
 
-        `work` must be safe to repeat: when one of several that share a transaction fails, each is tried by itself.
+        StoreError after `seconds` at the latest, as UnsureError where it may be on disk all the same. `work` must be
+        safe to repeat: when one of several that share a transaction fails, each is tried by itself.
         """
+        return await self._do(work, write=True, seconds=seconds)
+
+    async def _do(self, work: Callable[[sa.Connection], T], *, write: bool, seconds: float) -> T:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -170,142 +200,36 @@ class Store:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(resolve, value, error)
 
-        self._submit(work, deliver)
-        return await future
-
-    # --- the writer thread --------------------------------------------------------------------------------------------
-
-    def _submit(self, work: Callable[[sa.Connection], Any], deliver: Callable[[Any, Exception | None], None]) -> None:
-        if self._closed:
-            raise StoreError(f"{self._place} is closed")
+        job = Job(work, deliver, write=write, seconds=seconds)
+        self._writer.submit(job)
+        timer = loop.call_later(seconds, self._writer.expire, job)
         try:
-            self._jobs.put_nowait((work, deliver))
-        except queue.Full:
-            raise StoreError(f"{self._place} does not keep up: {MOST_WAITING} writes wait; look at its disk") from None
-
-    def _work(self) -> None:
-        ending = False
-        while not ending:
-            batch: list[Job] = []
-            job = self._jobs.get()
-            while job is not None:
-                batch.append(job)
-                if len(batch) >= MOST_TOGETHER:
-                    break
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-            ending = job is None
-            if batch:
-                self._commit(batch)
-
-    def _commit(self, batch: Sequence[Job], *, unsure: bool = False) -> None:
-        """
-        One transaction for all; when it fails, one for each, so that nobody fails for another's fault.
-
-        `unsure`: it may be on disk already.
-        """
-        try:
-            results = self._transact([work for work, _ in batch])
-        except (StoreError, BadInputError) as error:
-            self._failed_together(batch, error, unsure)
-            return
-        except Exception as error:
-            # A fault of ours in one job must not end the thread and leave everybody waiting.
-            log.exception("%s: a job failed", self._place)
-            internal = StoreError(f"{self._place}: internal error: {first_line(error)}")
-            self._failed_together(batch, internal, unsure)
-            return
-        self.failing = False
-        for (_, deliver), result in zip(batch, results, strict=True):
-            deliver(result, None)
-
-    def _failed_together(self, batch: Sequence[Job], error: StoreError | BadInputError, unsure: bool) -> None:
-        unsure = unsure or isinstance(error, UnsureError)
-        if len(batch) > 1:
-            for job in batch:
-                self._commit([job], unsure=unsure)
-            return
-        if isinstance(error, StoreError):
-            self._count_failure()
-            error = UnsureError(str(error)) if unsure else error
-        batch[0][1](None, error)
-
-    def _count_failure(self) -> None:
-        self.failures += 1
-        self.failing = True
-
-    def _transact(self, works: Sequence[Callable[[sa.Connection], Any]]) -> list[Any]:
-        committing = False
-        try:
-            self._check_place()
-            connection = self._connect()
-            with connection.begin():
-                results = [work(connection) for work in works]
-                committing = connection.dialect.name != "sqlite"  # a file says whether it has it
-        except SQLAlchemyError as error:
-            self._disconnect()
-            failed = self._failed(error)
-            raise (UnsureError(str(failed)) if committing else failed) from None
-        self._check_place()
-        return results
-
-    def _check_place(self) -> None:
-        """SQLite goes on writing into a file that was deleted; what is answered then is gone with this process."""
-        if self._inode is not None and self._inode != _inode(self._path):
-            raise StoreError(
-                f"{self._place} was deleted or replaced while in use; put it back and restart the aggregator, or "
-                "restart it as it is: nodes report their leases again"
-            )
-
-    def _connect(self) -> sa.Connection:
-        if self._connection is None:
-            connection = self._engine.connect()
-            if connection.dialect.name == "postgresql" and not lock_server(connection):
-                connection.close()
-                raise StoreError(f"{self._place} is in use by another aggregator; stop it or use another database")
-            self._connection = connection
-        return self._connection
-
-    def _disconnect(self) -> None:
-        """Drop the connection after an error, unless the database lives in it."""
-        if self._connection is None or (self._engine.dialect.name == "sqlite" and not self._engine.url.database):
-            return
-        with contextlib.suppress(SQLAlchemyError):
-            self._connection.close()
-            self._engine.dispose()
-        self._connection = None
-
-    def _failed(self, error: SQLAlchemyError) -> StoreError:
-        line = said(self._engine.url, error)
-        return StoreError(f"{self._place}: {line}; {remedy_of(line)[0]}")
+            return await future
+        finally:
+            timer.cancel()
 
     # --- at the start -------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Check the file, migrate it, read who it is."""
+        """Check the file, migrate it, read who it is, take it over."""
         try:
-            connection = self._connect()
+            connection = self._session.connect()
             with connection.begin():
                 wrong = rows.check_whole(connection)
             if wrong is not None:
                 raise StoreError(
-                    f"{self._place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file away: "
-                    "nodes report their leases again"
+                    f"{self._session.place} is damaged ({wrong.splitlines()[-1]}); restore a backup, or move the file "
+                    "away: nodes report their leases again"
                 )
             self._migrate(connection)
             with connection.begin():
-                meta = {r.key: r.value for r in connection.execute(sa.select(META))}
-                self.store_id = meta.get("store_id") or f"store-{secrets.token_hex(8)}"
-                self.generation = int(meta.get("generation", "0")) + 1
-                facts = (("store_id", self.store_id), ("generation", str(self.generation)))
-                apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts])
+                known = connection.execute(sa.select(META.c.value).where(META.c.key == "store_id")).scalar()
+                self.store_id = known or f"store-{secrets.token_hex(8)}"
+                apply_changes(connection, [PutMeta(key="store_id", value=self.store_id)])
+                term = leadership.take_over(connection, place=self._session.place, now=time.time())
+            self._session.term = term
         except SQLAlchemyError as error:
-            failed = self._failed(error)
-            misconfigured = remedy_of(said(self._engine.url, error))[1]
-            raise (ConfigError(str(failed)) if misconfigured else failed) from None
-        self._inode = _inode(self._path)
+            raise self._session.failed(error) from None
 
     def _migrate(self, connection: sa.Connection) -> None:
         config = Config()
@@ -318,19 +242,11 @@ class Store:
         if current - known:
             versions = ", ".join(sorted(current - known))
             raise StoreError(
-                f"{self._place} is of a newer healthd (schema {versions}); upgrade healthd or use another database"
+                f"{self._session.place} is of a newer healthd (schema {versions}); upgrade healthd or use another "
+                "database"
             )
         try:
             with connection.begin():
                 command.upgrade(config, "head")
         except CommandError as error:
-            raise StoreError(f"{self._place} cannot be migrated: {first_line(error)}") from None
-
-
-def _inode(path: Path | None) -> tuple[int, int] | None:
-    """What a file is whatever its name; None where there is none."""
-    try:
-        found = path.stat() if path is not None else None
-    except OSError:
-        found = None
-    return None if found is None else (found.st_dev, found.st_ino)
+            raise StoreError(f"{self._session.place} cannot be migrated: {first_line(error)}") from None

@@ -37,6 +37,16 @@ META = Table(
 )
 """`store_id` names the database for life; other keys are the engine's."""
 
+LEADERSHIP = Table(
+    "leadership",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("term", Integer, nullable=False),
+    Column("holder", String(300), nullable=False),
+    Column("renewed", Double, nullable=False),
+)
+"""One row: which aggregator may write; see `leadership`. `term` counts takeovers, `renewed` is a time of day."""
+
 NODES = Table(
     "nodes",
     METADATA,

@@ -16,26 +16,30 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from healthd.errors import HealthdError, StoreError
-from healthd.fleet import asking, changes, collecting, pruning, requests
+from healthd.fleet import changes, pruning
+from healthd.fleet.bulkheads import Bulkheads, ContainedError, Where, contained
 from healthd.fleet.changes import Loaded
-from healthd.fleet.gate import step
+from healthd.fleet.leadership import FencedError
 from healthd.fleet.ledger import Batch, Ledger
-from healthd.fleet.lookup import LookedUp
-from healthd.fleet.model import FleetView, Gate, Observer, Phase, Registry, WakeAt
+from healthd.fleet.model import Gate, Observer, Registry
 from healthd.fleet.policy import Policy
 from healthd.fleet.reports import Reports
 from healthd.fleet.rules.book import Rules
-from healthd.fleet.standing import JudgeMemory
-from healthd.fleet.store import Store, UnsureError
-from healthd.model import NodeState
+from healthd.fleet.session import UnsureError
+from healthd.fleet.stepping import Stepper
+from healthd.fleet.store import LONG_SECONDS, Store
+from healthd.fleet.writer import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MOST_FAULTS_A_TURN = 20
+"""Gates, nodes and requests that may fail in one turn before the others wait for the next: each costs it once more."""
 RETRY_SECONDS = 1.0
 """After a failed commit: often enough to go on soon, seldom enough not to load a full disk."""
 PRUNE_SECONDS = 3600.0
@@ -51,6 +55,18 @@ def steady_clock() -> Callable[[], float]:
 
 
 Action = Callable[[Batch], Any]
+_Asked = tuple[Action, asyncio.Future[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """What a turn came to, before it is on disk: `accused` nodes are quarantined for what a validation said."""
+
+    batch: Batch
+    results: list[tuple[asyncio.Future[Any], Any]]
+    heard: set[str]
+    stepped: set[str]
+    accused: set[str]
 
 
 class Turns:
@@ -70,8 +86,8 @@ class Turns:
         self._registry = registry
         self._clock = clock or steady_clock()
         self._observer = observer
-        self._judge = JudgeMemory()
-        self._actions: deque[tuple[Action, asyncio.Future[Any]]] = deque()
+        self._bulkheads = Bulkheads()
+        self._actions: deque[_Asked] = deque()
         self._heard: set[str] = set()
         self._unsure = False
         self._take_over(store.load())
@@ -79,7 +95,6 @@ class Turns:
         self._turning = asyncio.Lock()
         self._followers: dict[str, asyncio.Event] = {}
         self._retry_at = -math.inf
-        self._trouble = ""
         self._prune_at = self._clock() + PRUNE_SECONDS
         self._expiring = False
         self._stopping = False
@@ -97,15 +112,21 @@ class Turns:
             pool_of=self._reports.pool_of,
             present=self._reports.present,
         )
-        self._dirty: set[str] = set(self._ledger.gates)
-        self._due: dict[str, float] = {}
+        self._stepper = Stepper(
+            self._ledger,
+            self._registry,
+            self.policy,
+            reports=self._reports,
+            rules=self._rules,
+            bulkheads=self._bulkheads,
+        )
         for node, quarantine in self._ledger.quarantines.items():
             self._registry.set_quarantine(node, quarantine)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Turn for ever. One task runs it; it ends by cancellation."""
+        """Turn for ever. One task runs it; it ends by cancellation, or with FencedError: memory is out of date then."""
         self._wake.set()
         while True:
             pause = min(self._next_due() - self._clock(), LONGEST_SLEEP_SECONDS)
@@ -116,9 +137,14 @@ class Turns:
             except TimeoutError:
                 log.debug("time is up for a gate")
             self._wake.clear()
-            await self.turn()
-            if self._clock() >= self._prune_at:
-                await self._prune()
+            try:
+                with contained(Where.TURN, "the turn"):
+                    await self.turn()
+                    if self._clock() >= self._prune_at:
+                        await self._prune()
+                self._bulkheads.passed(Where.TURN, "the turn")
+            except ContainedError as stopped:
+                self._begin_again(stopped)
 
     def stop(self) -> None:
         """Wake everybody who waits for a gate: the aggregator ends. The gates stay open on disk."""
@@ -137,39 +163,103 @@ class Turns:
             return
         if self._unsure and not await self._read_anew():
             return
-        batch = Batch(now=now)
-        self._ledger.begin()
-        self._reports.begin()
-        self._rules.begin()
-        results = self._act(batch)
-        if self._expiring:
-            self._ledger.end_expired(batch)
-            pruning.forget_gone(batch, self._ledger, self._rules, self._reports, self.policy)
-            self._expiring = False
-        heard, self._heard = self._heard, set()
-        self._reports.take_in(batch, heard)
-        self._rules.take_in(batch, heard)
-        stepped = self._step_all(batch, heard)
-        accused = self._rules.accuse(batch)
+        done = self._compute(now)
+        if done is None:
+            return
+        batch = done.batch
         try:
             if batch.changes:
                 await self._store.write(batch.changes)
         except StoreError as error:
-            self._undo(results, heard, stepped, error)
+            self._undo(done, error)
+            if isinstance(error, FencedError):
+                raise
             return
-        if batch.changes and self._trouble:
-            log.warning("the database takes writes again")
-            self._trouble = ""
         self._retry_at = -math.inf
         self._rules.committed()
-        self._tell(batch, heard)
-        if accused:
+        try:
+            with contained(Where.TURN, "telling nodes and clients"):
+                self._tell(batch, done.heard)
+            self._bulkheads.passed(Where.TURN, "telling nodes and clients")
+        except ContainedError as stopped:
+            self._begin_again(stopped)
+        if done.accused:
             # Gates that look at these nodes see the rule's word in the next turn.
-            self._heard |= accused
+            self._heard |= done.accused
             self._wake.set()
-        for future, result in results:
+        for future, result in done.results:
             if not future.done():
                 future.set_result(self._newest(result))
+
+    def _compute(self, now: float) -> _Done | None:
+        """
+        All that this turn changes, in memory and for the disk. What fails in an unforeseen way is left out, and the
+        rest computed anew; None when too much fails at once: then the rest waits for the next turn.
+        """
+        heard, self._heard = self._heard | self._bulkheads.due(Where.NODE, now), set()
+        actions, self._actions = list(self._actions), deque()
+        before, expiring = self._stepper.snapshot(), self._expiring
+        for _ in range(MOST_FAULTS_A_TURN):
+            try:
+                return self._attempt(now, actions, heard)
+            except ContainedError as stopped:
+                self._rules.undo()
+                self._ledger.undo()
+                self._reports.undo()
+                self._stepper.restore(before)
+                self._expiring = expiring
+                self._contain(now, stopped, actions)
+        self._heard |= heard
+        self._actions.extendleft(reversed(actions))
+        self._retry_at = now + RETRY_SECONDS
+        return None
+
+    def _contain(self, now: float, stopped: ContainedError, actions: list[_Asked]) -> None:
+        """Leave alone what failed; who asked for it is told."""
+        if stopped.where is not Where.REQUEST:
+            self._bulkheads.failed(stopped.where, stopped.name, stopped.error, now)
+            return
+        self._bulkheads.count(stopped.where, stopped.name, stopped.error)
+        _, future = actions.pop(int(stopped.name))
+        if not future.done():
+            future.set_exception(HealthdError("internal error; the aggregator's log has more"))
+
+    def _attempt(self, now: float, actions: list[_Asked], heard: set[str]) -> _Done:
+        """One try at the turn; ContainedError names what failed."""
+        batch = Batch(now=now)
+        self._ledger.begin()
+        self._reports.begin()
+        self._rules.begin()
+        results = self._act(batch, actions)
+        if self._expiring:
+            self._ledger.end_expired(batch)
+            pruning.forget_gone(batch, self._ledger, self._rules, self._reports, self.policy)
+            self._expiring = False
+        resting = self._bulkheads.resting(Where.NODE, now)
+        heard = heard - resting.keys()
+        self._reports.take_in(batch, heard)
+        self._rules.take_in(batch, heard, resting)
+        self._bulkheads.keep(Where.NODE, resting)
+        stepped, again = self._stepper.step_all(batch, heard)
+        if again:
+            self._wake.set()
+        accused = self._rules.accuse(batch, resting)
+        self._bulkheads.keep(Where.GATE, self._ledger.gates)
+        for fault in self._bulkheads.faults():
+            if fault.where is Where.GATE:
+                self._stepper.hold(fault)
+        return _Done(batch=batch, results=results, heard=heard, stepped=stepped, accused=accused)
+
+    def _begin_again(self, stopped: ContainedError) -> None:
+        """
+        Memory may be half way, or it is on disk and nobody knows who was told: read all anew, as after a restart.
+
+        FencedError is raised again: that is no fault, and ends the engine.
+        """
+        if isinstance(stopped.error, FencedError):
+            raise stopped.error
+        fault = self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
+        self._unsure, self._retry_at = True, fault.retry_at
 
     def _newest(self, result: object) -> object:
         """A gate that was asked may have gone further in the same turn."""
@@ -178,21 +268,29 @@ class Turns:
         return result
 
     async def _do(self, action: Callable[[Batch], T]) -> T:
+        """What `action` returns, once what it changes is on disk; StoreError, and within `ANSWER_SECONDS`, else."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._actions.append((action, future))
         self._wake.set()
-        return await future
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await future
+        except TimeoutError:
+            why = self._store.trouble() or "the aggregator is too busy"
+            raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None
 
     async def _read_anew(self) -> bool:
         """Begin again from what is on disk, as after a restart; false, and who waits is told, when that fails."""
         try:
-            loaded = await self._store.run(changes.load)
+            loaded = await self._store.read(changes.load, seconds=LONG_SECONDS)
         except HealthdError as error:
             self._retry_at = self._clock() + RETRY_SECONDS
             while self._actions:
                 _, future = self._actions.popleft()
                 if not future.done():
                     future.set_exception(error)
+            if isinstance(error, FencedError):
+                raise
             return False
         log.warning("a commit may or may not have come through: everything was read from the database anew")
         lifted, counted = self._ledger.quarantines.keys(), self._rules.counted
@@ -211,6 +309,8 @@ class Turns:
         self._prune_at = now + PRUNE_SECONDS
         try:
             await pruning.prune(self._store, self._ledger, self._rules, self._reports, self.policy, now)
+        except FencedError:
+            raise
         except StoreError as error:
             self._unsure = self._unsure or isinstance(error, UnsureError)
             log.warning("nothing was pruned: %s", error)
@@ -222,102 +322,30 @@ class Turns:
         self._heard.add(node)
         self._wake.set()
 
-    def _act(self, batch: Batch) -> list[tuple[asyncio.Future[Any], Any]]:
+    def _act(self, batch: Batch, actions: list[_Asked]) -> list[tuple[asyncio.Future[Any], Any]]:
         results = []
-        while self._actions:
-            action, future = self._actions.popleft()
+        for index, (action, future) in enumerate(actions):
+            if future.done():
+                continue  # who asked was told already what came of it, or that nothing did
             try:
-                results.append((future, action(batch)))
-            except HealthdError as error:
-                if not future.done():
-                    future.set_exception(error)
+                with contained(Where.REQUEST, str(index)):
+                    results.append((future, action(batch)))
+            except ContainedError as stopped:
+                if not isinstance(stopped.error, HealthdError):
+                    raise
+                future.set_exception(stopped.error)
         return results
 
-    def _step_all(self, batch: Batch, heard: set[str]) -> set[str]:
-        """Step every gate that something happened to; those that a step made room for come in the next turn."""
-        now = batch.now
-        due = {gate_id for gate_id, at in self._due.items() if at <= now}
-        concerned = {gate.id for gate in self._ledger.gates.values() if gate.id not in self._due}
-        changed = heard | batch.freed
-        for gate in self._ledger.gates.values():
-            if not changed.isdisjoint((*gate.request.nodes, *gate.held)) or asking.found(gate, self._registry, heard):
-                concerned.add(gate.id)
-        if batch.freed:
-            concerned |= self._waiting()
-        dirty, self._dirty = (self._dirty | due | concerned) & set(self._ledger.gates), set()
-        if not dirty:
-            return dirty
-        view = FleetView(
-            nodes=LookedUp(self._registry),
-            pool=self._registry.pool,
-            claims=self._ledger.claims,
-            overrides=self._ledger.overrides,
-            recovering=self._reports.recovering(now),
-            settling=self._reports.settling(now),
-            judge=self._judge,
-            called=self._registry.called,
-            doubted=lambda name: self._rules.doubted(name) or any(one.node == name for one in batch.accused),
-        )
-        self._set_executors()
-        freed_before = len(batch.freed)
-        for gate_id in sorted(dirty):
-            self._step(batch, self._ledger.gates[gate_id], view)
-        if len(batch.freed) > freed_before:
-            self._dirty.update(self._waiting())
-            self._wake.set()
-        return dirty
-
-    def _set_executors(self) -> None:
-        """Hooks of open gates that run the checks of their nodes."""
-        found: dict[str, str] = {}
-        for gate in self._ledger.gates.values():
-            if gate.request.join is not None:
-                found.update(collecting.executors(gate))
-        self._registry.set_executors(found)
-
-    def _waiting(self) -> set[str]:
-        """Gates that would take nodes if there were any."""
-        return {gate.id for gate in self._ledger.gates.values() if gate.phase is Phase.WAITING}
-
-    def _step(self, batch: Batch, gate: Gate, view: FleetView) -> None:
-        after, effects = step(batch.now, gate, view, self.policy)
-        at = next((effect.at for effect in effects if isinstance(effect, WakeAt)), math.inf)
-        if after.phase is Phase.WAITING and after.request.pool is not None:
-            # Of a whole pool nobody tells what concerns this gate; the more gates wait, the less often each looks.
-            crowd = sum(other.phase is Phase.WAITING for other in self._ledger.gates.values())
-            at = min(at, batch.now + self.policy.pool_recheck_seconds * max(1.0, crowd / 4))
-        self._due[gate.id] = at
-        durable = [effect for effect in effects if not isinstance(effect, WakeAt)]
-        if not durable and requests.durable(after) == requests.durable(gate):
-            self._ledger.gates[gate.id] = after
-            return
-        states: tuple[NodeState, ...] = ()
-        if after.decision is not None:
-            names = [n.node for n in after.decision.nodes] + [n.node for n in after.decision.excluded]
-            found = [view.nodes.get(name) for name in names]
-            states = tuple(s for s in (node.current() for node in found if node is not None) if s is not None)
-        self._ledger.carry_out(batch, after, durable, states)
-
-    def _undo(
-        self,
-        results: list[tuple[asyncio.Future[Any], Any]],
-        heard: set[str],
-        stepped: set[str],
-        error: StoreError,
-    ) -> None:
+    def _undo(self, done: _Done, error: StoreError) -> None:
         """The disk did not take it: memory goes back to where the disk is, and it is tried again."""
-        if str(error) != self._trouble:
-            log.error("%s", error)
-            self._trouble = str(error)
         self._unsure = self._unsure or isinstance(error, UnsureError)
         self._rules.undo()
         self._ledger.undo()
-        self._due = {gate_id: at for gate_id, at in self._due.items() if gate_id in self._ledger.gates}
         self._reports.undo()
-        self._heard |= heard
-        self._dirty |= stepped & set(self._ledger.gates)
+        self._stepper.undo(done.stepped)
+        self._heard |= done.heard
         self._retry_at = self._clock() + RETRY_SECONDS
-        for future, _ in results:
+        for future, _ in done.results:
             if not future.done():
                 future.set_exception(error)
 
@@ -327,10 +355,10 @@ class Turns:
         for name in batch.forgotten:
             self._registry.forget(name)
         if any(gate.request.join is not None for gate in batch.decided):
-            self._set_executors()
+            self._stepper.set_executors()
         for gate in batch.decided:
             self._ledger.remember(gate)
-            self._due.pop(gate.id, None)
+            self._stepper.decided(gate.id)
             follower = self._followers.pop(gate.id, None)
             if follower is not None:
                 follower.set()
@@ -345,7 +373,8 @@ class Turns:
         now = self._clock()
         if self._retry_at > now:
             return self._retry_at
-        if self._dirty or self._actions or self._heard:
+        if self._stepper.dirty or self._actions or self._heard:
             return now
-        times = [at for gate_id, at in self._due.items() if gate_id in self._ledger.gates]
-        return min([*times, self._reports.next_due(now), self._rules.next_due(), self._prune_at])
+        times = [self._stepper.next_due(), self._reports.next_due(now), self._prune_at]
+        rest = self._bulkheads.resting(Where.NODE, now)
+        return min([*times, self._rules.next_due(rest), self._bulkheads.next_due(now)])

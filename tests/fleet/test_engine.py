@@ -61,9 +61,11 @@ async def running(
         yield Running(engine, store, world)
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        store.close()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        finally:
+            store.close()
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ CONTRACT = {
     "healthd_baseline_drifts": "gauge",
     "healthd_store_failures": "counter",
     "healthd_store_failing": "gauge",
+    "healthd_internal_errors": "counter",
     "healthd_job_outcomes": "counter",
     "healthd_gate_false_alarms": "counter",
     "healthd_gate_misses": "counter",

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import signal
-import socket
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,33 +36,8 @@ from healthd.fleet.requests import new_gate
 from healthd.fleet.store import Store
 from healthd.fleet.tables import METADATA
 from healthd.model import GateRequest, Quarantine
+from tests.fleet.postgres import connected, serving
 from tests.fleet.world import NOW, POLICY, lease, state
-
-# Debian keeps the server's programs off PATH.
-POSTGRES = shutil.which("postgres") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))), None)
-
-
-def user_of_postgres() -> int | None:
-    """PostgreSQL refuses to run as root: then another user must run it."""
-    if os.geteuid() != 0:
-        return None
-    import pwd
-
-    names = {entry.pw_name: entry.pw_uid for entry in pwd.getpwall()}
-    return names.get("postgres", names.get("nobody"))
-
-
-def wait_until_ready(url: str) -> None:
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"connect_timeout": 2})
-    until = time.monotonic() + 30
-    while True:
-        try:
-            engine.connect().close()
-            return
-        except sa.exc.OperationalError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
 
 
 def wait_until_refused(url: str) -> None:
@@ -83,74 +54,20 @@ def wait_until_refused(url: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server of our own, on a free port of loopback."""
-    programs = Path(os.path.realpath(POSTGRES)).parent if POSTGRES else None
-    if programs is None or not (programs / "initdb").exists():
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    pytest.importorskip("psycopg", reason="psycopg is not installed; install healthd[postgresql]")
-    place = Path(tmp_path_factory.mktemp("postgres"))
-    uid = user_of_postgres()
-    if uid is not None:
-        for folder in (place, *place.parents):
-            if folder.owner() == "root" and folder.name.startswith(("pytest-", "popen-")):
-                folder.chmod(0o755)
-        os.chown(place, uid, -1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    data = str(place / "data")
-    init = [
-        str(programs / "initdb"),
-        "-D",
-        data,
-        "-U",
-        "healthd",
-        "-A",
-        "trust",
-        "--no-sync",
-        "-E",
-        "UTF8",
-        "--locale=C",
-    ]
-    subprocess.run(init, check=True, capture_output=True, user=uid, cwd=place)
-    server = subprocess.Popen(
-        [
-            str(programs / "postgres"),
-            "-D",
-            data,
-            "-p",
-            str(port),
-            "-c",
-            f"unix_socket_directories={place}",
-            "-h",
-            "127.0.0.1",
-        ],
-        user=uid,
-        cwd=place,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        url = f"postgresql+psycopg://healthd@127.0.0.1:{port}/postgres"
-        wait_until_ready(url)
-        yield url
-    finally:
-        # Fast shutdown: does not wait for clients.
-        server.send_signal(signal.SIGINT)
-        server.wait(timeout=20)
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server of our own."""
+    with serving() as server:
+        yield server.url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.system)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/aggregator.db"
     server: str = request.getfixturevalue("postgres")
     name = f"test_{os.getpid()}_{abs(hash(tmp_path)) % 10**9}"
-    engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
+    with connected(server) as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    engine.dispose()
     return server.rpartition("/")[0] + f"/{name}"
 
 
@@ -175,7 +92,7 @@ OVERRIDE = Override(job="train", reason="deadline", owner="ana", since=NOW, unti
 def test_all_that_must_survive_does(url: str) -> None:
     async def main() -> None:
         store = Store.open(url)
-        first = store.store_id, store.generation
+        first = store.store_id, store.term
         written: list[Change] = [
             PutGate(gate=gate(1)),
             PutGate(gate=ended(2)),
@@ -196,7 +113,7 @@ def test_all_that_must_survive_does(url: str) -> None:
         store.close()
         store = Store.open(url)
         loaded = store.load()
-        assert (store.store_id, store.generation) == (first[0], first[1] + 1)
+        assert (store.store_id, store.term) == (first[0], first[1] + 1)
         assert loaded.gates == (gate(1),)
         assert loaded.keys == {("train", 1): gate(1).id, ("train", 2): gate(2).id}
         assert loaded.leases == (row("open", LeaseState.ACKNOWLEDGED),)
@@ -361,6 +278,7 @@ def test_a_server_that_is_away_is_told_with_its_place(url: str, text: str) -> No
     assert line.startswith("database postgresql+psycopg://")
 
 
+@pytest.mark.system
 def test_wrong_passwords_and_names_are_faults_of_the_configuration(postgres: str) -> None:
     server = sa.make_url(postgres)
     engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")

@@ -148,6 +148,7 @@ class LosesCommit(Proxy):
             sink.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_gate_whose_commit_was_not_answered_is_found_again_by_who_asks_again(url: str) -> None:  # noqa: F811
     async def main() -> None:
@@ -169,6 +170,7 @@ def test_gate_whose_commit_was_not_answered_is_found_again_by_who_asks_again(url
     asyncio.run(main())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_release_whose_commit_was_not_answered_has_happened(url: str) -> None:  # noqa: F811
     async def main() -> None:

@@ -25,7 +25,8 @@ from healthd.errors import ConflictError, StoreError
 from healthd.fleet.changes import Change
 from healthd.fleet.engine import Engine
 from healthd.fleet.model import LeaseState, Phase
-from healthd.fleet.store import Store, UnsureError
+from healthd.fleet.session import UnsureError
+from healthd.fleet.store import Store
 from healthd.model import Allocation, CheckResult, GateRequest, Order, Quarantine, Verdict
 from tests.fleet.world import NOW, POLICY, World, good_results, result, with_wrong
 

@@ -251,6 +251,10 @@ class Hand:
         except ActuatorError:
             self._count_failure(what)
             raise
+        except Exception as error:
+            log.exception("%s: internal error in %s", self._actuator.name, what)
+            self._count_failure(what)
+            raise ActuatorError(f"{self._actuator.name}: internal error: {error}") from None
 
     def _count_failure(self, what: str) -> None:
         self._failures[what] += 1

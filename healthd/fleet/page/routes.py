@@ -95,6 +95,7 @@ async def fleet(
         overrides=parts.engine.overrides(),
         recovering=recovering,
         breakers=breakers,
+        faults=parts.engine.faults(),
         injected=[cell.node for cell in cells if cell.injected],
         mode=parts.engine.policy.mode.value,
     )
@@ -148,7 +149,7 @@ async def node(
     if state is not None:
         feed.samples.take(state, time.time())
     since = time.time() - parts.engine.policy.history_days * 86400.0
-    events = await parts.store.run(
+    events = await parts.store.read(
         lambda connection: read_history(connection, node, limit=MOST_EVENTS + 1, before=before, since=since)
     )
     record = parts.engine.remembered(node)

@@ -11,8 +11,9 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from healthd.fleet.bulkheads import Where, contained
 from healthd.fleet.changes import Loaded
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, Registry
@@ -86,20 +87,21 @@ class Rules:
         self.counted.update(self._told)
         self._told.clear()
 
-    def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
-        """Look at the nodes that were heard, and at those whose time is up."""
+    def take_in(self, batch: Batch, heard: Iterable[str], resting: Collection[str] = ()) -> None:
+        """Look at the nodes that were heard, and at those whose time is up unless they are `resting` after a fault."""
         if not self._policy.rules:
             return
-        due = [name for name, at in self._memory.due.items() if at <= batch.now]
+        due = [name for name, at in self._memory.due.items() if at <= batch.now and name not in resting]
         for name in sorted({*heard, *due}):
-            node = self._registry.node(name)
-            if node is None or node.state is None or node.duplicate or not node.confirmed:
-                self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
-            elif self._concerns(batch, node):
-                self._look(batch, node, ())
+            with contained(Where.NODE, name):
+                node = self._registry.node(name)
+                if node is None or node.state is None or node.duplicate or not node.confirmed:
+                    self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
+                elif self._concerns(batch, node):
+                    self._look(batch, node, ())
 
-    def accuse(self, batch: Batch) -> set[str]:
-        """Take in what validations said in this turn; the nodes that are quarantined for it."""
+    def accuse(self, batch: Batch, resting: Collection[str] = ()) -> set[str]:
+        """Take in what validations said in this turn of nodes not `resting`; those that are quarantined for it."""
         if not self._policy.rules or not batch.accused:
             return set()
         told: dict[str, list[Reason]] = {}
@@ -108,13 +110,14 @@ class Rules:
         before = set(self._ledger.quarantines)
         for name, reasons in sorted(told.items()):
             node = self._registry.node(name)
-            if node is not None and node.state is not None:
-                self._look(batch, node, tuple(reasons))
+            if node is not None and node.state is not None and name not in resting:
+                with contained(Where.NODE, name):
+                    self._look(batch, node, tuple(reasons))
         return set(self._ledger.quarantines) - before
 
-    def next_due(self) -> float:
+    def next_due(self, resting: Collection[str] = ()) -> float:
         """When time alone may change something."""
-        return min(self._memory.due.values(), default=math.inf)
+        return min((at for name, at in self._memory.due.items() if name not in resting), default=math.inf)
 
     def _concerns(self, batch: Batch, node: FleetNode) -> bool:
         """Whether there is anything new about the node, or anything remembered of it."""

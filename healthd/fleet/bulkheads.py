@@ -1,0 +1,119 @@
+"""
+Walls between what the engine works on: an exception that nobody foresaw stops one gate, one node or one request, and
+nothing else.
+
+What failed is left alone for a while and tried again, each time after twice as long. The log has the traceback, and
+`faults` is what `/readyz`, the page and the metrics tell of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""Such a fault seldom passes by itself: a try each minute costs nothing, and ends it soon after its cause is gone."""
+MOST_FAULTS = 1000
+"""Faults remembered at a time; beyond, the oldest is tried again as if it had never failed."""
+
+
+class Where(str, enum.Enum):
+    """What an unforeseen exception stopped. The values are a label of `healthd_internal_errors_total`."""
+
+    GATE = "gate"
+    NODE = "node"
+    REQUEST = "request"
+    TURN = "turn"
+
+
+class ContainedError(Exception):
+    """An unforeseen exception (`error`), and what it stops. Never leaves the engine."""
+
+    def __init__(self, where: Where, name: str, error: Exception) -> None:
+        super().__init__(f"{where.value} {name}")
+        self.where, self.name, self.error = where, name, error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that is left alone until `retry_at`, by the engine's clock; `message` is the exception in one line."""
+
+    where: Where
+    name: str
+    message: str
+    times: int
+    retry_at: float
+
+
+@contextlib.contextmanager
+def contained(where: Where, name: str) -> Iterator[None]:
+    """What the block raises is the fault of this gate or node alone."""
+    try:
+        yield
+    except ContainedError:
+        raise
+    except Exception as error:
+        raise ContainedError(where, name, error) from error
+
+
+class Bulkheads:
+    """What failed and is left alone, and how often anything failed since the start."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[str] = Counter({where.value: 0 for where in Where})
+        self._faults: dict[tuple[Where, str], Fault] = {}
+
+    def failed(self, where: Where, name: str, error: Exception, now: float) -> Fault:
+        """Write it down, and leave this alone until `retry_at` of what is returned."""
+        before = self._faults.pop((where, name), None)
+        message = self.count(where, name, error, again=before is not None)
+        times = 1 if before is None else before.times + 1
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(times - 1, 10), LONGEST_PAUSE_SECONDS)
+        fault = Fault(where=where, name=name, message=message, times=times, retry_at=now + pause)
+        self._faults[where, name] = fault
+        while len(self._faults) > MOST_FAULTS:
+            del self._faults[next(iter(self._faults))]
+        return fault
+
+    def count(self, where: Where, name: str, error: Exception, *, again: bool = False) -> str:
+        """Count it and log it, with its traceback unless the same failed before; the exception in one line."""
+        self.counted[where.value] += 1
+        message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        log.error("%s %s: internal error: %s", where.value, name, message, exc_info=None if again else error)
+        return message
+
+    def passed(self, where: Where, name: str) -> None:
+        """It worked."""
+        if self._faults and self._faults.pop((where, name), None) is not None:
+            log.warning("%s %s: works again", where.value, name)
+
+    def keep(self, where: Where, names: Collection[str]) -> None:
+        """Of this kind there are only these any more."""
+        for key in [key for key in self._faults if key[0] is where and key[1] not in names]:
+            del self._faults[key]
+
+    def resting(self, where: Where, now: float) -> Mapping[str, float]:
+        """Those of this kind that are left alone now, with the time of their next try."""
+        if not self._faults:
+            return {}
+        return {f.name: f.retry_at for f in self._faults.values() if f.where is where and now < f.retry_at}
+
+    def due(self, where: Where, now: float) -> set[str]:
+        """Those of this kind that are to be tried again now."""
+        return {fault.name for fault in self._faults.values() if fault.where is where and now >= fault.retry_at}
+
+    def next_due(self, now: float) -> float:
+        """When one is to be tried again that is left alone now."""
+        return min((f.retry_at for f in self._faults.values() if f.retry_at > now), default=math.inf)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """All gates and nodes that failed last time, the newest first."""
+        return tuple(reversed(self._faults.values()))

@@ -1,0 +1,129 @@
+"""A PostgreSQL server of our own, on a free port of loopback, that can be stopped, frozen and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+# Debian keeps the server's programs off PATH.
+POSTGRES = shutil.which("postgres") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))), None)
+
+
+def user_of_postgres() -> int | None:
+    """PostgreSQL refuses to run as root: then another user must run it."""
+    if os.geteuid() != 0:
+        return None
+    import pwd
+
+    names = {entry.pw_name: entry.pw_uid for entry in pwd.getpwall()}
+    return names.get("postgres", names.get("nobody"))
+
+
+def wait_until_ready(url: str) -> None:
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"connect_timeout": 2})
+    until = time.monotonic() + 30
+    while True:
+        try:
+            engine.connect().close()
+            return
+        except sa.exc.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+class Server:
+    """Made in `place`, an empty directory. `url` names its database; skips the test where PostgreSQL is missing."""
+
+    def __init__(self, place: Path) -> None:
+        programs = Path(os.path.realpath(POSTGRES)).parent if POSTGRES else None
+        if programs is None or not (programs / "initdb").exists():
+            pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+        pytest.importorskip("psycopg", reason="psycopg is not installed; install healthd[postgresql]")
+        self._programs, self._place, self._uid = programs, place, user_of_postgres()
+        if self._uid is not None:
+            os.chown(place, self._uid, -1)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"postgresql+psycopg://healthd@127.0.0.1:{self.port}/postgres"
+        init = [str(programs / "initdb"), "-D", self._data, "-U", "healthd", "-A", "trust"]
+        init += ["--no-sync", "-E", "UTF8", "--locale=C"]
+        subprocess.run(init, check=True, capture_output=True, user=self._uid, cwd=place)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def _data(self) -> str:
+        return str(self._place / "data")
+
+    def start(self) -> None:
+        """Start it, and wait until it lets somebody in."""
+        command = [str(self._programs / "postgres"), "-D", self._data, "-p", str(self.port), "-h", "127.0.0.1"]
+        command += ["-c", f"unix_socket_directories={self._place}", "-c", "fsync=off"]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, user=self._uid, cwd=self._place, stdout=quiet, stderr=quiet)
+        wait_until_ready(self.url)
+
+    def stop(self) -> None:
+        """At once, as in a crash: does not wait for clients, and writes nothing more. Safe to repeat."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(timeout=20)
+            self._process = None
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """None of its processes runs: the kernel takes connections for it, and nobody answers."""
+        assert self._process is not None
+        there = [self._process.pid, *_children(self._process.pid)]
+        for pid in there:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in there:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def connected(url: str) -> Iterator[sa.Connection]:
+    """Somebody else's connection, each statement a transaction of its own."""
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def end_sessions(url: str) -> None:
+    """The server ends all connections to this database but ours, as it does when it restarts."""
+    ours = "datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    with connected(url) as connection:
+        connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
+    """A server for as long as the block; not below pytest's own folder, which is closed to the server's user."""
+    with tempfile.TemporaryDirectory(prefix="postgres-") as place:
+        server = Server(Path(place))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
