@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from checks.contract import Tier
-from healthd.model import Mode
+from healthd.model import LARGEST_ATTEMPT, Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,9 @@ class GateSettings:
     hostfile_out: Path | None = None
     """Where to write the admitted nodes."""
 
+    def __post_init__(self) -> None:
+        _check_attempt(self.attempt)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightSettings:
@@ -141,3 +144,11 @@ class PreflightSettings:
 
     collective: bool = True
     """Run collectives over the nodes together first, where there is more than one."""
+
+    def __post_init__(self) -> None:
+        _check_attempt(self.attempt)
+
+
+def _check_attempt(attempt: int | None) -> None:
+    if attempt is not None and not 0 <= attempt <= LARGEST_ATTEMPT:
+        raise ValueError(f"attempt: must be from 0 to {LARGEST_ATTEMPT}, not {attempt}")

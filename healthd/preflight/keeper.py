@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from healthd.client import NO_TOKEN, WRONG_TOKEN, Aggregator, Endpoint, RefusedError
+from healthd.client import BAD_REQUEST, NO_TOKEN, WRONG_TOKEN, Aggregator, Endpoint, RefusedError
 from healthd.errors import HealthdError, UnreachableError
 from healthd.model import Decision, Verdict
 from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
@@ -56,8 +56,8 @@ async def keep(
 
 
 def _code_of(error: HealthdError) -> int:
-    """A token that may not ask is the configuration's: to try again would help nobody."""
-    unwanted = isinstance(error, RefusedError) and error.status in (NO_TOKEN, WRONG_TOKEN)
+    """A question that cannot be meant, or a token that may not ask it: to try again would help nobody."""
+    unwanted = isinstance(error, RefusedError) and error.status in (BAD_REQUEST, NO_TOKEN, WRONG_TOKEN)
     return USAGE if unwanted else NOT_ADMITTED
 
 

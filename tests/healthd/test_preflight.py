@@ -204,6 +204,7 @@ def test_under_torchrun_one_process_a_node_probes_and_the_ranks_of_the_rest_are_
         (("--nnodes", "0"), ("true",), "--nnodes must be at least 1, not 0"),
         (("--node-rank", "-1"), ("true",), "--node-rank -1 is not one of 0 to 0"),
         (("--tier", "quik"), ("true",), "quik"),
+        (("--attempt", "1099511627776"), ("true",), "attempt: must be from 0 to 2147483647, not 1099511627776"),
         (("--token-file", "/nowhere"), ("true",), "/nowhere: the token cannot be read"),
         (("--token-file", "/dev/null"), ("true",), "/dev/null: holds no token"),
     ],
