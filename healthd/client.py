@@ -180,10 +180,14 @@ class Aggregator:
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""
+        return self.call_json("GET", path, query=query)
+
+    def call_json(self, method: str, path: str, *, query: Mapping[str, Any] | None = None) -> Any:
+        """As `call`, and the answer's JSON."""
         import msgspec
 
         try:
-            return msgspec.json.decode(self.call("GET", path, query=query))
+            return msgspec.json.decode(self.call(method, path, query=query))
         except msgspec.DecodeError as error:
             raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
 

@@ -87,10 +87,14 @@ async def follow(request: Request, gate: str, wait: Wait) -> Response:
 
 @router.delete("/{gate}/lease", dependencies=[Depends(needs(Scope.GATE))])
 async def release(request: Request, gate: str) -> Response:
-    """Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat."""
+    """
+    Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat.
+
+    The decision of the gate; null for one of a database that was lost, whose leases end.
+    """
     engine = parts_of(request).engine
     released = await engine.release(gate)
-    return answer(engine.answer(released))
+    return answer(None if released is None else engine.answer(released))
 
 
 @router.delete("/{gate}/members/{member:path}", dependencies=[Depends(needs(Scope.GATE))])

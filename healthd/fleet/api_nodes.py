@@ -1,4 +1,4 @@
-"""The paths of nodes and of what people decide: the fleet, one node, quarantine, override, forget, rekey, recover."""
+"""The paths of nodes and of what people decide: fleet, node, quarantine, leases, override, forget, rekey, recover."""
 
 from __future__ import annotations
 
@@ -154,9 +154,19 @@ async def forget(request: Request, node: str, caller: Admin) -> Response:
     _known(parts, node)
     held = [row for row in parts.engine.leases() if row.node == node and row.state is not LeaseState.ENDING]
     if held:
-        raise ConflictError(f"{node} is leased to job {held[0].lease.job!r}; release its gate first")
+        raise ConflictError(
+            f"{node} is leased to job {held[0].lease.job!r}; end that first: healthd fleet release-lease {node}"
+        )
     await parts.engine.forget(node, caller.name)
     return answer({"node": node, "forgotten": True})
+
+
+@router.delete("/nodes/{node}/leases")
+async def release_leases(request: Request, node: str, caller: Admin) -> Response:
+    """End every lease on a node, whoever gave it; its job is not touched. Safe to repeat."""
+    parts = parts_of(request)
+    node = _meant(parts, node).node.node
+    return answer({"node": node, "released": await parts.engine.release_node(node, caller.name)})
 
 
 @router.post("/nodes/{node}/rekey")

@@ -301,11 +301,13 @@ class Ledger:
             found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker_on(node)))
         if node in self.probes:
             found.append(self.probes[node])
+        within = self.policy.lease_ack_seconds
         for lease_id in self.leases_of.get(node, ()):
-            if self.holds(lease_id):
-                lease = self.leases[lease_id].lease
-                within = self.policy.lease_ack_seconds
-                found.append(Order(id=lease_id, kind="lease", deadline_seconds=within, lease=lease))
+            row, ended = self.leases[lease_id], not self.holds(lease_id)
+            # To leave it out ends a lease of ours. The node may not know yet that an adopted one is ours now.
+            if row.adopted or not ended:
+                order = Order(id=lease_id, kind="lease", deadline_seconds=within, withdrawn=ended, lease=row.lease)
+                found.append(order)
         return tuple(found)
 
     def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:

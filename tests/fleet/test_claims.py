@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 
 from healthd.errors import BadInputError, ConflictError
+from healthd.fleet.auth import Scope, new_token
+from healthd.fleet.changes import read_events
 from healthd.fleet.model import LeaseState
 from healthd.model import LARGEST_ATTEMPT, GateRequest, Join, Verdict
 from tests.fleet.parts import Clock, Node
 from tests.fleet.parts import fleet as registry
 from tests.fleet.parts import state as node_state
+from tests.fleet.test_api import Daemon, scenario
 from tests.fleet.test_engine import Running, of_states, running
 from tests.fleet.world import POLICY, World, lease
 
@@ -166,3 +170,103 @@ def test_attempt_of_a_request_has_a_bound() -> None:
                 await run.engine.ask(GateRequest(job="train", attempt=2**40, nodes=("n1",)))
 
     asyncio.run(main())
+
+
+# --- leases that nobody else can end ----------------------------------------------------------------------------------
+
+
+async def adopted(run: Running) -> None:
+    """n1 holds a lease that a lost database gave; this one has adopted it."""
+    await claim(run, "n1", "g-lost:lease:1:n1", job="big", gate_id="g-lost")
+    await run.settle()
+    assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
+
+
+async def history(run: Running, subject: str) -> list[str]:
+    """What is kept of a node for people, newest first."""
+    events = await run.store.run(lambda connection: read_events(connection, subject, limit=10))
+    return [f"{event.kind}: {event.message}" for event in events]
+
+
+def test_person_ends_an_adopted_lease_and_the_node_is_free() -> None:
+    async def main() -> None:
+        async with running(World("n1")) as run:
+            await adopted(run)
+            (row,) = await run.engine.release_node("n1", "ana")
+            assert row.lease.job == "big"
+            assert "lease ending: job big attempt 0: released by ana" in await history(run, "n1")
+            await run.settle()
+            assert run.engine.leases() == ()
+            _, decision = await run.admit(nodes=("n1",))
+            assert decision.decision is Verdict.ADMIT
+            await run.engine.release_node("n1", "ana")  # one of our own, just the same
+            await run.settle()
+            assert run.engine.leases() == ()
+            assert await run.engine.release_node("n1", "ana") == ()
+
+    asyncio.run(main())
+
+
+def test_node_that_never_heard_that_its_lease_was_adopted_lets_go_of_it_all_the_same() -> None:
+    """To leave it out would end nothing: the node knows it from another database."""
+
+    async def main() -> None:
+        async with running(World("n1")) as run:
+            run.world.daemons["n1"].deaf = True
+            await claim(run, "n1", "g-lost:lease:1:n1", job="big", gate_id="g-lost")
+            await run.engine.release_node("n1", "ana")
+            (order,) = run.world.daemons["n1"].orders or ()
+            assert order.withdrawn
+            assert of_states(run) == {"n1": LeaseState.ENDING}
+            run.world.daemons["n1"].deaf = False
+            await run.settle()
+            assert run.engine.leases() == ()
+            assert run.world.daemons["n1"].state.leases == ()
+
+    asyncio.run(main())
+
+
+def test_owner_of_a_job_ends_its_adopted_leases_by_the_gate_of_the_lost_database() -> None:
+    async def main() -> None:
+        async with running(World("n1")) as run:
+            await adopted(run)
+            assert await run.engine.release("g-lost") is None
+            await run.settle()
+            assert run.engine.leases() == ()
+
+    asyncio.run(main())
+
+
+def test_admin_frees_a_node_that_is_gone_with_its_lease(tmp_path: Path) -> None:
+    """Over HTTP: what used to answer 404 (no such gate) and 409 (leased) now has a way out that is named."""
+
+    async def test(client: httpx.AsyncClient) -> None:
+        gone = Daemon(client, "n1")
+        gone.leases = {"g-lost:lease:1:n1": lease("g-lost:lease:1:n1", job="big", gate_id="g-lost")}
+        await gone.sync()
+        refused = await client.delete("/v1/nodes/n1")
+        assert refused.status_code == 409
+        assert "healthd fleet release-lease n1" in refused.json()["detail"]
+        for _ in range(2):
+            released = await client.delete("/v1/nodes/n1/leases")
+            assert released.status_code == 200, released.text
+            assert [row["lease"]["job"] for row in released.json()["released"]] == ["big"]
+        assert (await client.delete("/v1/nodes/n1")).status_code == 200
+        assert (await client.delete("/v1/nodes/n1/leases")).status_code == 404
+
+    scenario(test, tmp_path)
+
+
+def test_only_an_admin_ends_the_leases_of_a_node(tmp_path: Path) -> None:
+    token, lines = new_token("hooks", [Scope.GATE])
+    (tmp_path / "tokens.toml").write_text(lines)
+    (tmp_path / "tokens.toml").chmod(0o600)
+
+    async def test(client: httpx.AsyncClient) -> None:
+        answer = await client.delete("/v1/nodes/n1/leases", headers={"authorization": f"Bearer {token}"})
+        assert (answer.status_code, answer.json()["detail"]) == (
+            403,
+            "token 'hooks' lacks scope 'admin'; it has: gate, read",
+        )
+
+    scenario(test, tmp_path, token_file=tmp_path / "tokens.toml")
