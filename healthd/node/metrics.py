@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
@@ -66,12 +65,6 @@ def registry_of(book: NodeBook) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(NodeCollector(book))
     return registry
-
-
-def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The text in the format that is asked for (OpenMetrics, else Prometheus), and its content type."""
-    encoder, content_type = choose_encoder(accept)
-    return encoder(registry), content_type
 
 
 def _node(state: NodeState) -> Iterator[Metric]:
