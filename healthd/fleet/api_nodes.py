@@ -14,7 +14,7 @@ from starlette.responses import Response
 from healthd.errors import BadInputError, ConflictError, NotFoundError
 from healthd.fleet import asking, changes
 from healthd.fleet.auth import Caller, Scope
-from healthd.fleet.changes import PutEvent, PutKey
+from healthd.fleet.changes import PutDuplicate, PutEvent, PutKey
 from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of
 from healthd.fleet.model import LeaseState, Override
 from healthd.fleet.roster import NodeView
@@ -179,7 +179,8 @@ async def rekey(request: Request, node: str, caller: Admin) -> Response:
         raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
     now = parts.engine.now()
     event = PutEvent(at=now, subject=node, kind="rekeyed", message=f"by {caller.name}")
-    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=now), event])
+    settled = PutDuplicate(node=node, duplicate=None)
+    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=now), settled, event])
     parts.fleet.rekey(node, key)
     return answer({"node": node, "rekeyed": True})
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from healthd.errors import BadInputError
 from healthd.evidence import aged, judge_health, reason
 from healthd.fleet.kept import KeptState
-from healthd.fleet.model import FleetNode
+from healthd.fleet.model import Duplicate, FleetNode
 from healthd.model import (
     LARGEST_ATTEMPT,
     Health,
@@ -60,7 +60,7 @@ class NodeRecord:
 
     `orders` None means that no statement is made. `revision` counts what the node is to be told; an answer remembers
     the revision that it told, so that a lost answer is told again. `refused_key_hash` is the last key that was not the
-    node's.
+    node's. `kept_duplicate` is what is on disk of `duplicate`.
     """
 
     node: str
@@ -76,6 +76,7 @@ class NodeRecord:
     heard_at: float | None = None
     confirmed: bool = False
     duplicate: str | None = None
+    kept_duplicate: Duplicate | None = None
     reports: Mapping[str, OrderReport] = dataclasses.field(default_factory=dict)
     issuer: str | None = None
     baseline: str | None = None
