@@ -128,7 +128,7 @@ class PreflightSettings:
     """How old it may be. The executors start with nothing, so this bounds how long one waits for another."""
 
     wait_seconds: float = 600.0
-    """How long to wait for all nodes and their checks."""
+    """How long to wait for all nodes and their checks, from the start of the hook. That of rank 0 counts."""
 
     acknowledge_seconds: float = 30.0
     """How long admitted nodes may take to confirm the start. They do within milliseconds: half a minute means gone."""
@@ -137,7 +137,7 @@ class PreflightSettings:
     """After how long without an answer the main node counts as gone, once it has answered."""
 
     linger_seconds: float = 15.0
-    """How long the main node waits at the end for all others to hear it."""
+    """How long the main node waits at the end for all others that have come to hear it."""
 
     mode: Mode = Mode.ENFORCE
     """enforce or observe."""

@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from healthd.config import nearest
 from healthd.errors import BadInputError, HealthdError, StoreError
-from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_rules, api_validations
+from healthd.fleet import api_baselines, api_gates, api_nodes, api_preflight, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
 from healthd.fleet.page import add_to as add_page_to
@@ -52,6 +52,7 @@ def make_app(parts: Parts) -> FastAPI:
     app.include_router(api_baselines.router, dependencies=known)
     app.include_router(api_rules.router, dependencies=known)
     app.include_router(api_report.router, dependencies=known)
+    app.include_router(api_preflight.router, dependencies=known)
     add_page_to(app, parts, known)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

@@ -125,7 +125,8 @@ async def handshake(request: Request, gate: str, wait: Wait) -> Response:
     found = await parts.engine.get(gate)
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
-    return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait))
+    came = parts.rollcall.nodes or None
+    return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
 
 
 async def _decision(parts: Parts, gate_id: str, wait: float) -> Response:

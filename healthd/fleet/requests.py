@@ -118,7 +118,10 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
     if request.join is not None or gate.request.join is not None:
         collecting.alike(gate, request)
     elif gate.as_asked != request:
-        raise ConflictError(f"{who} was asked before with another request (gate {gate.id}); use the next attempt")
+        raise ConflictError(
+            f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
+            "use the next attempt"
+        )
     if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
         return
     if gate.granted:
@@ -128,6 +131,21 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
                 f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; "
                 "use the next attempt"
             )
+
+
+def _difference(before: GateRequest, now: GateRequest) -> str:
+    """The first member in which two requests differ, and its two values."""
+    name = next(one.name for one in dataclasses.fields(now) if getattr(before, one.name) != getattr(now, one.name))
+    if name != "nodes":
+        first, second = (_shown(getattr(one, name)) for one in (before, now))
+        return f"{name} was {first} and is {second} now"
+    odd = sorted(set(before.nodes) ^ set(now.nodes))
+    named = f"in only one of them: {', '.join(odd[:5])}" if odd else "in another order"
+    return f"it named {len(before.nodes)} nodes and names {len(now.nodes)} now, {named}"
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None else str(getattr(value, "value", value))[:80]
 
 
 def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, decided: Gate | None = None) -> Gate:

@@ -136,8 +136,13 @@ def test_the_same_job_and_attempt_gets_the_same_answer_and_another_request_a_con
             gate, decision = await run.admit(nodes=("n1",))
             again = await run.engine.ask(request)
             assert (again.id, again.decision) == (gate.id, decision)
-            with pytest.raises(ConflictError, match="another request"):
-                await run.engine.ask(dataclasses.replace(request, min_nodes=1))
+            for changed, said in (
+                ({"min_nodes": 1}, "another request .*: min_nodes was not given and is 1 now"),
+                ({"mode": Mode.OBSERVE}, "mode was not given and is observe now"),
+                ({"nodes": ("n1", "n2")}, "it named 1 nodes and names 2 now, in only one of them: n2"),
+            ):
+                with pytest.raises(ConflictError, match=said):
+                    await run.engine.ask(dataclasses.replace(request, **changed))  # type: ignore[arg-type]
         async with running(world, database) as run:
             again = await run.engine.ask(request)
             assert (again.id, again.decision) == (gate.id, decision)
