@@ -27,10 +27,10 @@ SLACK_SECONDS = 10.0
 ANSWER_BYTES = 64 << 20
 # From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
 ANSWER_SECONDS = 60.0
-# What an aggregator answers to who brings no token, or one that may not do this.
-NO_TOKEN, WRONG_TOKEN = 401, 403
+# What an aggregator answers to a question that cannot be meant, to no token, and to one that may not do this.
+BAD_REQUEST, NO_TOKEN, WRONG_TOKEN = 400, 401, 403
 # Refusals that no second try can change: the question or the token has to.
-USAGE = frozenset({400, NO_TOKEN, WRONG_TOKEN, 404, 409, 413, 422})
+USAGE = frozenset({BAD_REQUEST, NO_TOKEN, WRONG_TOKEN, 404, 409, 413, 422})
 # Gates of one job that are looked through for an attempt: as many as one page holds.
 MOST_ATTEMPTS = 500
 # How long a gate is asked for where neither the request nor the aggregator says.
@@ -180,8 +180,12 @@ class Aggregator:
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""
+        return self.call_json("GET", path, query=query)
+
+    def call_json(self, method: str, path: str, *, query: Mapping[str, Any] | None = None) -> Any:
+        """As `call`, and the answer's JSON."""
         try:
-            return wire.decode(self.call("GET", path, query=query), Any, what="its answer")
+            return wire.decode(self.call(method, path, query=query), Any, what="its answer")
         except BadInputError as error:
             raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
 

@@ -30,6 +30,7 @@ COMMON = {
     "healthd.rsh",
     "healthd.baselines",
     "healthd.node_name",
+    "healthd.exposition",
     "healthd",
 }
 ROOMS = {

@@ -18,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import healthd.node.metrics
 from checks.contract import Finding, Measurement, Status, Tier
 from checks.limits import _UNITS
+from healthd.exposition import exposition
 from healthd.model import CheckResult
 from healthd.node.catalogue import enabled_checks
-from healthd.node.metrics import exposition, registry_of
+from healthd.node.metrics import registry_of
 from healthd.node.state import NodeBook
 from healthd.runner.core import builtin_catalogue
 from tests.healthd.node_kit import BOOT, MovedClock, finding, measured, result, settings, survey

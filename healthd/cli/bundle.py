@@ -243,7 +243,8 @@ def _hosts(settings: Settings, found: Mapping[str, Any]) -> Iterator[str]:
     yield settings.node.name
     yield from settings.node.aliases
     for url in (*settings.node.sync.aggregators, settings.gate.aggregator):
-        yield urlsplit(url).hostname or ""
+        with contextlib.suppress(ValueError):
+            yield urlsplit(url).hostname or ""
     state = found.get("state.json")
     if isinstance(state, dict):
         yield str(state.get("node") or "")

@@ -10,6 +10,7 @@ import click
 
 from healthd.cli.fleet_line import aggregator_of, done, duration_of, fleet_options, print_json, segment
 from healthd.cli.identity import forget, rekey
+from healthd.cli.leases import release_lease
 from healthd.cli.options import load_settings
 from healthd.cli.settings import Settings
 from healthd.errors import ConfigError
@@ -30,6 +31,7 @@ def fleet(ctx: click.Context) -> None:
 
 fleet.add_command(rekey)
 fleet.add_command(forget)
+fleet.add_command(release_lease)
 
 
 @fleet.command()

@@ -14,6 +14,7 @@ import click
 from checks.json_text import parse_json
 from checks.printable import printable_line
 from healthd.cli.hook_settings import GateSettings
+from healthd.cli.leases import release
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.outcome import outcome
 from healthd.cli.settings import Settings
@@ -34,7 +35,7 @@ HEALTH_JSON = "application/health+json"
 
 @click.group(
     invoke_without_command=True,
-    subcommand_metavar="[outcome ...]",
+    subcommand_metavar="[outcome|release ...]",
     short_help="Ask whether a job may start, and wait for the answer.",
 )
 @click.pass_context
@@ -70,7 +71,8 @@ HEALTH_JSON = "application/health+json"
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
 def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
-    Ask the aggregator whether a job may start, and wait for the answer; `outcome` tells how the job ended.
+    Ask the aggregator whether a job may start, and wait for the answer; `outcome` tells how the job ended, `release`
+    gives its nodes back.
 
     Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
     may not ask.
@@ -104,6 +106,7 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
 
 
 gate.add_command(outcome)
+gate.add_command(release)
 
 
 def build_request(asked: GateSettings) -> GateRequest:

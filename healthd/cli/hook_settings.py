@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from checks.contract import Tier
-from healthd.model import Mode
+from healthd.model import LARGEST_ATTEMPT, Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,9 @@ class GateSettings:
     hostfile_out: Path | None = None
     """Where to write the admitted nodes."""
 
+    def __post_init__(self) -> None:
+        _check_attempt(self.attempt)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightSettings:
@@ -125,7 +128,7 @@ class PreflightSettings:
     """How old it may be. The executors start with nothing, so this bounds how long one waits for another."""
 
     wait_seconds: float = 600.0
-    """How long to wait for all nodes and their checks."""
+    """How long to wait for all nodes and their checks, from the start of the hook. That of rank 0 counts."""
 
     acknowledge_seconds: float = 30.0
     """How long admitted nodes may take to confirm the start. They do within milliseconds: half a minute means gone."""
@@ -134,10 +137,18 @@ class PreflightSettings:
     """After how long without an answer the main node counts as gone, once it has answered."""
 
     linger_seconds: float = 15.0
-    """How long the main node waits at the end for all others to hear it."""
+    """How long the main node waits at the end for all others that have come to hear it."""
 
     mode: Mode = Mode.ENFORCE
     """enforce or observe."""
 
     collective: bool = True
     """Run collectives over the nodes together first, where there is more than one."""
+
+    def __post_init__(self) -> None:
+        _check_attempt(self.attempt)
+
+
+def _check_attempt(attempt: int | None) -> None:
+    if attempt is not None and not 0 <= attempt <= LARGEST_ATTEMPT:
+        raise ValueError(f"attempt: must be from 0 to {LARGEST_ATTEMPT}, not {attempt}")

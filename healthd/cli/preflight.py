@@ -73,11 +73,11 @@ POLICY = (
     default=None,
     help="Run collectives over the nodes together first (default: on for more than one node).",
 )
-@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default 10m).")
+@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default 10m); rank 0's.")
 @click.option("--mode", help="enforce or observe.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")
-@click.option("--keeper", hidden=True, help="Of the hook alone: descriptor, process id and folder.")
+@click.option("--keeper", hidden=True, help="Of the hook alone: descriptor, process id, start and folder.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **options: Any) -> int:
     """
@@ -153,9 +153,9 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     from healthd.preflight.keeper import keep
     from healthd.preflight.main_node import ASK_SECONDS
 
-    descriptor, parent, name = keeper.split(":", 2)
+    descriptor, parent, began, name = keeper.split(":", 3)
     folder = Path(name)
-    task = build_task(settings, place, parent=int(parent))
+    task = build_task(settings, place, parent=int(parent), began=float(began))
     token_file = None
     if task.token is not None:
         token_file = folder / "token"
@@ -186,8 +186,8 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def build_task(settings: Settings, place: Place, *, parent: int) -> Task:
-    """What the keeper is to do."""
+def build_task(settings: Settings, place: Place, *, parent: int, began: float) -> Task:
+    """What the keeper is to do, for a hook that was started at `began` (CLOCK_MONOTONIC)."""
     from healthd.preflight import Task, node_name
 
     asked = settings.preflight
@@ -212,6 +212,7 @@ def build_task(settings: Settings, place: Place, *, parent: int) -> Task:
         local_size=place.local_size,
         request=request,
         wait_seconds=asked.wait_seconds,
+        began=began,
         acknowledge_seconds=asked.acknowledge_seconds,
         gone_seconds=asked.gone_seconds,
         linger_seconds=asked.linger_seconds,

@@ -21,12 +21,13 @@ from starlette.responses import PlainTextResponse, Response
 from checks.printable import printable_line
 from healthd.config import nearest
 from healthd.errors import BadInputError, HealthdError
-from healthd.fleet import api_baselines, api_gates, api_nodes, api_report, api_rules, api_validations
+from healthd.fleet import api_baselines, api_gates, api_nodes, api_preflight, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
 from healthd.fleet.handling import Parts, answer, needs, parts_of
 from healthd.fleet.page import add_to as add_page_to
 from healthd.fleet.page.entry import check_origin
 from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
+from healthd.listen import host_of
 from healthd.model import Problem
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 def make_app(parts: Parts) -> FastAPI:
     """The application: every path but syncs."""
     # No schema and no documentation pages: they load scripts from elsewhere and need no token.
-    app = FastAPI(title="healthd aggregator", openapi_url=None, docs_url=None, redoc_url=None)
+    # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
+    app = FastAPI(title="healthd aggregator", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.parts = parts
     known = [Depends(_only_known_query), Depends(_from_here)]
     app.include_router(router, dependencies=known)
@@ -47,6 +49,7 @@ def make_app(parts: Parts) -> FastAPI:
     app.include_router(api_baselines.router, dependencies=known)
     app.include_router(api_rules.router, dependencies=known)
     app.include_router(api_report.router, dependencies=known)
+    app.include_router(api_preflight.router, dependencies=known)
     add_page_to(app, parts, known)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -68,6 +71,7 @@ async def _only_known_query(request: Request) -> None:
 
 async def _from_here(request: Request) -> None:
     """Where no token is asked for, no web page of another site may change anything through a browser on this host."""
+    host_of(request.headers.get("host", ""))  # one that holds no host is refused on every path
     if parts_of(request).guard.open and request.method not in ("GET", "HEAD"):
         check_origin(request)
 
@@ -89,7 +93,7 @@ def _problem(problem: Problem, headers: dict[str, str]) -> Response:
 async def _on_known_error(request: Request, error: Exception) -> Response:
     problem, headers = problem_of(error if isinstance(error, HealthdError) else HealthdError(str(error)))
     if problem.status >= 500:
-        log.warning("%s %s: %s", request.method, request.url.path, error)
+        log.warning("%s %s: %s", request.method, request.scope["path"], error)
     return _problem(problem, headers)
 
 
@@ -102,15 +106,16 @@ async def _on_invalid(_request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    path = request.scope["path"][:200]
     text = {
-        404: f"no such path: {request.url.path[:200]}",
-        405: f"{request.method} is not for {request.url.path[:200]}; it has: {headers.get('Allow', 'other methods')}",
+        404: f"no such path: {path}",
+        405: f"{request.method} is not for {path}; it has: {headers.get('Allow', 'other methods')}",
     }.get(status, http.HTTPStatus(status).phrase)
     return _problem(problem_of(HttpError(status, text))[0], headers)
 
 
 async def _on_unforeseen(request: Request, error: Exception) -> Response:
-    log.error("%s %s: internal error: %r", request.method, request.url.path, error, exc_info=error)
+    log.error("%s %s: internal error: %r", request.method, request.scope["path"], error, exc_info=error)
     return _problem(problem_of(HttpError(500, "internal error; the aggregator's log has more"))[0], {})
 
 

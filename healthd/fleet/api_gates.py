@@ -90,10 +90,14 @@ async def follow(request: Request, gate: str, wait: Wait) -> Response:
 
 @router.delete("/{gate}/lease", dependencies=[Depends(needs(Scope.GATE))])
 async def release(request: Request, gate: str) -> Response:
-    """Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat."""
+    """
+    Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat.
+
+    The decision of the gate; null for one of a database that was lost, whose leases end.
+    """
     engine = parts_of(request).engine
     released = await engine.release(gate)
-    return answer(engine.answer(released))
+    return answer(None if released is None else engine.answer(released))
 
 
 @router.delete("/{gate}/members/{member:path}", dependencies=[Depends(needs(Scope.GATE))])
@@ -124,7 +128,8 @@ async def handshake(request: Request, gate: str, wait: Wait) -> Response:
     found = await parts.engine.get(gate)
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
-    return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait))
+    came = parts.rollcall.nodes or None
+    return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
 
 
 async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:

@@ -1,4 +1,4 @@
-"""The paths of nodes and of what people decide: the fleet, one node, quarantine, override, forget, rekey, recover."""
+"""The paths of nodes and of what people decide: fleet, node, quarantine, leases, override, forget, rekey, recover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from healthd.errors import BadInputError, ConflictError, NotFoundError
 from healthd.fleet import asking, changes
 from healthd.fleet.auth import Caller, Scope
-from healthd.fleet.changes import PutEvent, PutKey
+from healthd.fleet.changes import PutDuplicate, PutEvent, PutKey
 from healthd.fleet.handling import Parts, answer, body_of, needs, parts_of
 from healthd.fleet.model import LeaseState, Override
 from healthd.fleet.roster import NodeView
@@ -154,9 +154,19 @@ async def forget(request: Request, node: str, caller: Admin) -> Response:
     _known(parts, node)
     held = [row for row in parts.engine.leases() if row.node == node and row.state is not LeaseState.ENDING]
     if held:
-        raise ConflictError(f"{node} is leased to job {held[0].lease.job!r}; release its gate first")
+        raise ConflictError(
+            f"{node} is leased to job {held[0].lease.job!r}; end that first: healthd fleet release-lease {node}"
+        )
     await parts.engine.forget(node, caller.name)
     return answer({"node": node, "forgotten": True})
+
+
+@router.delete("/nodes/{node}/leases")
+async def release_leases(request: Request, node: str, caller: Admin) -> Response:
+    """End every lease on a node, whoever gave it; its job is not touched. Safe to repeat."""
+    parts = parts_of(request)
+    node = _meant(parts, node).node.node
+    return answer({"node": node, "released": await parts.engine.release_node(node, caller.name)})
 
 
 @router.post("/nodes/{node}/rekey")
@@ -169,7 +179,8 @@ async def rekey(request: Request, node: str, caller: Admin) -> Response:
         raise ConflictError(f"no other key came under the name {node}; forget the node to let the next key in")
     now = parts.engine.now()
     event = PutEvent(at=now, subject=node, kind="rekeyed", message=f"by {caller.name}")
-    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=now), event])
+    settled = PutDuplicate(node=node, duplicate=None)
+    await parts.store.write([PutKey(node=node, key_hash=key, seen_at=now), settled, event])
     parts.fleet.rekey(node, key)
     return answer({"node": node, "rekeyed": True})
 

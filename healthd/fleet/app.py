@@ -23,6 +23,7 @@ from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.api import make_app
 from healthd.fleet.auth import Guard
 from healthd.fleet.baselines import Learner
+from healthd.fleet.changes import PutDuplicate
 from healthd.fleet.engine import Engine, steady_clock
 from healthd.fleet.handling import Parts
 from healthd.fleet.handshakes import Handshakes
@@ -174,9 +175,10 @@ def _build(
         silent_seconds=policy.silent_seconds,
         max_nodes=settings.max_nodes,
         first_seq=store.term * ANSWERS_EACH_START,
+        keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),
     )
     for row in store.load().nodes:
-        fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"))
+        fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     observer = _Observer()
     engine = Engine(store=store, registry=fleet, policy=policy, clock=clock, observer=observer)
     learner = Learner(fleet, store, baseline)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, func, select, text
 
 from healthd import wire
 from healthd.fleet.calibration import GateFacts
-from healthd.fleet.model import Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.fleet.model import Duplicate, Gate, LeaseRow, LeaseState, Override, Phase
 from healthd.fleet.rules.model import Latch, Record
 from healthd.fleet.tables import (
     EVENTS,
@@ -108,6 +108,14 @@ class PutKey:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PutDuplicate:
+    """That two daemons claim the name of a node; None: an admin has decided. Nothing where the node is not known."""
+
+    node: str
+    duplicate: Duplicate | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForgetNode:
     """A node that is gone for good, with its quarantine."""
 
@@ -166,6 +174,7 @@ Change = (
     | PutOutcome
     | PutNode
     | PutKey
+    | PutDuplicate
     | ForgetNode
     | PutEvent
     | PutMeta
@@ -177,13 +186,14 @@ Change = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRow:
-    """A node as the store knows it."""
+    """A node as the store knows it; `duplicate` while two daemons claim its name."""
 
     node: str
     key_hash: str | None
     labels: Mapping[str, str]
     first_seen: float
     last_seen: float
+    duplicate: Duplicate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +239,9 @@ def load(connection: Connection) -> Loaded:
                 labels=wire.decode(r.labels.encode(), dict[str, str], what=f"labels of {r.node}"),
                 first_seen=r.first_seen,
                 last_seen=r.last_seen,
+                duplicate=None
+                if r.duplicate is None
+                else wire.decode(r.duplicate.encode(), Duplicate, what=f"duplicate of {r.node}"),
             )
             for r in connection.execute(select(NODES).order_by(NODES.c.node))
         ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from healthd.errors import NotFoundError
@@ -120,8 +120,15 @@ class Engine(Turns):
         """What to tell of a gate now."""
         return answers.answer_of(self._clock(), gate, self.policy)
 
-    async def release(self, gate_id: str) -> Gate:
-        """Withdraw an open gate, or end the leases of a decided one. Safe to repeat; NotFoundError."""
+    async def release(self, gate_id: str) -> Gate | None:
+        """
+        Withdraw an open gate, or end the leases of a decided one. Safe to repeat; NotFoundError.
+
+        None for a gate of a database that was lost, whose leases were adopted.
+        """
+        if gate_id not in self._ledger.gate_ids and (adopted := self._leases(lambda row: row.lease.gate == gate_id)):
+            await self._do(lambda batch: self._end(batch, adopted, "released by the one who asked"))
+            return None
         gate = await self.get(gate_id)
 
         def act(batch: Batch) -> Gate:
@@ -136,6 +143,19 @@ class Engine(Turns):
             return gate
 
         return await self._do(act)
+
+    async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
+        """End every lease on a node, whoever gave it; those that end now, or did before and the node still holds."""
+        held = self._leases(lambda row: row.node == node)
+        await self._do(lambda batch: self._end(batch, held, f"released by {owner}"))
+        return held
+
+    def _leases(self, wanted: Callable[[LeaseRow], bool]) -> tuple[LeaseRow, ...]:
+        return tuple(row for row in self._ledger.leases.values() if wanted(row))
+
+    def _end(self, batch: Batch, rows: Sequence[LeaseRow], why: str) -> None:
+        for row in rows:
+            self._ledger.end_lease(batch, row.lease.id, why)
 
     async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
         """
@@ -194,7 +214,7 @@ class Engine(Turns):
         states, outcome = await self._store.read(
             lambda connection: (changes.read_evidence(connection, gate_id), changes.read_outcome(connection, gate_id))
         )
-        leases = tuple(row for row in self._ledger.leases.values() if row.lease.gate == gate_id)
+        leases = self._leases(lambda row: row.lease.gate == gate_id)
         return Explanation(gate=gate, states=states, leases=leases, outcome=outcome)
 
     async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:

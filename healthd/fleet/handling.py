@@ -20,6 +20,7 @@ from healthd.fleet.engine import Engine
 from healthd.fleet.handshakes import Handshakes
 from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.registry import Fleet
+from healthd.fleet.rollcall import RollCall
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import parse_wait, read_body
@@ -45,6 +46,7 @@ class Parts:
     handshakes: Handshakes
     learner: Learner
     hand: Hand | None = None
+    rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -49,12 +50,26 @@ class Handshakes:
             self._moved.notify_all()
 
     async def step(
-        self, gate: str, nodes: tuple[str, ...], decision: Decision, body: HandshakeBody, wait: float
+        self,
+        gate: str,
+        nodes: tuple[str, ...],
+        decision: Decision,
+        body: HandshakeBody,
+        wait: float,
+        *,
+        came: frozenset[str] | None = None,
     ) -> HandshakeAnswer:
-        """Take in an event; then, for `acknowledge` and `wait`, hold until the next thing to know, at most `wait` s."""
+        """
+        Take in an event; then, for `acknowledge` and `wait`, hold until the next thing to know, at most `wait` s.
+
+        `came` are the nodes that are there to be told the end: nobody waits for the others. None: all may be.
+        """
         shake = self._of(gate, nodes, decision)
-        if body.node not in shake.everyone:
+        if body.node not in shake.included | frozenset(nodes):
             raise BadInputError(f"{body.node[:80]!r} is not one of the nodes of gate {gate}")
+        if came is not None:
+            there = frozenset(nodes) & (came | {body.node})
+            shake = self._open[gate] = dataclasses.replace(shake, everyone=shake.included | there)
         now = time.monotonic()
         steps = {
             "acknowledge": lambda: shake.acknowledge(body.node, now),

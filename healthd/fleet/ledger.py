@@ -89,6 +89,7 @@ class Ledger:
         self.newest: dict[str, int] = {}
         self.leases: dict[str, LeaseRow] = {}
         self.leases_of: dict[str, tuple[str, ...]] = {}
+        self.adopted: set[str] = set()
         self.reserved: dict[str, str] = {}
         self.claims: dict[str, Claim] = {}
         self.quarantines: dict[str, Quarantine] = dict(loaded.quarantines)
@@ -111,6 +112,7 @@ class Ledger:
         "newest",
         "leases",
         "leases_of",
+        "adopted",
         "reserved",
         "claims",
         "quarantines",
@@ -231,7 +233,7 @@ class Ledger:
         if known is None or known.state is not row.state:
             batch.event(
                 row.node,
-                f"lease {row.state.value}",
+                "lease adopted" if known is None and row.adopted else f"lease {row.state.value}",
                 f"job {row.lease.job} attempt {row.lease.attempt}" + (f": {row.why}" if row.why else ""),
             )
         self._index(row)
@@ -259,6 +261,7 @@ class Ledger:
 
     def _index(self, row: LeaseRow) -> None:
         others = tuple(key for key in self.leases_of.get(row.node, ()) if key != row.lease.id)
+        self.adopted.discard(row.lease.id)
         if row.state is LeaseState.CLOSED:
             self.leases.pop(row.lease.id, None)
             self.leases_of[row.node] = others
@@ -267,9 +270,8 @@ class Ledger:
         else:
             self.leases[row.lease.id] = row
             self.leases_of[row.node] = (*others, row.lease.id)
-            # An adopted lease is of an attempt that was asked elsewhere.
-            known = self.newest.get(row.lease.job, row.lease.attempt)
-            self.newest[row.lease.job] = max(known, row.lease.attempt)
+            if row.adopted:
+                self.adopted.add(row.lease.id)
 
     def _claim(self, node: str) -> None:
         """Work out anew who has a node: a lease before a reservation."""
@@ -299,11 +301,13 @@ class Ledger:
             found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker_on(node)))
         if node in self.probes:
             found.append(self.probes[node])
+        within = self.policy.lease_ack_seconds
         for lease_id in self.leases_of.get(node, ()):
-            if self.holds(lease_id):
-                lease = self.leases[lease_id].lease
-                within = self.policy.lease_ack_seconds
-                found.append(Order(id=lease_id, kind="lease", deadline_seconds=within, lease=lease))
+            row, ended = self.leases[lease_id], not self.holds(lease_id)
+            # To leave it out ends a lease of ours. The node may not know yet that an adopted one is ours now.
+            if row.adopted or not ended:
+                order = Order(id=lease_id, kind="lease", deadline_seconds=within, withdrawn=ended, lease=row.lease)
+                found.append(order)
         return tuple(found)
 
     def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
@@ -335,7 +339,7 @@ class Ledger:
         gone = set(gate_ids)
         self.keys = {key: gate_id for key, gate_id in self.keys.items() if gate_id not in gone}
         self.gate_ids -= gone
-        jobs = {job for job, _ in self.keys} | {row.lease.job for row in self.leases.values()}
+        jobs = {job for job, _ in self.keys}
         self.newest = {job: attempt for job, attempt in self.newest.items() if job in jobs}
         for gate_id in gone:
             self.decided.pop(gate_id, None)

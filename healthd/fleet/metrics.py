@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from checks.printable import printable_bytes
 from checks.reasons import REASONS
+from healthd.exposition import exposition
 from healthd.fleet.calibration import STARTED, Ended, device_seconds
 from healthd.fleet.model import Gate
 from healthd.fleet.registry import Fleet
@@ -127,8 +126,7 @@ class FleetMetrics:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type, as the `Accept` header asks: Prometheus text or OpenMetrics."""
-        encode, content_type = choose_encoder(accept)
-        return printable_bytes(encode(self._registry), backslash=rb"\\"), content_type
+        return exposition(self._registry, accept)
 
     def gate_ready(self, gate: Gate, seconds: float) -> None:
         """The first leases of a gate are on disk: remembered for `granted_at`."""

@@ -84,6 +84,10 @@ class Policy:
     recovery_seconds: float = 300.0
     """After the loss of the database nothing is admitted for so long: nodes that back off come by then. 0: never."""
 
+    recovery_ratio: float = 0.1
+    """The share of the fleet that must know another database before this one counts as lost, and two nodes at least.
+    A tenth: more than a job's nodes may say when a copy is an hour old, and nothing that one node can fake."""
+
     pool_recheck_seconds: float = 1.0
     """A gate that waits for nodes of a pool looks at the pool at most so often. Keeps a large pool from costing."""
 
@@ -212,6 +216,8 @@ class Policy:
             raise ValueError(f"collective_ports: must be two ports from 1024 to 65535, not {first} and {last}")
         if not 0 <= self.collective_noise_ratio < 0.5:
             raise ValueError(f"collective_noise_ratio: must be from 0 to below 0.5, not {self.collective_noise_ratio}")
+        if not 0 <= self.recovery_ratio <= 1:
+            raise ValueError(f"recovery_ratio: must be from 0 to 1, not {self.recovery_ratio}")
         self._check_rules()
         if self.collective and not self.collective_checks:
             raise ValueError("collective_checks: name at least one, or set collective to false")

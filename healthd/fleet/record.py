@@ -11,13 +11,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from healthd.errors import BadInputError
 from healthd.evidence import aged, judge_health, reason
 from healthd.fleet.kept import KeptState
-from healthd.fleet.model import FleetNode
-from healthd.model import Health, LearnedLimits, Order, OrderReport, Quarantine, Reason, SyncRequest
+from healthd.fleet.model import Duplicate, FleetNode
+from healthd.model import (
+    LARGEST_ATTEMPT,
+    Health,
+    LearnedLimits,
+    Lease,
+    Order,
+    OrderReport,
+    Quarantine,
+    Reason,
+    SyncRequest,
+)
 
 # Answers remembered of a node: it may have a held and an urgent request under way, and some answers get lost.
 REMEMBERED_ANSWERS = 8
@@ -25,6 +35,10 @@ REMEMBERED_ANSWERS = 8
 REMEMBERED_INCARNATIONS = 8
 # Reports that one sync may carry; an aggregator never has nearly as many orders open on one node.
 MAX_REPORTS = 1000
+# Leases that a node may hold: a daemon takes one at a time, and one that is ending may be beside it.
+MAX_LEASES = 16
+# Of their texts, as the columns of the database have them; a job's as in a request.
+LEASE_LENGTHS = {"id": 400, "gate": 64, "job": 256, "issuer": 64}
 
 
 class Arrival(enum.Enum):
@@ -46,7 +60,7 @@ class NodeRecord:
 
     `orders` None means that no statement is made. `revision` counts what the node is to be told; an answer remembers
     the revision that it told, so that a lost answer is told again. `refused_key_hash` is the last key that was not the
-    node's.
+    node's. `kept_duplicate` is what is on disk of `duplicate`.
     """
 
     node: str
@@ -62,6 +76,7 @@ class NodeRecord:
     heard_at: float | None = None
     confirmed: bool = False
     duplicate: str | None = None
+    kept_duplicate: Duplicate | None = None
     reports: Mapping[str, OrderReport] = dataclasses.field(default_factory=dict)
     issuer: str | None = None
     baseline: str | None = None
@@ -238,3 +253,21 @@ def _check(node: str, request: SyncRequest) -> None:
         for result in request.state.results:
             if result.age_seconds < 0:
                 raise BadInputError(f"the age of {result.check[:80]!r} is {result.age_seconds} s, must not be negative")
+        _check_leases(request.state.leases)
+
+
+def _check_leases(leases: Sequence[Lease]) -> None:
+    """What a node claims to hold is kept, so it has the bounds of what is kept."""
+    if len(leases) > MAX_LEASES:
+        raise BadInputError(f"{len(leases)} leases on one node; at most {MAX_LEASES}")
+    for lease in leases:
+        names = {"id": lease.id, "gate": lease.gate, "job": lease.job, "issuer": lease.issuer}
+        for name, text in names.items():
+            if not text or len(text) > LEASE_LENGTHS[name]:
+                raise BadInputError(f"lease {lease.id[:80]!r}: {name} must have 1 to {LEASE_LENGTHS[name]} characters")
+        if not 0 <= lease.attempt <= LARGEST_ATTEMPT:
+            raise BadInputError(
+                f"lease {lease.id[:80]!r}: attempt must be from 0 to {LARGEST_ATTEMPT}, not {lease.attempt}"
+            )
+        if lease.age_seconds < 0:
+            raise BadInputError(f"lease {lease.id[:80]!r}: its age is {lease.age_seconds} s, must not be negative")

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from healthd.errors import HealthdError
 from healthd.fleet import executors
+from healthd.fleet.model import Duplicate
 from healthd.fleet.naming import names_of
 from healthd.fleet.record import Arrival, NodeRecord
 from healthd.fleet.roster import FullError, Roster
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 Enrol = Callable[[str, str], Awaitable[str]]
 """(node, hash of its key) -> the hash that the store has for this name: the given one if there was none before."""
+
+KeepDuplicate = Callable[[str, Duplicate], Awaitable[None]]
+"""(node, why) -> once it is on disk that two daemons claim the node's name; StoreError when it cannot be."""
 
 # Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede.
 SEND_ALL_PER_SECOND = 1000
@@ -56,6 +60,7 @@ class Fleet(Roster):
     `issuer` is the identity of our database. `silent_seconds` is how long a node may be silent until nothing is known
     of it. `clock` is CLOCK_BOOTTIME unless a test injects its own. `first_seq` must be above every `SyncAnswer.seq`
     that a former process gave for the same database: nodes drop answers that count less than one they have read.
+    `keep_duplicate` None: duplicates are forgotten with this process.
     """
 
     def __init__(
@@ -67,11 +72,13 @@ class Fleet(Roster):
         max_nodes: int,
         clock: Callable[[], float] = boottime,
         first_seq: int = 0,
+        keep_duplicate: KeepDuplicate | None = None,
     ) -> None:
         super().__init__(silent_seconds=silent_seconds, max_nodes=max_nodes, clock=clock)
         self.issuer = issuer
         self.syncs = 0
         self._enrol = enrol
+        self._keep_duplicate = keep_duplicate
         self._enrolling: dict[str, asyncio.Lock] = {}
         self._nonce = secrets.token_hex(4)
         self._answers = 0
@@ -87,13 +94,13 @@ class Fleet(Roster):
         Take in what a node says and answer it, after at most `wait_seconds` if there is nothing to tell it.
 
         BadInputError for what makes no sense, DuplicateError for a key or an incarnation that is not the node's,
-        FullError (of `roster`) when there is no room, StoreError when a new key could not be enrolled.
+        FullError (of `roster`) when there is no room, StoreError when a new key or a duplicate could not be kept.
         """
         record = self._records.get(node)
         if record is None or record.key_hash is None:
             record = await self._admit(node, key_hash)
         if record.key_hash is None or not hmac.compare_digest(record.key_hash, key_hash):
-            self._refuse_key(record, key_hash)
+            await self._refuse_key(record, key_hash)
         known = record.incarnation is not None
         answer = await self._exchange(node, record, request, wait_seconds)
         if not known and record.executor is not None:
@@ -130,6 +137,7 @@ class Fleet(Roster):
             return self._answer_former(record, request)
         if arrival is Arrival.DUPLICATE:
             self._notify(node)
+            await self._remember(record)
             raise DuplicateError(f"{node}: {record.duplicate}; an admin must decide: forget the node, or stop one")
         self.syncs += 1
         send_all = record.digest != request.digest
@@ -162,7 +170,7 @@ class Fleet(Roster):
                 self._enrolling.pop(node, None)
         return record
 
-    def _refuse_key(self, record: NodeRecord, key_hash: str) -> None:
+    async def _refuse_key(self, record: NodeRecord, key_hash: str) -> None:
         new = record.refused_key_hash != key_hash or record.duplicate is None
         record.refused_key_hash = key_hash
         record.duplicate = record.duplicate or "another key came under this name"
@@ -171,9 +179,19 @@ class Fleet(Roster):
                 "%s: another key came under this name; nothing is admitted there until an admin decides", record.node
             )
             self._notify(record.node)
+        await self._remember(record)
         raise DuplicateError(
             f"{record.node}: this name belongs to another key; an admin must decide: forget the node, or rekey it"
         )
+
+    async def _remember(self, record: NodeRecord) -> None:
+        """Have it on disk that two daemons claim a node's name; the members of a gate have no names to claim."""
+        if self._keep_duplicate is None or record.duplicate is None or record.member is not None:
+            return
+        found = Duplicate(why=record.duplicate, refused_key_hash=record.refused_key_hash)
+        if record.kept_duplicate != found:
+            await self._keep_duplicate(record.node, found)
+            record.kept_duplicate = found
 
     async def _hold(self, record: NodeRecord, wait_seconds: float) -> None:
         """Until there is something new to tell the node, a newer request takes this one's place, or time is up."""

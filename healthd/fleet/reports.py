@@ -1,21 +1,23 @@
 """
 What nodes report, taken into the ledger: leases that were stored, ended or are unknown to us; and what nodes are told.
 
-Leases that this database does not know mean that it is not the one that gave them: they are adopted, so that nobody
-gives their nodes away, and unless the database has proved itself nothing is admitted for a while (`recovering`).
+A lease that this database does not know is adopted, so that nobody gives its node away. It counts for the node that
+holds it and for nothing else: whether the database was lost is decided by many (`recovery`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 from healthd.fleet.bulkheads import Where, contained
-from healthd.fleet.changes import ForgetNode, Loaded, PutMeta, PutNode
+from healthd.fleet.changes import ForgetNode, Loaded, PutNode
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, LeaseRow, LeaseState, Registry
 from healthd.fleet.policy import Policy
+from healthd.fleet.recovery import Recovery
 from healthd.model import Lease
 
 FINAL = ("done", "refused", "cancelled")
@@ -26,40 +28,35 @@ a machine in repair for an afternoon is still there, one that was terminated blo
 STAMP_SECONDS = GONE_SECONDS / 8
 """How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
 
+_LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
+"""The id of a lease as aggregators give it (see `gate` and `answers`)."""
+
 
 class Reports:
-    """See the module. Facts about the database as a whole are kept under `recovering_until` and `established`."""
+    """See the module."""
 
     def __init__(self, ledger: Ledger, registry: Registry, policy: Policy, loaded: Loaded, *, now: float) -> None:
         self._ledger = ledger
         self._registry = registry
         self._policy = policy
         self._settled_at = now + policy.settle_seconds
-        self._established = "established" in loaded.meta
-        self._proved_at = now + policy.recovery_seconds
-        self._recovering_until = float(loaded.meta.get("recovering_until", "-inf"))
+        self._recovery = Recovery(policy, loaded.meta, now=now)
         self._met: set[str] = set()
         self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
         # While no aggregator listened nobody was silent: what counts is how much earlier than the last one of all.
         last = max((row.last_seen for row in loaded.nodes), default=now)
         self._heard_at = {row.node: now - (last - row.last_seen) for row in loaded.nodes}
         self._stamped = dict(self._heard_at)
-        self._before = (self._recovering_until, self._established)
 
     def begin(self) -> None:
         """A new batch: what it changes can be undone."""
-        self._before = (self._recovering_until, self._established)
+        self._recovery.begin()
 
     # --- the database as a whole --------------------------------------------------------------------------------------
 
     def recovering(self, now: float) -> str | None:
         """Why nothing is admitted; None in good days."""
-        if now >= self._recovering_until:
-            return None
-        return (
-            "nodes hold leases that this database does not know, so it may have been lost: nothing is admitted until "
-            f"{self._policy.recovery_seconds:.0f} s have passed or somebody says `healthd fleet recover`"
-        )
+        return self._recovery.why(now)
 
     def settling(self, now: float) -> str | None:
         """Why nothing is called impossible yet; None later on."""
@@ -67,25 +64,15 @@ class Reports:
 
     def unsure(self, now: float) -> bool:
         """Whether nodes may be out for reasons that this database does not know, or does not know yet."""
-        return not self._established or self.recovering(now) is not None or self.settling(now) is not None
+        return not self._recovery.established or self.recovering(now) is not None or self.settling(now) is not None
 
     def next_due(self, now: float) -> float:
         """When one of the two ends, for all gates."""
-        ends = (self._recovering_until, self._settled_at, math.inf if self._established else self._proved_at)
-        return min((at for at in ends if at > now), default=math.inf)
+        return min((at for at in (*self._recovery.ends(), self._settled_at) if at > now), default=math.inf)
 
     def recover(self, batch: Batch, owner: str) -> bool:
         """A person ends the recovery."""
-        was = batch.now < self._recovering_until
-        self._set(batch, recovering_until=-math.inf, established=True)
-        batch.event("fleet", "recovered", f"by {owner}")
-        return was
-
-    def _set(self, batch: Batch, *, recovering_until: float, established: bool) -> None:
-        self._recovering_until, self._established = recovering_until, established
-        batch.changes.append(PutMeta(key="recovering_until", value=str(recovering_until)))
-        if established:
-            batch.changes.append(PutMeta(key="established", value="yes"))
+        return self._recovery.end(batch, owner)
 
     def forget(self, batch: Batch, node: str, owner: str) -> None:
         """Drop all that is kept of a node that is gone; what it was leased to is over for it."""
@@ -126,17 +113,17 @@ class Reports:
 
     def undo(self) -> None:
         """The transaction failed: back to what is on disk."""
-        self._recovering_until, self._established = self._before
+        self._recovery.undo()
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
     def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
         """Follow the leases of the nodes that were heard."""
-        if not self._established and batch.now >= max(self._proved_at, self._recovering_until):
-            self._set(batch, recovering_until=-math.inf, established=True)
+        self._recovery.prove(batch)
         for name in sorted(heard):
             with contained(Where.NODE, name):
                 self._take_in(batch, name)
+        self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
 
     def _take_in(self, batch: Batch, name: str) -> None:
         node = self._registry.node(name)
@@ -167,9 +154,9 @@ class Reports:
                 self._ledger.close_lease(batch, row, "the node does not hold it any more")
 
     def _adopt(self, batch: Batch, node: FleetNode) -> None:
-        """Leases and a quarantine that another database gave."""
+        """Leases and a quarantine that another database gave, for this node alone."""
         assert node.state is not None
-        foreign = [lease for lease in node.state.leases if self._unknown(lease)]
+        foreign = [lease for lease in node.state.leases if self._unknown(node.node, lease)]
         for lease in foreign:
             row = LeaseRow(
                 node=node.node,
@@ -184,17 +171,19 @@ class Reports:
         if other and kept is not None and kept.owner_kind != "rule" and node.node not in self._ledger.quarantines:
             self._ledger.put_quarantine(batch, node.node, kept)
         restored = any(lease.issuer == self._ledger.store_id for lease in foreign)
-        lost = restored or (not self._established and (other or bool(foreign)))
-        if lost and batch.now >= self._recovering_until:
-            until = batch.now + self._policy.recovery_seconds
-            self._set(batch, recovering_until=until, established=self._established and not restored)
-            batch.event("fleet", "recovering", f"{node.node} took orders from {node.issuer}")
+        if restored or (not self._recovery.established and (other or bool(foreign))):
+            self._recovery.witness(node.node)
 
-    def _unknown(self, lease: Lease) -> bool:
-        """Not given by this database as it is now: by another one, or by this one before an old copy was restored."""
-        if lease.id in self._ledger.leases:
+    def _unknown(self, node: str, lease: Lease) -> bool:
+        """
+        Not given by this database as it is now: by another one, or by this one before an old copy was restored.
+
+        False also for what is not the node's to claim: a lease of a gate that is known here, or of another node.
+        """
+        named = _LEASE_ID.fullmatch(lease.id)
+        if named is not None and (named["node"] != node or named["gate"] in self._ledger.gate_ids):
             return False
-        return lease.issuer != self._ledger.store_id or lease.gate not in self._ledger.gate_ids
+        return lease.id not in self._ledger.leases and lease.gate not in self._ledger.gate_ids
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -203,6 +192,7 @@ class Reports:
         taken_in = set(heard)
         for name in batch.forgotten:
             self._met.discard(name)
+            self._recovery.forget(name)
             for kept in (self._labels, self._heard_at, self._stamped):
                 kept.pop(name, None)
         for name in sorted(taken_in | batch.touched):

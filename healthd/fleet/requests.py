@@ -10,7 +10,7 @@ from healthd.fleet import answers, collecting
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import Closing, Gate, Phase, Terms
 from healthd.fleet.policy import Policy
-from healthd.model import GateRequest, Join
+from healthd.model import LARGEST_ATTEMPT, GateRequest, Join
 from healthd.node_name import check_name
 
 LONGEST_NAME = 253
@@ -23,8 +23,8 @@ def check(request: GateRequest, policy: Policy) -> None:
     """BadInputError with one sentence when the request cannot be meant."""
     if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
         raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
-    if not 0 <= request.attempt < 2**31:
-        raise BadInputError(f"attempt must be 0 or more, not {request.attempt}")
+    if not 0 <= request.attempt <= LARGEST_ATTEMPT:
+        raise BadInputError(f"attempt must be from 0 to {LARGEST_ATTEMPT}, not {request.attempt}")
     if request.join is not None:
         _check_join(request, request.join, policy)
     elif bool(request.nodes) == (request.pool is not None):
@@ -118,7 +118,10 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
     if request.join is not None or gate.request.join is not None:
         collecting.alike(gate, request)
     elif gate.as_asked != request:
-        raise ConflictError(f"{who} was asked before with another request (gate {gate.id}); use the next attempt")
+        raise ConflictError(
+            f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
+            "use the next attempt"
+        )
     if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
         return
     if gate.granted:
@@ -128,6 +131,21 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
                 f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; "
                 "use the next attempt"
             )
+
+
+def _difference(before: GateRequest, now: GateRequest) -> str:
+    """The first member in which two requests differ, and its two values."""
+    name = next(one.name for one in dataclasses.fields(now) if getattr(before, one.name) != getattr(now, one.name))
+    if name != "nodes":
+        first, second = (_shown(getattr(one, name)) for one in (before, now))
+        return f"{name} was {first} and is {second} now"
+    odd = sorted(set(before.nodes) ^ set(now.nodes))
+    named = f"in only one of them: {', '.join(odd[:5])}" if odd else "in another order"
+    return f"it named {len(before.nodes)} nodes and names {len(now.nodes)} now, {named}"
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None else str(getattr(value, "value", value))[:80]
 
 
 def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, decided: Gate | None = None) -> Gate:
@@ -154,8 +172,7 @@ def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest
         after, effects = answers.close(batch.now, gate, policy, Closing.SUPERSEDED, text)
         ledger.carry_out(batch, after, effects, ())
         return after
-    if newest is not None:
-        _take_the_place(batch, ledger, policy, gate)
+    _take_the_place(batch, ledger, policy, gate, first=newest is None)
     # Written even when its first step changes nothing: who asked must be able to ask after it.
     ledger.carry_out(batch, gate, (), ())
     return gate
@@ -191,6 +208,8 @@ def _join(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, jo
             return gate
     _check_room(ledger, policy)
     attempt = request.attempt if newest is None else max(request.attempt, newest + 1)
+    if attempt > LARGEST_ATTEMPT:
+        raise ConflictError(f"job {request.job} has used up its attempts ({LARGEST_ATTEMPT}); name the job otherwise")
     opened = new_gate(ledger.new_id(batch.now), dataclasses.replace(request, attempt=attempt), policy, batch.now)
     opened = dataclasses.replace(opened, asked_attempt=request.attempt)
     if gate is not None and gate.request.join is not None and gate.asked_attempt == request.attempt:
@@ -198,8 +217,8 @@ def _join(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, jo
         own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
         opened = dataclasses.replace(opened, former={**gate.former, **own})
     ledger.add(opened)
-    if newest is not None and not opened.former:
-        _take_the_place(batch, ledger, policy, opened)
+    if not opened.former:
+        _take_the_place(batch, ledger, policy, opened, first=newest is None)
     return _arrived(batch, ledger, opened, request, join)
 
 
@@ -240,15 +259,22 @@ def left(batch: Batch, ledger: Ledger, gate: Gate, member: str) -> Gate:
     return gate
 
 
-def _take_the_place(batch: Batch, ledger: Ledger, policy: Policy, gate: Gate) -> None:
-    """End what earlier attempts of the job have, open or admitted."""
-    job, attempt = gate.request.job, gate.request.attempt
+def _take_the_place(batch: Batch, ledger: Ledger, policy: Policy, gate: Gate, *, first: bool) -> None:
+    """
+    End what earlier attempts of the job have, open or admitted. `first`: this database knows of none; another one may
+    have given leases.
+    """
+    job, attempt, group = gate.request.job, gate.request.attempt, gate.request.join is not None
     text = f"attempt {attempt} of job {job} takes its place (gate {gate.id})"
     for other in [g for g in ledger.gates.values() if g.request.job == job and g.id != gate.id]:
         after, effects = answers.close(batch.now, other, policy, Closing.SUPERSEDED, text)
         ledger.carry_out(batch, after, effects, ())
-    for row in [r for r in ledger.leases.values() if r.lease.job == job and r.lease.attempt < attempt]:
-        ledger.end_lease(batch, row.lease.id, text)
+    rows = [ledger.leases[lease_id] for lease_id in ledger.adopted] if first else [*ledger.leases.values()]
+    for row in rows:
+        # Gates of a group count on by themselves, and how far another database had counted is not known here.
+        earlier = row.lease.attempt < attempt or (group and row.adopted)
+        if row.lease.job == job and earlier:
+            ledger.end_lease(batch, row.lease.id, text)
 
 
 def durable(gate: Gate) -> Gate:

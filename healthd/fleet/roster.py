@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from healthd.errors import HealthdError
 from healthd.fleet import executors
-from healthd.fleet.model import FleetNode
+from healthd.fleet.model import Duplicate, FleetNode
 from healthd.fleet.naming import Names
 from healthd.fleet.record import NodeRecord
 from healthd.model import Health, Order, Quarantine, Reason
@@ -140,10 +140,13 @@ class Roster:
         state = self._records[name].state if name in self._records else None
         return None if state is None else state.open().labels.get(label)
 
-    def load(self, node: str, *, key_hash: str | None, pool: str | None) -> None:
+    def load(self, node: str, *, key_hash: str | None, pool: str | None, duplicate: Duplicate | None = None) -> None:
         """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
         record = self._record(node)
         record.key_hash = key_hash
+        if duplicate is not None:
+            record.duplicate, record.refused_key_hash = duplicate.why, duplicate.refused_key_hash
+            record.kept_duplicate = duplicate
         if pool is not None and record.state is None:
             self._index(record, pool)
 

@@ -55,7 +55,9 @@ NODES = Table(
     Column("labels", Text, nullable=False),
     Column("first_seen", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
+    Column("duplicate", Text),
 )
+"""`duplicate` is a whole `Duplicate` while two daemons claim the name."""
 
 GATES = Table(
     "gates",

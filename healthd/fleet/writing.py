@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete
+from sqlalchemy import Connection, Table, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from healthd import wire
 from healthd.fleet.changes import (
     Change,
     ForgetNode,
+    PutDuplicate,
     PutEvent,
     PutEvidence,
     PutFacts,
@@ -75,6 +76,8 @@ def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
             _apply_rules(connection, kinds[kind])
         elif kind is PutFacts:
             put_facts(connection, {c.facts.gate: c.facts for c in kinds[kind]}.values())
+        elif kind is PutDuplicate:
+            _put_duplicates(connection, kinds[kind])
         else:
             _apply(connection, kind, kinds[kind])
 
@@ -84,6 +87,7 @@ _KINDS: tuple[type, ...] = (
     ForgetNode,
     PutNode,
     PutKey,
+    PutDuplicate,
     PutGate,
     PutLease,
     PutQuarantine,
@@ -133,6 +137,12 @@ def _apply_rules(connection: Connection, changes: Sequence[PutRecord | PutLatche
     _put_records(connection, RULES, "node", records)
     _put_records(connection, LATCHES, "identity", latches)
     upsert(connection, MACHINES, "node", list(machines.values()))
+
+
+def _put_duplicates(connection: Connection, changes: Sequence[PutDuplicate]) -> None:
+    for change in changes:
+        record = None if change.duplicate is None else wire.encode(change.duplicate).decode()
+        connection.execute(update(NODES).where(NODES.c.node == change.node).values(duplicate=record))
 
 
 def _packed(states: Sequence[NodeState]) -> bytes:

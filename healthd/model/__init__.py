@@ -10,7 +10,16 @@ aggregator wants of a node, `sync` how the two talk. Import from here.
 
 from __future__ import annotations
 
-from healthd.model.gates import AdmittedNode, Decision, ExcludedNode, GateRequest, Join, Mode, Verdict
+from healthd.model.gates import (
+    LARGEST_ATTEMPT,
+    AdmittedNode,
+    Decision,
+    ExcludedNode,
+    GateRequest,
+    Join,
+    Mode,
+    Verdict,
+)
 from healthd.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
 from healthd.model.orders import (
     RANK_READY,
@@ -27,6 +36,7 @@ from healthd.model.results import CheckResult, CheckSpec, Health, Reason
 from healthd.model.sync import PROTOCOL, LearnedBounds, LearnedLimits, Problem, SyncAnswer, SyncRequest
 
 __all__ = [
+    "LARGEST_ATTEMPT",
     "PROTOCOL",
     "RANK_READY",
     "AdmittedNode",

@@ -10,6 +10,9 @@ from typing import Any
 from checks.contract import Tier
 from healthd.model.results import Reason
 
+LARGEST_ATTEMPT = 2**31 - 1
+"""The largest attempt of a job: what the database's column holds, and seconds since the epoch until 2038."""
+
 
 class Mode(str, enum.Enum):
     """ENFORCE means what it says; OBSERVE admits always and records what it would have said."""

@@ -94,7 +94,7 @@ class Order:
 
     `deadline_seconds` counts from when the node first reads it. An order stays listed as long as it stands: one that
     is no longer listed is cancelled, and a lease no longer listed is released. One that is `withdrawn` is cancelled as
-    well, and stays listed so that the node repeats how it ended until that is on disk.
+    well (a lease whoever gave it), and stays listed so that the node repeats how it ended until that is on disk.
     """
 
     id: str

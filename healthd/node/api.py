@@ -19,10 +19,12 @@ from starlette.routing import Route
 from checks.printable import printable_line
 from healthd import wire
 from healthd.errors import BadInputError
+from healthd.exposition import exposition
+from healthd.listen import host_of
 from healthd.model import Health, NodeState
 from healthd.node.allocation import describe
 from healthd.node.health import MEDIA_TYPE, Demand, document, parse_demand
-from healthd.node.metrics import exposition, registry_of
+from healthd.node.metrics import registry_of
 from healthd.node.problems import handlers, json_response, problem
 from healthd.node.state import NodeBook
 
@@ -56,14 +58,20 @@ class NodeApi:
             ],
             exception_handlers=dict(handlers(PATHS)),
         )
+        self._app.router.redirect_slashes = False  # a redirect would be made of what the request says of its host
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request; bodies are of no use here, so a large one is not even read."""
         headers = dict(scope.get("headers", ()))
         length = headers.get(b"content-length", b"0")
-        if b"transfer-encoding" in headers or not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        if b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
             answer = problem(413, "no path here takes a body", {"connection": "close"})
             await answer(scope, receive, send)
+            return
+        try:
+            host_of(headers.get(b"host", b"").decode("latin-1"))
+        except BadInputError as error:
+            await problem(400, str(error))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -150,6 +158,7 @@ def readiness(state: NodeState) -> dict[str, str]:
 def _query(request: Request) -> dict[str, list[str]]:
     """The query; BadInputError when it is absurd."""
     try:
-        return urllib.parse.parse_qs(request.url.query, keep_blank_values=True, max_num_fields=20, errors="strict")
+        query = request.scope["query_string"].decode("latin-1")
+        return urllib.parse.parse_qs(query, keep_blank_values=True, max_num_fields=20, errors="strict")
     except ValueError as error:
         raise BadInputError(f"the query cannot be read: {error}") from None

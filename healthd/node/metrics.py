@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
-from checks.printable import printable_bytes
 from healthd import __version__
 from healthd.model import CheckResult, Health, NodeState
 from healthd.node.state import NodeBook, Totals
@@ -76,12 +74,6 @@ def registry_of(book: NodeBook, task_errors: Mapping[str, int]) -> CollectorRegi
     registry = CollectorRegistry(auto_describe=False)
     registry.register(NodeCollector(book, task_errors))
     return registry
-
-
-def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The text in the format that is asked for (OpenMetrics, else Prometheus), and its content type."""
-    encoder, content_type = choose_encoder(accept)
-    return printable_bytes(encoder(registry), backslash=rb"\\"), content_type
 
 
 def _node(state: NodeState) -> Iterator[Metric]:

@@ -101,21 +101,27 @@ class Orders:
         self._listed = tuple(leases)
         self._end_doubt()
         for order in orders:
-            if order.id in self._open:
-                if order.withdrawn:
-                    self._cancel(self._open[order.id], "the aggregator called it off")
-                continue
-            if (ended := self._ledger.fate(order.id)) is not None:
-                if order.id not in acknowledged:
-                    self._untold.setdefault(order.id, ended)  # it may say more than what was kept of it
-            elif order.withdrawn:
-                never = OrderReport(status="cancelled", message="called off before it was begun")
-                self._untold[order.id] = never
-                self._ledger.settle(order.id, never)
-                self.changed()
-            elif order.lease is None or all(held.lease.id != order.lease.id for held in self._ledger.held):
-                self._begin_or_refuse(order, issuer)
+            self._take(order, issuer=issuer, acknowledged=order.id in acknowledged)
         self._wake.set()
+
+    def _take(self, order: Order, *, issuer: str, acknowledged: bool) -> None:
+        """One listed order: begun once, called off when it is withdrawn, its end told until that is `acknowledged`."""
+        held = next((one.lease for one in self._ledger.held if one.lease.id == order.id), None)
+        if held is not None and order.withdrawn:
+            self._end_lease(held, OrderReport(status="cancelled", message="the aggregator released it"))
+        elif order.id in self._open:
+            if order.withdrawn:
+                self._cancel(self._open[order.id], "the aggregator called it off")
+        elif (ended := self._ledger.fate(order.id)) is not None:
+            if not acknowledged:
+                self._untold.setdefault(order.id, ended)  # it may say more than what was kept of it
+        elif order.withdrawn:
+            never = OrderReport(status="cancelled", message="called off before it was begun")
+            self._untold[order.id] = never
+            self._ledger.settle(order.id, never)
+            self.changed()
+        elif held is None or order.lease is None:
+            self._begin_or_refuse(order, issuer)
 
     def _end_doubt(self) -> None:
         """Once the leases that an aggregator listed are all here or over, the node knows who has it."""

@@ -26,11 +26,12 @@ class Task:
     """
     What the keeper is to do.
 
-    `port` is the aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to
-    confirm the start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds`
-    how long the main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of
-    rank 0 for the job's, so that nothing may start without it. `policy` is what the gate's aggregator goes by, by keys
-    of `[policy]`; what is not named is as always.
+    `began` is when the hook was started, by CLOCK_MONOTONIC: `wait_seconds` counts from there. `port` is the
+    aggregator's; `parent` the hook's process id. `acknowledge_seconds` is how long the included have to confirm the
+    start, `gone_seconds` after how long without an answer the main node counts as gone, `linger_seconds` how long the
+    main node waits for the others to hear the end. `main_counts`: the launcher takes the exit code of rank 0 for the
+    job's, so that nothing may start without it. `policy` is what the gate's aggregator goes by, by keys of
+    `[policy]`; what is not named is as always.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Task:
     local_size: int
     request: GateRequest
     wait_seconds: float
+    began: float
     acknowledge_seconds: float
     gone_seconds: float
     linger_seconds: float

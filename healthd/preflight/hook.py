@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,12 +34,13 @@ def run_hook(
     `keeper_arguments` are this command's own, for the keeper that is told two more by `--keeper`. Raises HealthdError
     in one line.
     """
+    began = time.monotonic()
     _open_standard_files()
     if shutil.which(command[0]) is None:
         raise ConfigError(f"{command[0]}: no such command here; it is what should start after the gate")
     folder = Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=_short_folder()))
     try:
-        keeper, outcome = _start_keeper(keeper_arguments, folder)
+        keeper, outcome = _start_keeper(keeper_arguments, folder, began)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -55,10 +57,12 @@ def run_hook(
     return outcome.code if outcome.kind == "park" else outcome.code or NOT_ADMITTED
 
 
-def _start_keeper(keeper_arguments: Sequence[str], folder: Path) -> tuple[subprocess.Popen[bytes], Outcome]:
+def _start_keeper(
+    keeper_arguments: Sequence[str], folder: Path, began: float
+) -> tuple[subprocess.Popen[bytes], Outcome]:
     """The keeper and its word. It is in a process group of its own: Ctrl-C is for the hook, whose end it sees."""
     read_end, write_end = os.pipe()
-    told = ("--keeper", f"{write_end}:{os.getpid()}:{folder}")
+    told = ("--keeper", f"{write_end}:{os.getpid()}:{began}:{folder}")
     with os.fdopen(read_end, "rb") as pipe:
         try:
             keeper = subprocess.Popen(

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from healthd import wire
-from healthd.client import NO_TOKEN, WRONG_TOKEN, Aggregator, Endpoint, RefusedError
+from healthd.client import BAD_REQUEST, HOLD_SECONDS, NO_TOKEN, WRONG_TOKEN, Aggregator, RefusedError
 from healthd.errors import BadInputError, HealthdError, UnreachableError
 from healthd.model import Decision, Verdict
 from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
 from healthd.preflight.main_node import MainNode, main_node
+from healthd.preflight.roll_call import DifferenceError, call, check, reach_main, tell_difference
 
 T = TypeVar("T")
 
-# After so long without the main node a person is told what is waited for.
-PATIENCE_SECONDS = 5.0
+# How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
+ROLL_CALL_SECONDS = 3.0
+RANKS_PER_SECOND = 200.0
 # Processes of other local ranks fetch the outcome by themselves and are not counted by the handshake.
 OTHER_RANKS_SECONDS = 1.5
 
@@ -43,7 +45,10 @@ async def keep(
     told = False
     try:
         async with main_node(task, folder) as main:
-            outcome = await _gate(task, run_executor, main, parent)
+            try:
+                outcome = await _gate(task, run_executor, main, parent)
+            except DifferenceError as error:
+                outcome = Outcome(kind="exit", code=USAGE, message=str(error))
             report(outcome)
             told = True
             await _first(_stay(task, outcome, parent), *([main.ended] if main else []))
@@ -57,8 +62,8 @@ async def keep(
 
 
 def _code_of(error: HealthdError) -> int:
-    """A token that may not ask is the configuration's: to try again would help nobody."""
-    unwanted = isinstance(error, RefusedError) and error.status in (NO_TOKEN, WRONG_TOKEN)
+    """A question that cannot be meant, or a token that may not ask it: to try again would help nobody."""
+    unwanted = isinstance(error, RefusedError) and error.status in (BAD_REQUEST, NO_TOKEN, WRONG_TOKEN)
     return USAGE if unwanted else NOT_ADMITTED
 
 
@@ -70,11 +75,11 @@ async def _gate(
     watched: list[asyncio.Future[None]] = [hook_gone, *([main.ended] if main else [])]
     executor: asyncio.Task[None] | None = None
     try:
-        await _first(_reach_main(task), *watched)
+        wait_seconds = await _first(reach_main(task), *watched)
         if task.probes:
             executor = asyncio.create_task(_execute(run_executor), name="executor")
             watched.append(executor)
-        return await _first(_settle(task), *watched)
+        return await _first(_settle(task, wait_seconds), *watched)
     finally:
         hook_gone.cancel()
         if executor is not None:
@@ -108,28 +113,9 @@ async def _first(work: Awaitable[T], *watched: asyncio.Future[None]) -> T:
         task.cancel()
 
 
-async def _reach_main(task: Task) -> None:
-    """Until the aggregator answers: the processes of a job do not start in the same second."""
-    loop = asyncio.get_running_loop()
-    began, said = loop.time(), False
-    while True:
-        try:
-            await _call(task, lambda aggregator: aggregator.call("GET", "/livez"))
-        except (UnreachableError, RefusedError) as error:
-            waited = loop.time() - began
-            if waited > task.wait_seconds:
-                raise UnreachableError(f"the main node did not answer in {task.wait_seconds:g} s: {error}") from None
-            if waited > PATIENCE_SECONDS and not said:
-                said = True
-                sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({error})\n")
-            await asyncio.sleep(min(1.0, 0.1 + waited / 10))
-        else:
-            return
-
-
-async def _settle(task: Task) -> Outcome:
+async def _settle(task: Task, wait_seconds: float) -> Outcome:
     """Ask, acknowledge, and say what this node is to do."""
-    decision = await _ask(task)
+    decision = await _ask(task, wait_seconds)
     included = [node.node for node in decision.nodes]
     if decision.decision is not Verdict.ADMIT:
         if task.probes:
@@ -165,11 +151,21 @@ async def _settle(task: Task) -> Outcome:
     )
 
 
-async def _ask(task: Task) -> Decision:
-    return await _call(
-        task,
-        lambda aggregator: aggregator.ask(task.request, on_hold=_say_hold(task), gone_seconds=task.gone_seconds),
-    )
+async def _ask(task: Task, wait_seconds: float) -> Decision:
+    """The decision of the gate; DifferenceError when a rank comes meanwhile that was started otherwise."""
+    request = dataclasses.replace(task.request, wait_seconds=wait_seconds)
+    say = _say_hold(task)
+
+    def ask(aggregator: Aggregator) -> Decision:
+        def hold(decision: Decision) -> None:
+            say(decision)
+            with contextlib.suppress(UnreachableError):  # the next question finds out
+                check(task, aggregator)
+
+        seconds = min(HOLD_SECONDS, ROLL_CALL_SECONDS + task.size / RANKS_PER_SECOND)
+        return aggregator.ask(request, on_hold=hold, gone_seconds=task.gone_seconds, hold_seconds=seconds)
+
+    return await call(task, ask)
 
 
 def _say_hold(task: Task) -> Callable[[Decision], None]:
@@ -218,7 +214,7 @@ async def _handshake(task: Task, decision: Decision, event: str, *, wait: float 
     end, pause = loop.time() + task.gone_seconds, 0.1
     while True:
         try:
-            return await _call(task, step)
+            return await call(task, step)
         except UnreachableError:
             if loop.time() + pause > end:
                 raise
@@ -232,6 +228,8 @@ async def _handshake(task: Task, decision: Decision, event: str, *, wait: float 
 async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> None:
     """What this node still owes the others after its hook was told."""
     decision = outcome.decision
+    if decision is None and task.leads:
+        await tell_difference(task)
     if decision is None or not task.probes:
         return
     parks = outcome.kind != "exit" and bool(decision.excluded)
@@ -286,35 +284,3 @@ async def _parent_ended(parent: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-async def _call(task: Task, work: Callable[[Aggregator], T]) -> T:
-    """
-    Speak to the aggregator in a thread that nobody waits for.
-
-    The default executor's threads are joined at the end, and a held request would keep a keeper that should be gone.
-    """
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: Exception | None) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(value)  # type: ignore[arg-type]
-
-    def speak() -> None:
-        value: T | None = None
-        failure: Exception | None = None
-        try:
-            with Aggregator(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
-                value = work(aggregator)
-        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-            loop.call_soon_threadsafe(settle, value, failure)
-
-    threading.Thread(target=speak, name="line to the main node", daemon=True).start()
-    return await result

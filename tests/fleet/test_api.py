@@ -66,7 +66,10 @@ class Daemon:
 
     def take(self, orders: dict[str, Any]) -> None:
         for order_id, order in orders.items():
-            if order.kind == "lease":
+            if order.withdrawn:
+                self.leases.pop(order_id, None)
+                self.reports[order_id] = OrderReport(status="cancelled")
+            elif order.kind == "lease":
                 self.leases[order_id] = order.lease
                 self.reports[order_id] = OrderReport(status="accepted")
             else:

@@ -138,8 +138,13 @@ def test_the_same_job_and_attempt_gets_the_same_answer_and_another_request_a_con
             gate, decision = await run.admit(nodes=("n1",))
             again = await run.engine.ask(request)
             assert (again.id, again.decision) == (gate.id, decision)
-            with pytest.raises(ConflictError, match="another request"):
-                await run.engine.ask(dataclasses.replace(request, min_nodes=1))
+            for changed, said in (
+                ({"min_nodes": 1}, "another request .*: min_nodes was not given and is 1 now"),
+                ({"mode": Mode.OBSERVE}, "mode was not given and is observe now"),
+                ({"nodes": ("n1", "n2")}, "it named 1 nodes and names 2 now, in only one of them: n2"),
+            ):
+                with pytest.raises(ConflictError, match=said):
+                    await run.engine.ask(dataclasses.replace(request, **changed))  # type: ignore[arg-type]
         async with running(world, database) as run:
             again = await run.engine.ask(request)
             assert (again.id, again.decision) == (gate.id, decision)
@@ -302,6 +307,7 @@ def test_a_node_not_heard_since_the_restart_is_told_nothing(database: str) -> No
 def test_leases_of_a_lost_database_are_adopted_and_nothing_is_admitted_until_recovered() -> None:
     async def main() -> None:
         world = World("n2")
+        world.daemons["n2"].issuer = "store-lost"
         world.add("n1", leases=(lease("old-lease", job="big"),)).issuer = "store-lost"
         async with running(world) as run:
             gate, held = await run.admit(nodes=("n2",))
@@ -321,8 +327,9 @@ def test_leases_of_a_lost_database_are_adopted_and_nothing_is_admitted_until_rec
 
 def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in() -> None:
     async def main() -> None:
-        world = World("n2")
-        world.add("n1").issuer = "store-lost"
+        world = World("n1", "n2")
+        for daemon in world.daemons.values():
+            daemon.issuer = "store-lost"
         async with running(world) as run:
             assert run.engine.recovering()
             world.now += 301
@@ -336,18 +343,19 @@ def test_recovery_ends_by_itself_and_is_not_begun_again_by_a_node_that_moves_in(
     asyncio.run(main())
 
 
-def test_a_restored_old_copy_of_the_database_is_noticed_by_leases_it_does_not_know() -> None:
+def test_a_restored_old_copy_of_the_database_is_noticed_by_leases_it_does_not_know(database: str) -> None:
     async def main() -> None:
-        world = World("n1")
-        async with running(world) as run:
+        world = World("n1", "n2")
+        async with running(world, database) as run:
             world.now += 301
             await run.settle()
-            unknown = lease("g-later:lease:1:n1", issuer=run.store.store_id, gate_id="g-later")
-            world.renew("n1", leases=(unknown,))
-            world.tell("n1")
-            await run.engine.turn()
+            store_id = run.store.store_id
+        for name in world.daemons:
+            unknown = lease(f"g-later:lease:1:{name}", issuer=store_id, gate_id="g-later")
+            world.renew(name, leases=(unknown,))
+        async with running(world, database) as run:
             assert run.engine.recovering()
-            assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
+            assert of_states(run) == dict.fromkeys(("n1", "n2"), LeaseState.ACKNOWLEDGED)
 
     asyncio.run(main())
 

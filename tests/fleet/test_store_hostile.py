@@ -192,8 +192,9 @@ def test_release_whose_commit_was_not_answered_has_happened(url: str) -> None:  
 
 def test_recovery_that_a_person_ended_goes_on_when_that_could_not_be_written(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World("n1")
-        world.daemons["n1"].issuer = "store-lost"
+        world = World("n1", "n2")
+        for daemon in world.daemons.values():
+            daemon.issuer = "store-lost"
         async with running(world, f"sqlite:///{tmp_path}/a.db") as run:
             assert run.engine.recovering()
             moved = (tmp_path / "a.db").rename(tmp_path / "away.db")

@@ -298,6 +298,10 @@ class World:
         for key in [key for key, report in daemon.reports.items() if key not in listed and report.status == "accepted"]:
             del daemon.reports[key]
         for order in orders:
+            if order.withdrawn:
+                kept = tuple(le for le in kept if le.id != order.id)
+                daemon.reports[order.id] = OrderReport(status="cancelled", message="the aggregator released it")
+                continue
             if order.id in daemon.done:
                 continue
             daemon.done.add(order.id)

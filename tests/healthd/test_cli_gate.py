@@ -61,7 +61,7 @@ class SpeakingNode:
 
     def _sync(self, http: httpx.Client) -> None:
         self._seq += 1
-        leases = tuple(order for order in self._orders() if order.lease)
+        leases = tuple(order for order in self._orders() if order.lease and not order.withdrawn)
         said = dataclasses.replace(self._state, leases=tuple(order.lease for order in leases))
         request = SyncRequest(
             protocol=1,

@@ -20,7 +20,7 @@ from tests.patience import PATIENCE
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("outcome")
     with aggregator(folder) as world:
-        states = [state("n1"), state("n2"), state("bad", status=Status.FAIL)]
+        states = [*map(state, ("n1", "n2", "n3", "n4")), state("bad", status=Status.FAIL)]
         speaking = [SpeakingNode(world.url, made, None) for made in states]
         assert all(node.heard.wait(20 * PATIENCE) for node in speaking)
         yield world
@@ -80,6 +80,22 @@ def test_usage_is_2_in_one_line(world: World) -> None:
         assert (said.code, said.out) == (2, ""), arguments
         assert said.err.count("\n") == 1
     assert world.run("fleet", "report", "--days", "0").code != 0
+
+
+def test_a_job_gives_its_nodes_back_and_an_admin_ends_the_lease_on_a_node(world: World) -> None:
+    assert world.gate("given", *nodes("n3")).code == 0
+    said = world.run("gate", "release", "--job", "given", "--attempt", "1")
+    assert said.code == 1
+    assert "the newest gate of job given is not of attempt 1" in said.err
+    said = world.run("gate", "release", "--job", "given")
+    assert (said.code, said.out) == (0, "the nodes of job given attempt 0 are given back\n")
+
+    assert world.gate("stuck", *nodes("n4")).code == 0
+    said = world.run("fleet", "release-lease", "n4")
+    assert (said.code, said.out) == (0, "n4: the lease of job stuck attempt 0 is released\n")
+    assert "released by loopback" in world.run("fleet", "history", "n4").out
+    assert world.gate("next", *nodes("n3", "n4")).code == 0
+    world.run("gate", "release", "--job", "next")
 
 
 def test_an_aggregator_that_is_away_is_75_after_some_tries(tmp_path: Path) -> None:

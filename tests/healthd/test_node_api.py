@@ -16,11 +16,12 @@ import pytest
 from checks.contract import Scope, Status, Tier
 from healthd import web, wire
 from healthd.errors import BadInputError
+from healthd.exposition import exposition
 from healthd.model import CheckSpec, NodeState
 from healthd.node.api import NodeApi
 from healthd.node.catalogue import enabled_checks
 from healthd.node.health import parse_demand
-from healthd.node.metrics import exposition, registry_of
+from healthd.node.metrics import registry_of
 from healthd.node.state import NodeBook
 from tests.healthd.node_kit import (
     BOOT,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from checks.contract import Scope, Tier
+from healthd.exposition import exposition
 from healthd.node.catalogue import enabled_checks
-from healthd.node.metrics import exposition, registry_of
+from healthd.node.metrics import registry_of
 from healthd.node.state import NodeBook
 from tests.healthd.node_kit import BOOT, MovedClock, info, measured, result, settings, survey
 

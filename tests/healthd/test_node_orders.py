@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -198,6 +199,22 @@ def test_lease_that_is_no_longer_listed_by_its_database_is_released(tmp_path: Pa
             await world.take(issuer="db2")
             assert world.status("L1") == "cancelled"
             assert world.book.leases == ()
+
+    run(main())
+
+
+def test_lease_that_is_withdrawn_ends_whoever_gave_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await quiet()
+            await world.take(lease_order(lease()))
+            withdrawn = dataclasses.replace(lease_order(lease()), withdrawn=True)
+            for _ in range(2):
+                await world.take(withdrawn, issuer="db2")  # which has never listed it before
+                assert world.status("L1") == "cancelled"
+                assert world.book.leases == ()
+            await world.take(dataclasses.replace(lease_order(lease("L2")), withdrawn=True), issuer="db2")
+            assert world.status("L2") == "cancelled", "it was never here, and that ends it too"
 
     run(main())
 

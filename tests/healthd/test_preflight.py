@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -111,14 +112,29 @@ def test_what_python_ignores_is_no_longer_ignored_by_the_command(tmp_path: Path)
 
 
 def test_a_node_that_never_comes_is_named_to_all_others_within_the_wait(job: Job) -> None:
-    began = time.monotonic()
+    """The wait counts from the start of the main node's hook, and nobody waits for one that never came to hear it."""
+    job.config.write_text(job.config.read_text().replace('linger = "3s"', 'linger = "10m"'))
+    wait = 4 * PATIENCE
     for rank in (0, 1):
-        job.start(rank, *PASSIVE, "--wait", "4s")
+        job.start(rank, *PASSIVE, "--wait", f"{wait:g}s", "--json")
     for rank in (0, 1):
         ended = job.end(rank)
         assert ended.code == 75
-        assert "rank-2" in ended.err
-    assert time.monotonic() - began < 25 * PATIENCE
+        decision = json.loads(ended.out)
+        assert "rank-2" in [node["node"] for node in decision["excluded"]]
+        assert 0 <= decision["policy"]["wait_seconds"] < wait
+    job.nothing_left()
+
+
+def test_ranks_that_were_started_with_different_nnodes_are_all_told_which_said_what(job: Job) -> None:
+    for rank, size in ((0, 2), (1, 3)):
+        place = ("--nnodes", str(size), "--node-rank", str(rank), "--main", f"127.0.0.1:{job.port}")
+        job.start(rank, *PASSIVE, place=place)
+    for rank in (0, 1):
+        ended = job.end(rank)
+        assert ended.code == 2, ended.err
+        assert "the ranks were not started alike: --nnodes is 2 on rank 0 and 3 on rank 1" in ended.err
+        assert "attempt" not in ended.err
     job.nothing_left()
 
 
@@ -204,6 +220,7 @@ def test_under_torchrun_one_process_a_node_probes_and_the_ranks_of_the_rest_are_
         (("--nnodes", "0"), ("true",), "--nnodes must be at least 1, not 0"),
         (("--node-rank", "-1"), ("true",), "--node-rank -1 is not one of 0 to 0"),
         (("--tier", "quik"), ("true",), "quik"),
+        (("--attempt", "1099511627776"), ("true",), "attempt: must be from 0 to 2147483647, not 1099511627776"),
         (("--token-file", "/nowhere"), ("true",), "/nowhere: the token cannot be read"),
         (("--token-file", "/dev/null"), ("true",), "/dev/null: holds no token"),
     ],

@@ -43,7 +43,7 @@ def loaded(folder: Path, text: str) -> Settings:
 def policy_for(folder: Path, text: str) -> Policy:
     """What the aggregator of a preflight goes by: it reads this file and nothing else."""
     settings = loaded(folder, text)
-    task = build_task(settings, find_my_place(settings), parent=1)
+    task = build_task(settings, find_my_place(settings), parent=1, began=0.0)
     made = folder / "aggregator.toml"
     made.write_text(settings_of(task, folder))
     return load_settings({"config": made}, section="aggregator").policy

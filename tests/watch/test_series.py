@@ -12,11 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from checks.contract import Blame, Finding, Measurement, Status, Tier
 from checks.reasons import action_of
 from healthd.errors import StoreError
+from healthd.exposition import exposition
 from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.model import Gate, Phase, Terms
 from healthd.fleet.store import Store
 from healthd.model import Decision, GateRequest, Mode, Quarantine, Reason, Verdict
-from healthd.node.metrics import MAX_READINGS, exposition, registry_of
+from healthd.node.metrics import MAX_READINGS, registry_of
 from healthd.node.state import NodeBook
 from tests.fleet.parts import Clock, fleet
 from tests.healthd.node_kit import BOOT, CATALOGUE, MovedClock, measured, result, settings, specs, survey

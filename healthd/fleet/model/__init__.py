@@ -26,7 +26,7 @@ from healthd.fleet.model.effects import (
     WakeAt,
 )
 from healthd.fleet.model.gates import Closing, Gate, Grant, Member, OrderedRun, Phase, RunStatus, Terms
-from healthd.fleet.model.nodes import FleetNode, FleetView, Judge, Judged, Registry
+from healthd.fleet.model.nodes import Duplicate, FleetNode, FleetView, Judge, Judged, Registry
 
 __all__ = [
     "Accuse",
@@ -34,6 +34,7 @@ __all__ = [
     "Claim",
     "ClaimKind",
     "Closing",
+    "Duplicate",
     "Effect",
     "FleetNode",
     "FleetView",

@@ -57,6 +57,18 @@ class FleetNode:
         return None if self.state is None else aged(self.state, self.behind_seconds)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Duplicate:
+    """
+    Why two daemons seem to have one name; until an admin decides, nothing is admitted there.
+
+    `refused_key_hash` is the last key that was not the node's; None where both hold the node's own.
+    """
+
+    why: str
+    refused_key_hash: str | None
+
+
 class Registry(Protocol):
     """
     The fleet in memory, as the engine uses it. All calls are made on the event loop and return at once.

@@ -14,7 +14,7 @@ import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from fastapi import Request
 from starlette.responses import Response
@@ -24,6 +24,7 @@ from healthd.fleet.auth import AuthError, Caller, Guard, Scope, is_loopback
 from healthd.fleet.handling import Parts, parts_of
 from healthd.fleet.problems import HttpError
 from healthd.fleet.sync import read_body
+from healthd.listen import host_of, split_header
 
 # `__Host-` binds the cookie to this host and to TLS; browsers refuse it over plain HTTP.
 COOKIE, SAFE_COOKIE = "healthd-page", "__Host-healthd-page"
@@ -72,7 +73,7 @@ def _word(guard: Guard, authorization: str | None) -> str:
 
 
 def _tls(request: Request) -> bool:
-    return bool(request.url.scheme == "https")
+    return bool(request.scope["scheme"] == "https")
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
@@ -121,17 +122,16 @@ def check_origin(request: Request) -> None:
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     host = request.headers.get("host", "")
-    if site not in (None, "same-origin") or (origin is not None and urlsplit(origin).netloc != host):
+    if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
         raise HttpError(403, "this was sent from another site; use the page or the command of this one")
     parts = parts_of(request)
-    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host):
+    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
         # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
         raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
 
 
-def _names_no_one(host: str) -> bool:
+def _names_no_one(name: str) -> bool:
     """Whether a Host header holds localhost or an address, which no other site can be known by."""
-    name = urlsplit(f"//{host}").hostname or ""
     if name == "localhost":
         return True
     try:
@@ -174,5 +174,4 @@ def local_path(text: str | None) -> str:
     """Where to go after the log-in: a path of ours, else the start; never another site."""
     if not text or len(text) > 500 or not text.isascii() or not text.isprintable() or "\\" in text:
         return "/"
-    split = urlsplit(text)
-    return text if text.startswith("/") and not text.startswith("//") and not split.netloc else "/"
+    return text if text.startswith("/") and not text.startswith("//") else "/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -45,12 +46,13 @@ class PageRoute(APIRoute):
 
 def error_page(request: Request, error: HealthdError) -> Response:
     """Say it to a person; who is not known is sent to the log-in and comes back afterwards."""
-    if isinstance(error, AuthError) and error.status == 401 and request.url.path != "/log-in":
-        if request.method != "GET" or request.url.path == "/events":
+    path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
+    if isinstance(error, AuthError) and error.status == 401 and path != "/log-in":
+        if request.method != "GET" or path == "/events":
             return rendering.page("error.html", status=401, visitor=None, status_code=401, said=str(error))
-        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        target = request.url_for("log_in").include_query_params(next=asked)
-        return RedirectResponse(f"{target.path}?{target.query}", status_code=303, headers=rendering.HEADERS)
+        asked = urlencode({"next": quote(path) + (f"?{query}" if query else "")})
+        target = f"{request.app.url_path_for('log_in')}?{asked}"
+        return RedirectResponse(target, status_code=303, headers=rendering.HEADERS)
     if isinstance(error, FullError):
         status, headers = 503, {"retry-after": "30"}
     else:
