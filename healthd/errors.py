@@ -27,6 +27,10 @@ class UnreachableError(HealthdError):
     """The other side cannot be reached or does not answer."""
 
 
+class OutputError(HealthdError):
+    """What a command has to tell cannot be written: to standard output, or to the file that was named for it."""
+
+
 class ConflictError(HealthdError):
     """What is asked contradicts what was asked before under the same name."""
 

@@ -28,6 +28,7 @@ COMMON = {
     "healthd.rsh",
     "healthd.baselines",
     "healthd.node_name",
+    "healthd.admission",
     "healthd",
 }
 ROOMS = {

@@ -10,12 +10,12 @@ import difflib
 import importlib
 import os
 import sys
-from typing import Any, TextIO, cast
 
 import click
 
 from healthd import __version__
-from healthd.errors import ConfigError, HealthdError
+from healthd.cli.output import take_care
+from healthd.errors import ConfigError, HealthdError, OutputError
 
 # Command -> module in this package that holds it (function of the same name, dashes as underscores).
 COMMANDS = {
@@ -73,36 +73,6 @@ class Lazy(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class ForgivingOutput:
-    """Standard output whose reader may go away (`| head`): what is said then is dropped, and the exit code stays."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """As a text stream."""
-        try:
-            return self._stream.write(text)
-        except BrokenPipeError:
-            self._drop()
-            return len(text)
-
-    def flush(self) -> None:
-        """As a text stream."""
-        try:
-            self._stream.flush()
-        except BrokenPipeError:
-            self._drop()
-
-    def _drop(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="healthd")
 def healthd() -> None:
@@ -121,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     config_code, known_code, internal_code = EXIT_CODES.get(name, DEFAULT_EXIT_CODES)
     if tuple(arguments[:2]) in QUESTIONS:
         known_code = internal_code = config_code
-    sys.stdout = cast("TextIO", ForgivingOutput(sys.stdout))
+    take_care()
     try:
         code = healthd.main(arguments, prog_name="healthd", standalone_mode=False)
     except click.exceptions.Exit as end:
@@ -154,7 +124,11 @@ def main(argv: list[str] | None = None) -> None:
             f"internal error at {where}: {type(error).__name__}: {error}; please report it (PYTHONDEVMODE=1 shows more)"
         )
         code = internal_code
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OutputError as error:
+        _say(str(error))
+        code = code or known_code
     sys.exit(code if isinstance(code, int) else 0)
 
 

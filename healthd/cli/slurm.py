@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.options import common_options, load_settings
+from healthd.cli.output import told
+from healthd.cli.readiness import ask_readiness
 from healthd.cli.settings import Settings
 from healthd.cli.stopping import Stopped, stoppable
-from healthd.errors import ConfigError, HealthdError, UnreachableError
+from healthd.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.model import Decision, Verdict
 from healthd.slurm import (
     MARK,
@@ -105,26 +107,10 @@ def ask_daemon(url: str, *, patience_seconds: float) -> Fitness:
     """What /readyz of a node's daemon says, apart from who has the node: Slurm knows that best."""
     end = time.monotonic() + patience_seconds
     while True:
-        found = _ask_once(url)
+        found = ask_readiness(url, {"exclude": "allocated"})
         if found.fit is not None or time.monotonic() + PAUSE_SECONDS > end:
             return found
         time.sleep(PAUSE_SECONDS)
-
-
-def _ask_once(url: str) -> Fitness:
-    import httpx
-
-    path = f"{url.rstrip('/')}/readyz"
-    try:
-        answer = httpx.get(path, params={"exclude": "allocated"}, timeout=5.0, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return Fitness(fit=None, why=f"the node's daemon at {url} does not answer: {error}")
-    first = next((line.strip() for line in answer.text[:4096].splitlines() if line.strip()), "")
-    if answer.status_code == 200 and answer.text.rstrip().endswith(" is ready"):
-        return Fitness(fit=True, why="")
-    if answer.status_code == 503 and answer.text.rstrip().endswith(" is not ready"):
-        return Fitness(fit=False, why=first)
-    return Fitness(fit=None, why=f"{path} answered HTTP {answer.status_code}, which is not healthd's: {first[:80]}")
 
 
 @slurm.command(short_help="PrologSlurmctld: may the job start on its nodes?")
@@ -178,7 +164,8 @@ def gate(drain: bool, **options: Any) -> int:
     if decision.decision is Verdict.ADMIT:
         if job.attempt > 0:
             _explain(scontrol, job.id, "")
-        click.echo(f"job {job.id} is admitted on {len(decision.nodes)} nodes (gate {decision.id})")
+        with contextlib.suppress(OutputError), told(needed=False):  # the exit code is the answer
+            click.echo(f"job {job.id} is admitted on {len(decision.nodes)} nodes (gate {decision.id})")
         if decision.would not in (None, Verdict.ADMIT):
             _say(f"without observe mode or override it would be: {decision.would.value}; see 'healthd fleet explain'")
         return DONE

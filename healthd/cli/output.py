@@ -1,0 +1,78 @@
+"""Standard output and error of a command: what cannot be written is never taken for told, and never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+from healthd.errors import OutputError, words_of
+
+
+class CarefulOutput:
+    """
+    A text stream whose reader may go away (`| head`): what is said then is dropped, and the exit code stays.
+
+    Any other failure (a full disk) is an OutputError; with `forgiving` (standard error, which nobody computes with) it
+    is dropped as well. After a failure the stream leads nowhere, so that nothing fails again when the process ends.
+    """
+
+    def __init__(self, stream: TextIO, *, forgiving: bool = False) -> None:
+        self._stream = stream
+        self._forgiving = forgiving
+        self.dropped = False
+
+    def write(self, text: str) -> int:
+        """As a text stream."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._failed(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """As a text stream."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self._drop()
+        if not (self._forgiving or isinstance(error, BrokenPipeError)):
+            raise OutputError(f"standard output cannot be written: {words_of(error)}") from None
+
+    def _drop(self) -> None:
+        self.dropped = True
+        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has nothing to lead elsewhere
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def take_care() -> None:
+    """Make the standard streams careful ones; one that the caller has closed leads nowhere."""
+    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    sys.stdout = cast("TextIO", CarefulOutput(out))
+    sys.stderr = cast("TextIO", CarefulOutput(err, forgiving=True))
+
+
+@contextlib.contextmanager
+def told(*, needed: bool) -> Iterator[None]:
+    """
+    What is printed within has reached standard output when this ends; else OutputError.
+
+    A reader that has gone away is an error only where the text is `needed`: it is the answer, and not the exit code.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written: {words_of(error)}") from None
+    if needed and isinstance(sys.stdout, CarefulOutput) and sys.stdout.dropped:
+        raise OutputError("standard output cannot be written: its reader has gone away")
