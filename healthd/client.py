@@ -18,6 +18,7 @@ import httpx
 from healthd import wire
 from healthd.admission import why_unanswered
 from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
+from healthd.file_trust import check_file
 from healthd.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
@@ -73,6 +74,7 @@ def read_token(file: Path | None) -> str | None:
     """The first line of a token file; None without a file. ConfigError names the file."""
     if file is None:
         return None
+    check_file(file, "token file")
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -103,6 +105,7 @@ class Aggregator:
         if endpoint.ca_file is not None:
             import ssl
 
+            check_file(endpoint.ca_file, "CA file")
             try:
                 verify = ssl.create_default_context(cafile=str(endpoint.ca_file))
             except (OSError, ssl.SSLError) as error:

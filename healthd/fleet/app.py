@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from healthd.baselines.settings import BaselineSettings
 from healthd.errors import HealthdError
+from healthd.file_trust import check_file
 from healthd.fleet.actuators.build import make_hand
 from healthd.fleet.actuators.hand import Hand
 from healthd.fleet.actuators.metrics import ActuatorCollector
@@ -106,6 +107,9 @@ async def aggregator(
     Leaving answers every held request at once and takes less than five seconds.
     """
     connections = _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
+    for file, what in ((settings.tls_cert, "certificate"), (settings.tls_key, "private key")):
+        if file is not None:
+            check_file(file, what)
     sock = bind(settings.listen, backlog=BACKLOG)
     with closing_on_error(sock):
         guard = Guard(settings.token_file)
