@@ -29,6 +29,8 @@ COMMON = {
     "healthd.baselines",
     "healthd.node_name",
     "healthd.admission",
+    "healthd.file_trust",
+    "healthd.redaction",
     "healthd",
 }
 ROOMS = {

@@ -16,6 +16,7 @@ import click
 from healthd import __version__
 from healthd.cli.output import take_care
 from healthd.errors import ConfigError, HealthdError, OutputError
+from healthd.redaction import redact
 
 # Command -> module in this package that holds it (function of the same name, dashes as underscores).
 COMMANDS = {
@@ -133,5 +134,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _say(message: str) -> None:
-    line = " ".join(message.split())
+    line = " ".join(redact(message).split())
     sys.stderr.write(f"healthd: {line}\n")

@@ -9,13 +9,13 @@ import fcntl
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from healthd.cli.output import log_to_stderr
 from healthd.cli.settings import Settings
 from healthd.cli.stopping import Stopped
 from healthd.errors import HealthdError
@@ -38,7 +38,7 @@ def executed(settings: Settings, join: Callable[[], Join], job: str, ask: Callab
     """
     sweep()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="healthd: %(message)s")
+    log_to_stderr(logging.WARNING)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)  # the kernel lets go of it however we end: `sweep` looks for that

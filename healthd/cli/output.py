@@ -1,14 +1,16 @@
-"""Standard output and error of a command: what cannot be written is never taken for told, and never a traceback."""
+"""Standard output, standard error and log of a command: what cannot be written is never taken for told."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 from healthd.errors import OutputError, words_of
+from healthd.redaction import redact
 
 
 class CarefulOutput:
@@ -53,6 +55,25 @@ class CarefulOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class _Lines(logging.Formatter):
+    """One line an event, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def log_lines() -> logging.Formatter:
+    """The form of the log; a service manager adds the time."""
+    return _Lines("healthd: %(message)s")
+
+
+def log_to_stderr(level: int) -> None:
+    """Send the log of this process to standard error, unless it goes elsewhere already."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(log_lines())
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def take_care() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.options import common_options, load_settings
-from healthd.cli.output import told
+from healthd.cli.output import log_to_stderr, told
 from healthd.cli.settings import Settings
 from healthd.config import key_of
 from healthd.errors import ConfigError
@@ -173,7 +173,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     if is_loopback(task.main):
         # All "nodes" are this machine: they must not take each other's probes for jobs.
         runner = dataclasses.replace(runner, run_dir=folder)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="healthd: %(message)s")
+    log_to_stderr(logging.WARNING)
 
     def report(outcome: Outcome) -> None:
         _leave_terminal()

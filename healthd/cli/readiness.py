@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from healthd.errors import connection_words
+from healthd.redaction import redact
 from healthd.slurm import Fitness
 
 TIMEOUT_SECONDS = 5.0
@@ -21,6 +22,11 @@ def ask_readiness(url: str, query: Mapping[str, str]) -> Fitness:
 
     Another program on that port may well answer 200, so only the daemon's own words count.
     """
+    found = _ask(url, query)
+    return Fitness(fit=found.fit, why=redact(found.why))  # the URL may hold a password
+
+
+def _ask(url: str, query: Mapping[str, str]) -> Fitness:
     import httpx
 
     path = f"{url.rstrip('/')}/readyz"

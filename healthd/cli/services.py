@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from healthd.cli.options import common_options, load_settings
+from healthd.cli.output import log_to_stderr
 from healthd.errors import BadInputError, ConfigError
 from healthd.node_name import check_name
 
@@ -82,7 +82,7 @@ def aggregator(mode: str | None, **options: Any) -> int:
 
 
 def _log() -> None:
-    """One line an event on standard error; a service manager adds the time."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="healthd: %(message)s")
+    """One line an event on standard error."""
+    log_to_stderr(logging.INFO)
     for noisy in ("httpx", "httpcore", "alembic", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
