@@ -15,6 +15,7 @@ from healthd.cli.options import common_options, load_settings
 from healthd.cli.output import told
 from healthd.cli.readiness import ask_readiness
 from healthd.cli.settings import Settings
+from healthd.cli.slurm_doctor import doctor
 from healthd.cli.stopping import Stopped, stoppable
 from healthd.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.model import Decision, Verdict
@@ -25,6 +26,7 @@ from healthd.slurm import (
     SlurmError,
     Step,
     culprits,
+    gate_name,
     next_step,
     one_node,
     reason_text,
@@ -44,10 +46,12 @@ MOST_DRAINED = 2
 END_PAUSES_SECONDS = (1.0, 3.0)
 
 
-@click.group(short_help="Hooks of Slurm: health, gate, end.")
+@click.group(short_help="Hooks of Slurm: health, gate, end; doctor.")
 def slurm() -> None:
     """
     Hooks of Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
+
+    `doctor` says what keeps them from running.
 
     Warning: AWS ParallelCluster terminates nodes that are drained. There, use `health --observe` and `gate --no-drain`
     until that is what you want.
@@ -229,7 +233,7 @@ def end(**options: Any) -> int:
 
     Exit code 0: done. 75: the aggregator is away. 2: usage, or a token that may not tell.
     """
-    from healthd.cli.slurm_job import job_name, outcome_of, read_ids
+    from healthd.cli.slurm_job import outcome_of, read_ids
     from healthd.client import Aggregator, RefusedError
 
     settings = load_settings(options, section="gate")
@@ -238,11 +242,11 @@ def end(**options: Any) -> int:
     with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
         for pause in (*END_PAUSES_SECONDS, 0.0):
             try:
-                if aggregator.outcome(job_name(job), attempt, status, message) is not None:
-                    aggregator.withdraw(job_name(job), attempt)
+                if aggregator.outcome(gate_name(job), attempt, status, message) is not None:
+                    aggregator.withdraw(gate_name(job), attempt)
                 elif attempt > 0:
                     # A job that goes back into the queue has been counted up before its epilog runs.
-                    aggregator.withdraw(job_name(job), attempt - 1)
+                    aggregator.withdraw(gate_name(job), attempt - 1)
                 return DONE
             except UnreachableError as error:
                 _say(f"{error}; the nodes will see the end of job {job} themselves")
@@ -254,3 +258,6 @@ def end(**options: Any) -> int:
 
 def _say(message: str) -> None:
     sys.stderr.write(f"healthd: {' '.join(message.split())}\n")
+
+
+slurm.add_command(doctor)

@@ -34,6 +34,7 @@ from healthd.fleet.registry import Fleet
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import SyncEndpoint
+from healthd.fleet.ungated import UngatedCollector, UngatedJobs
 from healthd.web import Limits, Server, address_of, bind, closing_on_error
 
 log = logging.getLogger(__name__)
@@ -123,11 +124,14 @@ async def aggregator(
             engine = asyncio.create_task(parts.engine.run(), name="aggregator engine")
             learner = asyncio.create_task(parts.learner.run(), name="baselines")
             learner.add_done_callback(_say_why)
-            tasks = [engine, learner]
+            ungated = asyncio.create_task(parts.ungated.run(), name="count of jobs without a gate")
+            tasks = [engine, learner, ungated]
             if parts.hand is not None:
                 tasks.append(asyncio.create_task(parts.hand.run(), name="actuator"))
                 tasks[-1].add_done_callback(_say_why_not_acting)
-            endpoint = SyncEndpoint(make_app(parts), fleet=parts.fleet, guard=guard, settings=settings)
+            endpoint = SyncEndpoint(
+                make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
+            )
             server = Server(
                 endpoint,
                 [sock],
@@ -185,6 +189,12 @@ def _build(
     observer.metrics = metrics
     observer.hand = make_hand(actuator, engine, fleet)
     metrics.add(ActuatorCollector(observer.hand))
+
+    async def gated(job: str) -> bool:
+        return bool(await engine.gates(limit=1, job=job))
+
+    ungated = UngatedJobs(gated, now=clock())
+    metrics.add(UngatedCollector(lambda: ungated.figure))
     return Parts(
         settings=settings,
         fleet=fleet,
@@ -194,6 +204,7 @@ def _build(
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
         learner=learner,
+        ungated=ungated,
         hand=observer.hand,
     )
 

@@ -23,6 +23,7 @@ from healthd.fleet.registry import Fleet
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import parse_wait, read_body
+from healthd.fleet.ungated import UngatedJobs
 from healthd.wire import decode, encode
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class Parts:
     metrics: FleetMetrics
     handshakes: Handshakes
     learner: Learner
+    ungated: UngatedJobs
     hand: Hand | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
