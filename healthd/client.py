@@ -16,7 +16,9 @@ from urllib.parse import quote
 import httpx
 
 from healthd import wire
+from healthd.admission import why_unanswered
 from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
+from healthd.file_trust import check_file
 from healthd.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
@@ -72,6 +74,7 @@ def read_token(file: Path | None) -> str | None:
     """The first line of a token file; None without a file. ConfigError names the file."""
     if file is None:
         return None
+    check_file(file, "token file")
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -102,6 +105,7 @@ class Aggregator:
         if endpoint.ca_file is not None:
             import ssl
 
+            check_file(endpoint.ca_file, "CA file")
             try:
                 verify = ssl.create_default_context(cafile=str(endpoint.ca_file))
             except (OSError, ssl.SSLError) as error:
@@ -254,6 +258,7 @@ class Aggregator:
 
         How long is the aggregator's to say: the wait of its gate, counted from the first that is heard of it. Until
         then, and where it says none, it is the request's, else WAIT_SECONDS; `longest_seconds` beats all of them.
+        NotAdmittedError for an answer that cannot be read, or that admits other nodes than were asked for.
         UnreachableError when the aggregator was away at the end of that, or for `gone_seconds` at a stretch (None: it
         may come back at any time). NotAdmittedError when it was there and had decided nothing `grace_seconds` later.
         """
@@ -282,14 +287,23 @@ class Aggregator:
                 pause = min(pause * 2, 5.0 if gone_seconds is None else min(5.0, gone_seconds / 4))
                 continue
             heard, away, pause = time.monotonic(), False, 0.2
-            decision = wire.decode(body, Decision, what=f"answer of {self.url}")
+            decision = self._read(body)
             if decision.decision is not Verdict.HOLD:
+                if why := why_unanswered(request, decision):
+                    raise NotAdmittedError(f"aggregator {self.url}: its answer admits and {why}; not admitted")
                 return decision
             if decision.id != gate and longest_seconds is None:
                 # Another one than before where the aggregator has lost its database: that one counts anew.
                 began, wait = heard, _wait_of(decision, wait)
             gate = decision.id
             on_hold(decision)
+
+    def _read(self, body: bytes) -> Decision:
+        """The decision in an answer; NotAdmittedError where there is none, so that its gate is given back."""
+        try:
+            return wire.decode(body, Decision, what="its answer")
+        except BadInputError as error:
+            raise NotAdmittedError(f"aggregator {self.url}: {error}; not admitted") from None
 
 
 def _wait_of(decision: Decision, otherwise: float) -> float:

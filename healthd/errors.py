@@ -8,7 +8,12 @@ import re
 
 
 class HealthdError(Exception):
-    """Root of all errors that healthd raises on purpose."""
+    """Root of all errors that healthd raises on purpose. As text it shows no secrets, such as a password in a URL."""
+
+    def __str__(self) -> str:
+        from healthd.redaction import redact
+
+        return redact(super().__str__())
 
 
 class ConfigError(HealthdError):
@@ -25,6 +30,10 @@ class StoreError(HealthdError):
 
 class UnreachableError(HealthdError):
     """The other side cannot be reached or does not answer."""
+
+
+class OutputError(HealthdError):
+    """What a command has to tell cannot be written: to standard output, or to the file that was named for it."""
 
 
 class ConflictError(HealthdError):

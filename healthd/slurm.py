@@ -42,6 +42,21 @@ OUT_OF_SERVICE = frozenset({"DRAIN", "DOWN", "FAIL", "FUTURE"})
 POWERED_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"})
 
 
+WORKLOAD = "slurm:"
+"""How leases, gates and nodes call a job of Slurm: this and its id."""
+
+
+def gate_name(job: str) -> str:
+    """What the gate of a job is called; `healthd preflight` inside the job uses the same name."""
+    return f"slurm-{job}"
+
+
+def job_of(workload: str) -> str | None:
+    """The id of the job that a workload is; None for one of another scheduler."""
+    job = workload.removeprefix(WORKLOAD)
+    return job if job != workload and job.isascii() and job.isdecimal() else None
+
+
 class SlurmError(HealthdError):
     """Slurm's controller could not be asked, or it refused."""
 
@@ -182,6 +197,12 @@ class Scontrol:
         said = "" if comment is None else comment[1].strip().removeprefix("(null)")
         if said.startswith(MARK) or (why and not said):
             self._run("update", f"JobId={job}", f"AdminComment={why}")
+
+    def settings(self) -> Mapping[str, str]:
+        """slurm.conf as the controller has it, by key; empty where a key has no value."""
+        lines = (line.partition("=") for line in self._run("show", "config").splitlines())
+        pairs = ((key.strip(), value.strip()) for key, separator, value in lines if separator)
+        return {key: "" if value in ("(null)", "(none)") else value for key, value in pairs}
 
     def hostnames(self, text: str) -> tuple[str, ...]:
         """

@@ -31,6 +31,9 @@ COMMON = {
     "healthd.baselines",
     "healthd.node_name",
     "healthd.exposition",
+    "healthd.admission",
+    "healthd.file_trust",
+    "healthd.redaction",
     "healthd",
 }
 ROOMS = {

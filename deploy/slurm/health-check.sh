@@ -23,6 +23,14 @@ rm -f "$clear"
 said=$($healthd slurm health --node "$node" --local-url "$node_url" --on-unreachable "$on_unreachable" \
     --refused "$state_dir/$node.refused" $observe 2>&1)
 code=$?
+if [ "$mode" = observe ]; then
+    # Slurm ignores the exit code, and observing changes nothing: what could not be done must be said.
+    if [ "$code" -ge 126 ]; then
+        said="this hook cannot run '$healthd' (exit $code); with mode=enforce no node would be drained or resumed: $said"
+    elif ! found=$($healthd slurm doctor --node "$node" --local-url "$node_url" 2>&1); then
+        said="$said; healthd slurm doctor: $found"
+    fi
+fi
 case $said in
     "$node is fit") mkdir -p "$state_dir" && : >"$clear" ;;
     *) logger -t healthd-health-check -- "$said" 2>/dev/null || echo "healthd-health-check: $said" >&2 ;;

@@ -9,11 +9,19 @@ here=${0%/*}
 # shellcheck source=/dev/null
 [ ! -r "$here/hooks.conf" ] || . "$here/hooks.conf"
 
+say() { logger -t healthd-gate -- "job ${SLURM_JOB_ID:-?}: $*" 2>/dev/null || echo "healthd-gate: $*" >&2; }
+
 [ "$mode" = observe ] && observe='--mode observe --no-drain' || observe=
 # shellcheck disable=SC2086
 said=$($healthd slurm gate --wait "$gate_wait" ${gate_options-} $observe 2>&1)
 code=$?
-logger -t healthd-gate -- "job ${SLURM_JOB_ID:-?}: $said" 2>/dev/null || echo "healthd-gate: $said" >&2
-# Observing sends no job back, whatever went wrong: also an aggregator that is away.
-[ "$mode" != observe ] || exit 0
-exit "$code"
+say "$said"
+[ "$mode" = observe ] || exit "$code"
+# Observing sends no job back, whatever went wrong. What keeps this hook from running must not stay hidden until then.
+if [ "$code" -ge 126 ]; then
+    say "this hook cannot run '$healthd' as user $(id -un) (exit $code); with mode=enforce no job would start"
+fi
+if [ "$code" -lt 126 ] && ! found=$($healthd slurm doctor 2>&1); then
+    say "with mode=enforce jobs would be sent back; healthd slurm doctor: $found"
+fi
+exit 0

@@ -12,6 +12,11 @@ here=${0%/*}
 
 say() { logger -t healthd-prolog -- "$*" 2>/dev/null || echo "healthd-prolog: $*" >&2; }
 
+if ! command -v curl >/dev/null; then
+    say "this hook cannot run: curl is not installed on $node; with mode=enforce every job is refused here"
+    [ "$mode" = observe ] && exit 0
+fi
+
 # Who has the node is left out of the question: it is this very job. Slurm waits for MessageTimeout (10 s) at least.
 tries=3
 while :; do

@@ -15,7 +15,8 @@ import click
 
 from healthd import __version__
 from healthd.cli.output import guard_streams
-from healthd.errors import ConfigError, HealthdError
+from healthd.errors import ConfigError, HealthdError, OutputError
+from healthd.redaction import redact
 
 # Command -> module in this package that holds it (function of the same name, dashes as underscores).
 COMMANDS = {
@@ -124,10 +125,14 @@ def main(argv: list[str] | None = None) -> None:
             f"internal error at {where}: {type(error).__name__}: {error}; please report it (PYTHONDEVMODE=1 shows more)"
         )
         code = internal_code
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OutputError as error:
+        _say(str(error))
+        code = code or known_code
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _say(message: str) -> None:
-    line = " ".join(message.split())
+    line = " ".join(redact(message).split())
     sys.stderr.write(f"healthd: {line}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,26 +10,22 @@ from typing import Any
 
 import click
 
-from checks.json_text import parse_json
-from checks.printable import printable_line
 from healthd.cli.hook_settings import GateSettings
+from healthd.cli.hostfile import read_hostfile, write_hostfile
 from healthd.cli.leases import release
 from healthd.cli.options import common_options, load_settings
 from healthd.cli.outcome import outcome
+from healthd.cli.output import told
 from healthd.cli.settings import Settings
 from healthd.cli.stopping import Stopped, stoppable
-from healthd.errors import ConfigError, HealthdError, UnreachableError, words_of
+from healthd.cli.unreachable import may_start
+from healthd.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.model import Decision, GateRequest, Verdict
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 
-_SLOTS = re.compile(r"^([^:]+):\d+$")  # a name and how many ranks it takes; an IPv6 address has more colons
-
 # A launcher that ends a hook kills it some seconds later.
 WITHDRAW_SECONDS = 2.0
-
-# What a daemon's /health is sent as.
-HEALTH_JSON = "application/health+json"
 
 
 @click.group(
@@ -65,7 +60,7 @@ HEALTH_JSON = "application/health+json"
 @click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default: the aggregator's).")
 @click.option("--mode", help="enforce or observe (default: the aggregator's).")
 @click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
-@click.option("--on-unreachable", help="hold (default), local (this node's own verdict) or admit.")
+@click.option("--on-unreachable", help="hold (default), local (the own verdict of the one node asked) or admit.")
 @click.option("--exit-style", help="plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).")
 @click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
@@ -91,18 +86,17 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     try:
         with stoppable():
             decision = _ask(settings, request, as_json=as_json)
+            write_hosts(decision, settings.gate)
+            return finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
-        return unreachable(settings, error)
-    except NotAdmittedError as error:
-        raise NotAdmittedError(f"{error}; {_withdraw(settings, request)}") from None
+        return ADMITTED if may_start(settings.gate, request, error) else NOT_ADMITTED
+    except (NotAdmittedError, OutputError) as error:
+        # What nobody is told must not stay admitted: nobody would start the job.
+        raise type(error)(f"{error}; {_withdraw(settings, request)}") from None
     except Stopped as stop:
         done = _withdraw(settings, request)
         click.echo(f"healthd: stopped by {stop}; {done}", err=True)
         return NOT_ADMITTED
-    try:
-        return finish(decision, settings.gate, as_json=as_json)
-    except UnreachableError as error:
-        raise UnreachableError(f"{error}; {_withdraw(settings, request)}") from None
 
 
 gate.add_command(outcome)
@@ -111,7 +105,7 @@ gate.add_command(release)
 
 def build_request(asked: GateSettings) -> GateRequest:
     """The request that the settings describe; ConfigError says which option is missing or contradicts another."""
-    nodes = tuple(asked.node) + _read_hostfile(asked.hostfile)
+    nodes = tuple(asked.node) + read_hostfile(asked.hostfile)
     for name, given in (("--size", asked.size), ("--rank", asked.rank), ("--execute", asked.execute or None)):
         if given is not None:
             raise ConfigError(f"{name} goes with --join GROUP")
@@ -155,30 +149,30 @@ def own_workload(environ: Mapping[str, str], nodes: int) -> str | None:
     return f"pod:{namespace}/{name}" if name and namespace and nodes == 1 else None
 
 
+def write_hosts(decision: Decision, asked: GateSettings) -> None:
+    """Write the host file of an admission, by the names that were asked for. OutputError where that cannot be done."""
+    if decision.decision is Verdict.ADMIT and asked.hostfile_out is not None:
+        write_hostfile(asked.hostfile_out, (node.asked or node.node for node in decision.nodes))
+
+
 def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
-    """Show a decision, write the host file, and say the exit code."""
-    from healthd import wire
+    """Show a decision and say the exit code. OutputError where it cannot be shown."""
+    plain = asked.exit_style == "plain"
+    with told(needed=as_json):
+        if as_json:
+            from healthd import wire
 
-    hostfile, plain = asked.hostfile_out, asked.exit_style == "plain"
-    if as_json:
-        sys.stdout.write(wire.encode(decision).decode() + "\n")
-    elif not plain:
-        why = " ".join(decision.reasons[0].message.split()) if decision.reasons else f"{len(decision.nodes)} nodes"
-        click.echo(f"{decision.decision.value}: {why}")
-    else:
-        from healthd.cli import render
+            sys.stdout.write(wire.encode(decision).decode() + "\n")
+        elif not plain:
+            why = " ".join(decision.reasons[0].message.split()) if decision.reasons else f"{len(decision.nodes)} nodes"
+            click.echo(f"{decision.decision.value}: {why}")
+        else:
+            from healthd.cli import render
 
-        console = render.out()
-        render.show(console, render.decision_report(decision))
+            render.show(render.out(), render.decision_report(decision))
     if decision.decision is not Verdict.ADMIT:
         # In other styles every "no" is 1: what is not known is never said here, but by UnreachableError (75).
         return NOT_ADMITTED if decision.retryable and plain else IMPOSSIBLE
-    if hostfile is not None:
-        try:
-            names = (printable_line(node.asked or node.node) for node in decision.nodes)
-            hostfile.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        except OSError as error:
-            raise UnreachableError(f"{hostfile}: cannot write the host file: {error.strerror}") from None
     return ADMITTED
 
 
@@ -210,60 +204,3 @@ def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision
             return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)
         except RefusedError as error:
             raise error.told from None
-
-
-def unreachable(settings: Settings, error: UnreachableError) -> int:
-    """What the operator chose for when the aggregator is away: hold is the default, and nothing is hidden."""
-    rule = settings.gate.on_unreachable
-    if rule == "admit":
-        click.echo(f"healthd: {error}; on_unreachable=admit: starting without a gate", err=True)
-        return ADMITTED
-    if rule == "local":
-        verdict = _local_verdict(settings)
-        click.echo(f"healthd: {error}; on_unreachable=local: this node says: {verdict or 'fit'}", err=True)
-        return ADMITTED if verdict is None else NOT_ADMITTED
-    click.echo(f"healthd: {error}; not admitted (on_unreachable=hold)", err=True)
-    return NOT_ADMITTED
-
-
-def _local_verdict(settings: Settings) -> str | None:
-    """None when this node's daemon has the evidence asked for, else why not."""
-    import httpx
-
-    asked = settings.gate
-    url = asked.local_url.rstrip("/") + "/health"
-    query = {"tier": asked.tier.value if asked.tier else "quick", "max_age": str(asked.max_age_seconds or 600.0)}
-    try:
-        answer = httpx.get(url, params=query, timeout=5.0, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return f"its daemon at {url} cannot be reached: {error}"
-    code, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0].strip()
-    try:
-        said = parse_json(answer.content) if kind == HEALTH_JSON else None
-    except ValueError:
-        said = None
-    if not isinstance(said, dict) or not said.get("serviceId"):
-        # Another program on this port may well answer 200.
-        return f"{url} answered HTTP {code}, and not as healthd's daemon does; name the daemon with gate.local_url"
-    if code == httpx.codes.OK and said.get("status") in ("pass", "warn"):
-        return None
-    return str(said.get("output") or f"HTTP {code}, status {said.get('status')}")
-
-
-def _read_hostfile(file: Path | None) -> tuple[str, ...]:
-    """
-    Names of nodes, one a line; what follows the name (`n1 slots=8`, `n1:8`) and comments are left out.
-
-    A name that comes again is the same node once more: some schedulers write a line for each slot.
-    """
-    if file is None:
-        return ()
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the host file cannot be read: {words_of(error)}") from None
-    words = (line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
-    names = tuple(dict.fromkeys(_SLOTS.sub(r"\1", word) for word in words))
-    if not names:
-        raise ConfigError(f"{file}: the host file names no node; write one name a line")
-    return names

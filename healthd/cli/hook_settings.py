@@ -81,7 +81,8 @@ class GateSettings:
     """Exit codes for those who know others than ours. npd: 0 admitted, 1 not, 2 and above unknown. slurm: 0 or not."""
 
     on_unreachable: Literal["hold", "local", "admit"] = "hold"
-    """What to do while the aggregator is away. hold: not knowing is not health."""
+    """What to do while the aggregator is away. hold: not knowing is not health. local: `/readyz` of the daemon of the
+    one node that is asked for; with more nodes nothing is admitted. admit: start without a gate."""
 
     local_url: str = "http://127.0.0.1:8080"
     """Where this node's daemon is, for on_unreachable = local."""

@@ -15,8 +15,9 @@ import click
 from healthd.cli.hook_settings import GateSettings
 from healthd.cli.settings import Settings
 from healthd.cli.stopping import Stopped, stoppable
+from healthd.cli.unreachable import may_start
 from healthd.client import Aggregator, NotAdmittedError, RefusedError
-from healthd.errors import ConfigError, HealthdError, UnreachableError
+from healthd.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.launchers import Place, describe, find_place, find_places
 from healthd.model import Decision, GateRequest, Join, Verdict
 
@@ -113,8 +114,11 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
     Ask until there is a last word that all admitted members have confirmed.
 
     Where one of them is lost before, the group comes together again: the hook asks anew, as another member. A decision
-    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `Aggregator.ask`.
+    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `Aggregator.ask`, and
+    OutputError where the host file cannot be written: that is found before the start is confirmed.
     """
+    from healthd.cli.gate import write_hosts
+
     gone = hook.settings.gate.wait_seconds or GONE_SECONDS
     for _ in range(MOST_ROUNDS):
 
@@ -134,6 +138,8 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
             except RefusedError as error:
                 raise error.told from None
             hook.gate = decision.id
+            if left_out(decision, hook.join) is None:  # who must not start is given no hosts
+                write_hosts(decision, hook.settings.gate)
             if not _starts(decision, hook.join) or _confirmed(aggregator, decision, hook):
                 return decision
         leave(hook)
@@ -223,25 +229,21 @@ def run(settings: Settings, *, as_json: bool) -> int:
         )
 
     try:
-        with stoppable(), progress:
-            decision = _executed(hook, ask) if settings.gate.execute else ask()
+        with stoppable():
+            with progress:
+                decision = _executed(hook, ask) if settings.gate.execute else ask()
+            code = command.finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
-        code = command.unreachable(settings, error)
-        if code != command.ADMITTED:
-            say(f"healthd: {leave(hook)}")
-        return code
-    except NotAdmittedError as error:
-        raise NotAdmittedError(f"{error}; {leave(hook)}") from None
+        if may_start(settings.gate, hook.request, error):
+            return command.ADMITTED
+        say(f"healthd: {leave(hook)}")
+        return command.NOT_ADMITTED
+    except (NotAdmittedError, OutputError) as error:
+        raise type(error)(f"{error}; {leave(hook)}") from None
     except Stopped as stop:
         click.echo(f"healthd: stopped by {stop}; {leave(hook)}", err=True)
         return command.NOT_ADMITTED
     why = left_out(decision, hook.join)
-    # Who must not start is given no hosts.
-    asked = settings.gate if why is None else dataclasses.replace(settings.gate, hostfile_out=None)
-    try:
-        code = command.finish(decision, asked, as_json=as_json)
-    except UnreachableError as error:
-        raise UnreachableError(f"{error}; {leave(hook)}") from None
     if why is not None:
         click.echo(f"healthd: {why}", err=True)
         return command.NOT_ADMITTED if settings.gate.exit_style == "plain" else command.IMPOSSIBLE

@@ -15,6 +15,7 @@ import click
 from healthd.cli.settings import Settings
 from healthd.config import load
 from healthd.errors import ConfigError
+from healthd.file_trust import check_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,6 +53,8 @@ def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
     """The settings of a command: its options over the variables over the file. ConfigError with one line."""
     given = dict(options)
     file = given.pop("config", None) or _file_from_environment()
+    if file is not None:
+        check_file(file, "settings file")
     arguments = {KEYS.get(name, name): value for name, value in given.items()}
     settings = load(
         Settings,

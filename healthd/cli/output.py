@@ -1,64 +1,88 @@
 """
-Standard output and error of the command: control characters in what others said are escaped, whoever writes it.
+Standard output, standard error and log of a command.
 
-Colours and cursor movements of our own go past that, to the stream below: see `healthd.cli.terminal`.
+What cannot be written is never taken for told, and control characters in what others said are escaped, whoever writes
+it. Colours and cursor movements of our own go past the escaping, to the stream below: see `healthd.cli.terminal`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 from checks.printable import printable, printable_line
+from healthd.errors import OutputError, words_of
+from healthd.redaction import redact
 
 
-class ForgivingOutput:
-    """A stream whose reader may go away (`| head`): what is said then is dropped, and the exit code stays."""
+class CarefulOutput:
+    """
+    A text stream whose reader may go away (`| head`): what is said then is dropped, and the exit code stays.
 
-    def __init__(self, stream: TextIO) -> None:
+    Any other failure (a full disk) is an OutputError; with `forgiving` (standard error, which nobody computes with) it
+    is dropped as well. After a failure the stream leads nowhere, so that nothing fails again when the process ends.
+    """
+
+    def __init__(self, stream: TextIO, *, forgiving: bool = False) -> None:
         self._stream = stream
+        self._forgiving = forgiving
+        self.dropped = False
 
     def write(self, text: str) -> int:
         """As a text stream."""
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            self._drop()
+        except OSError as error:
+            self._failed(error)
             return len(text)
 
     def flush(self) -> None:
         """As a text stream."""
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._drop()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self._drop()
+        if not (self._forgiving or isinstance(error, BrokenPipeError)):
+            raise OutputError(f"standard output cannot be written: {words_of(error)}") from None
 
     def _drop(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        self.dropped = True
+        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has nothing to lead elsewhere
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-class PrintableOutput(ForgivingOutput):
-    """A stream on which no control character comes out but tabs and newlines."""
+class PrintableOutput:
+    """A careful stream on which no control character comes out but tabs and newlines; `styled` is the one below it."""
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self.styled = cast("TextIO", ForgivingOutput(stream))
+    def __init__(self, stream: TextIO, *, forgiving: bool = False) -> None:
+        self.styled = CarefulOutput(stream, forgiving=forgiving)
 
     def write(self, text: str) -> int:
         """As a text stream."""
-        super().write(printable(text))
+        self.styled.write(printable(text))
         return len(text)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.styled, name)
 
-class PrintableFormatter(logging.Formatter):
-    """One line an event (a newline in a message is escaped), and tracebacks as they are, but for control characters."""
+
+class LogFormatter(logging.Formatter):
+    """One line an event (a newline in a message is escaped), without secrets; a service manager adds the time."""
+
+    def __init__(self) -> None:
+        super().__init__("healthd: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name of the library
         """As the library's."""
@@ -67,13 +91,21 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """As the library's."""
-        return printable(super().format(record))
+        return redact(printable(super().format(record)))
+
+
+def log_to_stderr(level: int) -> None:
+    """Send the log of this process to standard error, unless it goes elsewhere already."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def guard_streams() -> None:
-    """Have standard output and error escape what others said, from now on."""
-    sys.stdout = cast("TextIO", PrintableOutput(sys.stdout))
-    sys.stderr = cast("TextIO", PrintableOutput(sys.stderr))
+    """Make the standard streams careful and printable ones; one that the caller has closed leads nowhere."""
+    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    sys.stdout = cast("TextIO", PrintableOutput(out))
+    sys.stderr = cast("TextIO", PrintableOutput(err, forgiving=True))
 
 
 def styled(stream: TextIO) -> TextIO:
@@ -81,8 +113,17 @@ def styled(stream: TextIO) -> TextIO:
     return cast("TextIO", getattr(stream, "styled", stream))
 
 
-def log_to_stderr(level: int) -> None:
-    """One line an event on standard error; a service manager adds the time."""
-    to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(PrintableFormatter("healthd: %(message)s"))
-    logging.basicConfig(handlers=[to_stderr], level=level)
+@contextlib.contextmanager
+def told(*, needed: bool) -> Iterator[None]:
+    """
+    What is printed within has reached standard output when this ends; else OutputError.
+
+    A reader that has gone away is an error only where the text is `needed`: it is the answer, and not the exit code.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written: {words_of(error)}") from None
+    if needed and getattr(sys.stdout, "dropped", False):
+        raise OutputError("standard output cannot be written: its reader has gone away")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.options import common_options, load_settings
-from healthd.cli.output import log_to_stderr
+from healthd.cli.output import log_to_stderr, told
 from healthd.cli.settings import Settings
 from healthd.config import key_of
 from healthd.errors import ConfigError
@@ -136,8 +136,8 @@ def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
     from healthd.cli import render
 
     if as_json and outcome.decision is not None:
-        sys.stdout.write(wire.encode(outcome.decision).decode() + "\n")
-        sys.stdout.flush()
+        with told(needed=True):
+            sys.stdout.write(wire.encode(outcome.decision).decode() + "\n")
     elif outcome.decision is not None:
         console = render.err()
         render.show(console, render.decision_report(outcome.decision))

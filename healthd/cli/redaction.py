@@ -1,5 +1,5 @@
 """
-Taking out of texts what is nobody's business: names of people and networks become stable pseudonyms, secrets go. Pure.
+Bundles without what is nobody's business: names of people and networks become stable pseudonyms, secrets go. Pure.
 
 What must stay readable stays: instance ids, device targets, versions, numbers. In doubt a thing goes.
 """
@@ -12,25 +12,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-GONE = "(removed)"
+from healthd.redaction import GONE, is_secret_name, redact
 
 # Members whose values are commands, or the environment, of whoever runs here.
 _COMMANDS = frozenset({"command", "cmdline", "argv", "args", "arguments", "env", "environ", "environment"})
 _NAMES = frozenset({"instance_name", "tags"})
-_SECRET_KEY = re.compile(
-    r"(?i)(^|[_-])(token|secret|password|passwd|credentials?|api_?key|private_?key|authorization)s?$"
-)
-_SECRETS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(?i)(?<=bearer )[\w.~+/=-]+",
-        r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",  # JSON web tokens
-        r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,}\b",
-        r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)",
-        r"""(?i)(?<=token=)[^\s&"',;]+|(?<=secret=)[^\s&"',;]+|(?<=password=)[^\s&"',;]+|(?<=signature=)[^\s&"',;]+""",
-        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
-    )
-)
 _ARN = re.compile(r"\barn:aws[\w-]*:[^\s\"',;)\]}]+")
 _ACCOUNTS = (
     re.compile(r"\barn:aws[\w-]*:[\w-]*:[\w-]*:(\d{12})\b"),
@@ -79,8 +65,7 @@ class Redactor:
         """A text without what must not leave."""
         if self._off:
             return text
-        for pattern in _SECRETS:
-            text = pattern.sub(lambda _: self._gone("secrets"), text)
+        text = redact(text, lambda: self._gone("secrets"))
         text = _ARN.sub(lambda match: self._as("arn", match[0]), text)
         for account in sorted(self._accounts):
             text = re.sub(rf"(?<!\d){account}(?!\d)", lambda match: self._as("account", match[0]), text)
@@ -112,7 +97,7 @@ class Redactor:
             return self._gone("commands")
         if key.lower() in _NAMES:
             return self._gone("names")
-        if _SECRET_KEY.search(key):
+        if is_secret_name(key):
             return self._gone("secrets")
         return self.plain(value)
 

@@ -32,6 +32,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterable[Table | str]:
     """The report as an aggregator gives it, as tables and lines; what has no number is left out."""
     yield _head(report)
     yield from _exit(report["exit"])
+    yield from _ungated(report.get("ungated"))
     shares = _shares(report)
     if shares is not None:
         yield ""
@@ -68,6 +69,17 @@ def _exit(found: Mapping[str, Any]) -> Iterable[str]:
     yield f"[bold]observe → enforce:[/] {sign}"
     for why in found["why"]:
         yield f"  {escape(why)}"
+
+
+def _ungated(found: Mapping[str, Any] | None) -> Iterable[str]:
+    """Nothing where every job of Slurm had a gate."""
+    if found is None or not found["jobs"]:
+        return
+    began = datetime.datetime.fromtimestamp(found["since"], datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    jobs = f"{found['jobs']} job{'' if found['jobs'] == 1 else 's'} of Slurm"
+    examples = ", ".join(map(str, found["examples"]))
+    yield f"[red]✗ {jobs} started without a gate since {began}Z[/], the newest: {escape(examples)}"
+    yield "  PrologSlurmctld could not run or could not ask: run 'healthd slurm doctor' as SlurmUser on the controller"
 
 
 def _shares(report: Mapping[str, Any]) -> Table | None:

@@ -82,6 +82,7 @@ def aggregator(mode: str | None, **options: Any) -> int:
 
 
 def _log() -> None:
+    """One line an event on standard error."""
     log_to_stderr(logging.INFO)
     for noisy in ("httpx", "httpcore", "alembic", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from healthd.cli.hook_settings import GateSettings, PreflightSettings
 from healthd.cli.probe_settings import LimitSettings, ProbeSettings, ProgramSettings
 from healthd.config import locate, nearest, parse_duration
 from healthd.errors import BadInputError, ConfigError
+from healthd.file_trust import check_file, check_folder
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.fleet.policy import Policy
 from healthd.fleet.settings import AggregatorSettings
@@ -89,6 +91,7 @@ class Settings:
             return ()
         from healthd.baselines import files, judging
 
+        check_file(self.baseline.file, "file of baselines")
         try:
             return judging.sets_of(files.read(self.baseline.file))
         except BadInputError as error:
@@ -135,6 +138,7 @@ class Settings:
         from healthd.runner import ProgramSpec, RunnerSettings
 
         probe = self.probe
+        self._check_writers()
         params, timeouts = self._check_params()
         if probe.instance_type is not None:
             for name in ("instance_type", "device_count", "neuron_cores", "neuron_topology"):
@@ -177,6 +181,16 @@ class Settings:
             lock_wait_seconds=probe.lock_wait_seconds,
             retries=probe.retries,
         )
+
+    def _check_writers(self) -> None:
+        """ConfigError where everybody could change what is run as this user: programs, check files, the interpreter."""
+        for folder in self.probe.directories:
+            check_folder(folder, "check file", ending=".py")
+        programs = [program.command[0] for program in self.programs.values() if program.command]
+        for program in [*programs, *([str(self.probe.python)] if self.probe.python is not None else [])]:
+            found = shutil.which(program)
+            if found is not None:
+                check_file(Path(found), "program", owner=False)  # packages may well belong to a user of their own
 
     def _check_params(self) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         """`[checks.NAME]` split into parameters and the time limit, checked against the check where it is known."""

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.options import common_options, load_settings
+from healthd.cli.output import told
+from healthd.cli.readiness import ask_readiness
 from healthd.cli.settings import Settings
+from healthd.cli.slurm_doctor import doctor
 from healthd.cli.stopping import Stopped, stoppable
-from healthd.errors import ConfigError, HealthdError, UnreachableError
+from healthd.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.model import Decision, Verdict
 from healthd.slurm import (
     MARK,
@@ -23,6 +26,7 @@ from healthd.slurm import (
     SlurmError,
     Step,
     culprits,
+    gate_name,
     next_step,
     one_node,
     reason_text,
@@ -42,10 +46,12 @@ MOST_DRAINED = 2
 END_PAUSES_SECONDS = (1.0, 3.0)
 
 
-@click.group(short_help="Hooks of Slurm: health, gate, end.")
+@click.group(short_help="Hooks of Slurm: health, gate, end; doctor.")
 def slurm() -> None:
     """
     Hooks of Slurm: `health` for HealthCheckProgram, `gate` and `end` for PrologSlurmctld and EpilogSlurmctld.
+
+    `doctor` says what keeps them from running.
 
     Warning: AWS ParallelCluster terminates nodes that are drained. There, use `health --observe` and `gate --no-drain`
     until that is what you want.
@@ -105,26 +111,10 @@ def ask_daemon(url: str, *, patience_seconds: float) -> Fitness:
     """What /readyz of a node's daemon says, apart from who has the node: Slurm knows that best."""
     end = time.monotonic() + patience_seconds
     while True:
-        found = _ask_once(url)
+        found = ask_readiness(url, {"exclude": "allocated"})
         if found.fit is not None or time.monotonic() + PAUSE_SECONDS > end:
             return found
         time.sleep(PAUSE_SECONDS)
-
-
-def _ask_once(url: str) -> Fitness:
-    import httpx
-
-    path = f"{url.rstrip('/')}/readyz"
-    try:
-        answer = httpx.get(path, params={"exclude": "allocated"}, timeout=5.0, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return Fitness(fit=None, why=f"the node's daemon at {url} does not answer: {error}")
-    first = next((line.strip() for line in answer.text[:4096].splitlines() if line.strip()), "")
-    if answer.status_code == 200 and answer.text.rstrip().endswith(" is ready"):
-        return Fitness(fit=True, why="")
-    if answer.status_code == 503 and answer.text.rstrip().endswith(" is not ready"):
-        return Fitness(fit=False, why=first)
-    return Fitness(fit=None, why=f"{path} answered HTTP {answer.status_code}, which is not healthd's: {first[:80]}")
 
 
 @slurm.command(short_help="PrologSlurmctld: may the job start on its nodes?")
@@ -178,7 +168,8 @@ def gate(drain: bool, **options: Any) -> int:
     if decision.decision is Verdict.ADMIT:
         if job.attempt > 0:
             _explain(scontrol, job.id, "")
-        click.echo(f"job {job.id} is admitted on {len(decision.nodes)} nodes (gate {decision.id})")
+        with contextlib.suppress(OutputError), told(needed=False):  # the exit code is the answer
+            click.echo(f"job {job.id} is admitted on {len(decision.nodes)} nodes (gate {decision.id})")
         if decision.would not in (None, Verdict.ADMIT):
             _say(f"without observe mode or override it would be: {decision.would.value}; see 'healthd fleet explain'")
         return DONE
@@ -242,7 +233,7 @@ def end(**options: Any) -> int:
 
     Exit code 0: done. 75: the aggregator is away. 2: usage, or a token that may not tell.
     """
-    from healthd.cli.slurm_job import job_name, outcome_of, read_ids
+    from healthd.cli.slurm_job import outcome_of, read_ids
     from healthd.client import Aggregator, RefusedError
 
     settings = load_settings(options, section="gate")
@@ -251,11 +242,11 @@ def end(**options: Any) -> int:
     with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
         for pause in (*END_PAUSES_SECONDS, 0.0):
             try:
-                if aggregator.outcome(job_name(job), attempt, status, message) is not None:
-                    aggregator.withdraw(job_name(job), attempt)
+                if aggregator.outcome(gate_name(job), attempt, status, message) is not None:
+                    aggregator.withdraw(gate_name(job), attempt)
                 elif attempt > 0:
                     # A job that goes back into the queue has been counted up before its epilog runs.
-                    aggregator.withdraw(job_name(job), attempt - 1)
+                    aggregator.withdraw(gate_name(job), attempt - 1)
                 return DONE
             except UnreachableError as error:
                 _say(f"{error}; the nodes will see the end of job {job} themselves")
@@ -267,3 +258,6 @@ def end(**options: Any) -> int:
 
 def _say(message: str) -> None:
     sys.stderr.write(f"healthd: {' '.join(message.split())}\n")
+
+
+slurm.add_command(doctor)

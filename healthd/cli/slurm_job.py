@@ -10,7 +10,7 @@ from healthd.cli.hook_settings import GateSettings
 from healthd.errors import ConfigError
 from healthd.launchers.slurm import expand
 from healthd.model import Decision, GateRequest
-from healthd.slurm import Scontrol, SlurmError
+from healthd.slurm import WORKLOAD, Scontrol, SlurmError, gate_name
 
 MAX_JOB = 2**32
 
@@ -31,7 +31,7 @@ class SlurmJob:
     @property
     def name(self) -> str:
         """What its gate is called."""
-        return job_name(self.id)
+        return gate_name(self.id)
 
     def request(self, asked: GateSettings) -> GateRequest:
         """The question to the aggregator. Slurm has chosen the nodes, so all of them must be good."""
@@ -46,11 +46,6 @@ class SlurmJob:
             workload=self.workload,
             collective=asked.collective,
         )
-
-
-def job_name(job: str) -> str:
-    """What the gate of a job is called; `healthd preflight` inside the job uses the same name."""
-    return f"slurm-{job}"
 
 
 def read_ids(environ: Mapping[str, str]) -> tuple[str, int]:
@@ -78,7 +73,7 @@ def read_job(environ: Mapping[str, str], scontrol: Scontrol) -> SlurmJob:
         raise ConfigError(f"Slurm: {text[:80]!r} names a node twice")
     shown = environ.get("SLURM_HET_JOB_ID", "")
     leader = shown if shown.isascii() and shown.isdecimal() and int(shown) > 0 else job
-    return SlurmJob(id=job, attempt=attempt, nodes=nodes, workload=f"slurm:{leader}")
+    return SlurmJob(id=job, attempt=attempt, nodes=nodes, workload=f"{WORKLOAD}{leader}")
 
 
 def _hosts(text: str, scontrol: Scontrol) -> tuple[str, ...]:

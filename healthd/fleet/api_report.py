@@ -24,5 +24,6 @@ router = APIRouter(prefix="/v1")
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Response:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
     since = time.time() - days * 86400.0
-    counts = await parts_of(request).store.read(lambda connection: read_counts(connection, since))
-    return answer(report_of(counts, days=days))
+    parts = parts_of(request)
+    counts = await parts.store.read(lambda connection: read_counts(connection, since))
+    return answer(report_of(counts, days=days, ungated=parts.ungated.figure))

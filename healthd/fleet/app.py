@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from healthd.baselines.settings import BaselineSettings
 from healthd.errors import HealthdError
+from healthd.file_trust import check_file
 from healthd.fleet.actuators.build import make_hand
 from healthd.fleet.actuators.hand import Hand
 from healthd.fleet.actuators.metrics import ActuatorCollector
@@ -34,6 +35,7 @@ from healthd.fleet.registry import Fleet
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import SyncEndpoint
+from healthd.fleet.ungated import UngatedCollector, UngatedJobs
 from healthd.web import Limits, Server, address_of, bind, closing_on_error
 
 log = logging.getLogger(__name__)
@@ -117,6 +119,9 @@ async def aggregator(
     Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
     connections = _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
+    for file, what in ((settings.tls_cert, "certificate"), (settings.tls_key, "private key")):
+        if file is not None:
+            check_file(file, what)
     sock = bind(settings.listen, backlog=BACKLOG)
     with closing_on_error(sock):
         guard = Guard(settings.token_file)
@@ -132,11 +137,14 @@ async def aggregator(
             learner.add_done_callback(_say_why)
             leader = asyncio.create_task(store.lead(), name="leadership")
             failed = asyncio.create_task(_first_to_end(engine, leader), name="what must not end")
-            tasks = [engine, learner, leader, failed]
+            ungated = asyncio.create_task(parts.ungated.run(), name="count of jobs without a gate")
+            tasks = [engine, learner, leader, failed, ungated]
             if parts.hand is not None:
                 tasks.append(asyncio.create_task(parts.hand.run(), name="actuator"))
                 tasks[-1].add_done_callback(_say_why_not_acting)
-            endpoint = SyncEndpoint(make_app(parts), fleet=parts.fleet, guard=guard, settings=settings)
+            endpoint = SyncEndpoint(
+                make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
+            )
             server = Server(
                 endpoint,
                 [sock],
@@ -198,6 +206,12 @@ def _build(
     observer.metrics = metrics
     observer.hand = make_hand(actuator, engine, fleet)
     metrics.add(ActuatorCollector(observer.hand))
+
+    async def gated(job: str) -> bool:
+        return bool(await engine.gates(limit=1, job=job))
+
+    ungated = UngatedJobs(gated, now=clock())
+    metrics.add(UngatedCollector(lambda: ungated.figure))
     return Parts(
         settings=settings,
         fleet=fleet,
@@ -207,6 +221,7 @@ def _build(
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
         learner=learner,
+        ungated=ungated,
         hand=observer.hand,
     )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from healthd.errors import ConfigError, HealthdError, words_of
+from healthd.file_trust import check_file
 from healthd.toml_text import parse_toml
 
 log = logging.getLogger(__name__)
@@ -159,6 +160,7 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
         raise ConfigError(f"{file}: cannot be used as a token file: {error}") from None
     if mode & 0o022:
         raise ConfigError(f"{file}: others may write it (mode {mode:04o}); run: chmod go-w {file}")
+    check_file(file, "token file")
     entries = values.pop("token", [])
     if values or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{file}: must hold tables [[token]] and nothing else; see 'healthd token --help'")

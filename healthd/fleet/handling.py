@@ -24,6 +24,7 @@ from healthd.fleet.rollcall import RollCall
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import parse_wait, read_body
+from healthd.fleet.ungated import UngatedJobs
 from healthd.wire import decode, encode
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Parts:
     metrics: FleetMetrics
     handshakes: Handshakes
     learner: Learner
+    ungated: UngatedJobs
     hand: Hand | None = None
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -8,22 +8,11 @@ domain and one without mean the same node where nothing speaks against it; two n
 from __future__ import annotations
 
 import difflib
-import ipaddress
 from collections.abc import Iterable
 
-from healthd.model import NodeState
+from healthd.node_name import alike, short
 
-# Every machine has it, so it names none.
-NO_NAMES = frozenset({"localhost", "localhost.localdomain"})
-# What a state may name: a few schedulers and a cloud. More is a slip, and must not fill the index.
-MOST_NAMES = 16
 MOST_NEAR = 3
-
-
-def names_of(state: NodeState) -> tuple[str, ...]:
-    """The other names that a node says it has."""
-    told = (*state.aliases[:MOST_NAMES], state.instance_id, state.hostname)
-    return tuple(dict.fromkeys(name for name in told if name and name != state.node and name not in NO_NAMES))
 
 
 class Names:
@@ -75,20 +64,3 @@ class Names:
             return f"; {' and '.join(known)} {'is' if len(known) == 1 else 'are'} also known as {name!r}"
         near = difflib.get_close_matches(name, self._of, n=MOST_NEAR)
         return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def short(name: str) -> str:
-    """A host's name without its domain; an address is no such name."""
-    first = name.partition(".")[0]
-    if first == name:
-        return name
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return first
-    return name
-
-
-def alike(one: str, other: str) -> bool:
-    """Whether one of them is the other without its domain."""
-    return one == other or (("." in one) != ("." in other) and short(one) == short(other))

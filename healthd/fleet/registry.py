@@ -18,11 +18,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from healthd.errors import HealthdError
 from healthd.fleet import executors
 from healthd.fleet.model import Duplicate
-from healthd.fleet.naming import names_of
 from healthd.fleet.record import Arrival, NodeRecord
 from healthd.fleet.roster import FullError, Roster
 from healthd.model import LearnedLimits, Order, Quarantine, SyncAnswer, SyncRequest
-from healthd.node_name import check_name
+from healthd.node_name import check_name, names_of
 
 log = logging.getLogger(__name__)
 

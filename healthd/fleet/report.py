@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from healthd.fleet.calibration import STARTED, WORDS, Way
 from healthd.fleet.shares import Share, quantile, share, wilson
+from healthd.fleet.ungated import UngatedFigure
 from healthd.model import Verdict
 
 MOST_NODES = 10
@@ -120,6 +121,7 @@ class Report:
     overridden), those that had a failing check; then each by itself. `misses`: of the jobs that a device, link or host
     stopped, those that the gate had admitted with all evidence passing; `infra_after_clean` is the same, of all jobs
     admitted so. `stopped_ok` and `stopped_infra`: of the jobs observed, those that enforce would not have admitted.
+    `ungated`: jobs that started without any gate; None where that is not counted.
     """
 
     days: float
@@ -143,9 +145,12 @@ class Report:
     device_seconds: float | None
     device_seconds_per_gate: float | None
     exit: Exit
+    ungated: UngatedFigure | None = None
 
 
-def report_of(counts: Counts, *, days: float, rule: ExitRule | None = None) -> Report:
+def report_of(
+    counts: Counts, *, days: float, rule: ExitRule | None = None, ungated: UngatedFigure | None = None
+) -> Report:
     """All figures of what was counted."""
     ends = [row for row in counts.ends if row.way in STARTED]
     told = Counter[str]()
@@ -186,6 +191,7 @@ def report_of(counts: Counts, *, days: float, rule: ExitRule | None = None) -> R
         device_seconds=cost if gates else None,
         device_seconds_per_gate=cost / gates if gates else None,
         exit=exit_of(observed, rule or ExitRule()),
+        ungated=ungated,
     )
 
 

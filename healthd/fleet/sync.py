@@ -19,7 +19,7 @@ from healthd.fleet.auth import Guard, Scope, key_hash
 from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
 from healthd.fleet.registry import Fleet
 from healthd.fleet.settings import AggregatorSettings
-from healthd.model import PROTOCOL, SyncRequest
+from healthd.model import PROTOCOL, NodeState, SyncRequest
 from healthd.wire import decode, encode
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,17 @@ _PATH = re.compile(r"/v1/nodes/([^/]+)/sync")
 class SyncEndpoint:
     """The ASGI application that answers syncs and leaves everything else to `behind`."""
 
-    def __init__(self, behind: ASGIApp, *, fleet: Fleet, guard: Guard, settings: AggregatorSettings) -> None:
+    def __init__(
+        self,
+        behind: ASGIApp,
+        *,
+        fleet: Fleet,
+        guard: Guard,
+        settings: AggregatorSettings,
+        on_state: Callable[[NodeState], None] = lambda _: None,
+    ) -> None:
+        """`on_state` hears each state that a node's daemon has sent and that was taken in."""
+        self._on_state = on_state
         self._behind = behind
         self._fleet = fleet
         self._guard = guard
@@ -90,7 +100,10 @@ class SyncEndpoint:
             )
         if executor is not None:
             return encode(await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds))
-        return encode(await self._fleet.sync(node, key_hash(key), request, wait_seconds))
+        answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds)
+        if request.state is not None:
+            self._on_state(request.state)
+        return encode(answer)
 
 
 async def read_body(

@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from checks.printable import printable_line
 from healthd import wire
 from healthd.errors import BadInputError
 from healthd.exposition import exposition
 from healthd.listen import host_of
-from healthd.model import Health, NodeState
-from healthd.node.allocation import describe
+from healthd.model import NodeState
 from healthd.node.health import MEDIA_TYPE, Demand, document, parse_demand
 from healthd.node.metrics import registry_of
 from healthd.node.problems import handlers, json_response, problem
+from healthd.node.readiness import document as readiness_document
+from healthd.node.readiness import parse_question, readiness
 from healthd.node.state import NodeBook
 
 PATHS = "/health, /livez, /readyz, /metrics, /v1/node, /v1/checks, /v1/results/{check}"
@@ -91,24 +91,13 @@ class NodeApi:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
-        query = _query(request)
-        if unknown := query.keys() - {"verbose", "exclude"}:
-            raise BadInputError(f"unknown query parameter {min(unknown)!r}; /readyz has: verbose, exclude")
+        question = parse_question(_query(request))
         state = self._book.snapshot()
-        conditions = readiness(state)
-        excluded = {name for value in query.get("exclude", []) for name in value.split(",")}
-        for name in sorted(excluded - conditions.keys()):
-            raise BadInputError(f"exclude={name[:60]!r} is no condition; there are: {', '.join(conditions)}")
-        failed = {name: why for name, why in conditions.items() if why and name not in excluded}
-        lines = []
-        if "verbose" in query:
-            for name, why in conditions.items():
-                word = "excluded" if name in excluded else (f"failed: {why}" if why else "ok")
-                lines.append(f"[{'-' if name in failed else '+'}] {name} {word}")
-        lines += [f"{name}: {why}" for name, why in failed.items()] if not lines else []
-        lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
-        text = "".join(f"{printable_line(line)}\n" for line in lines)
-        return PlainTextResponse(text, 503 if failed else 200, {"cache-control": "no-store"})
+        conditions = readiness(
+            state, question, workloads=self._book.scheduled.workloads, untold=self._book.quarantine_untold
+        )
+        ready, text = readiness_document(state, conditions, question)
+        return PlainTextResponse(text, 200 if ready else 503, {"cache-control": "no-store"})
 
     async def _metrics(self, request: Request) -> Response:
         body, content_type = exposition(self._registry, request.headers.get("accept", ""))
@@ -135,24 +124,6 @@ class NodeApi:
                 "results": self._book.history(check),
             }
         )
-
-
-def readiness(state: NodeState) -> dict[str, str]:
-    """Each condition of being fit for a job now, and why it is not met (empty: it is)."""
-    conditions = dict.fromkeys((spec.name for spec in state.checks), "")
-    whole = ""
-    if state.health in (Health.UNKNOWN, Health.UNHEALTHY):
-        for reason in reversed(state.reasons):  # the worst is written last
-            if reason.status.value in ("unknown", "fail"):
-                if reason.check in conditions:
-                    conditions[reason.check] = reason.message
-                else:
-                    whole = reason.message
-    conditions["health"] = whole
-    conditions["allocated"] = f"taken by {describe(state.allocated)}" if state.allocated else ""
-    quarantine = state.quarantine
-    conditions["quarantine"] = f"{quarantine.owner}: {quarantine.reason}" if quarantine is not None else ""
-    return conditions
 
 
 def _query(request: Request) -> dict[str, list[str]]:

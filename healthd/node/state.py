@@ -38,7 +38,8 @@ class Saved:
     """
     The state file. `results` are evidence of the boot `boot_id`; `history` may be older.
 
-    `quarantine` is kept so that the node can say it to an aggregator that has lost its database.
+    `quarantine` is kept so that the node can say it to an aggregator that has lost its database. `quarantine_told`: an
+    aggregator has said whether there is one.
     """
 
     version: int
@@ -46,6 +47,7 @@ class Saved:
     results: tuple[Stamped, ...]
     history: tuple[Stamped, ...]
     quarantine: Quarantine | None = None
+    quarantine_told: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class NodeBook:
         self._leases: tuple[tuple[Lease, float], ...] = ()
         self._doubt = ""
         self._quarantine: Quarantine | None = None
+        self._quarantine_told = False
         self._faults: tuple[str, ...] = settings.faults
         self._running: str | None = None
         self._cached: tuple[int, float, NodeState] | None = None
@@ -156,8 +159,8 @@ class NodeBook:
 
     def set_quarantine(self, quarantine: Quarantine | None) -> None:
         """The aggregator's word."""
-        if quarantine != self._quarantine:
-            self._quarantine = quarantine
+        if quarantine != self._quarantine or not self._quarantine_told:
+            self._quarantine, self._quarantine_told = quarantine, True
             self._touch()
 
     def set_faults(self, faults: tuple[str, ...]) -> None:
@@ -229,6 +232,13 @@ class NodeBook:
     def quarantine(self) -> Quarantine | None:
         """The aggregator's word, as it was last heard."""
         return self._quarantine
+
+    @property
+    def quarantine_untold(self) -> str:
+        """Why it is not known whether the node is quarantined; empty where it is, or where no aggregator is named."""
+        if self._quarantine_told or not self.settings.sync.aggregators:
+            return ""
+        return "no aggregator has said yet whether this node is quarantined"
 
     @property
     def accelerator(self) -> str | None:
@@ -342,7 +352,7 @@ class NodeBook:
         saved = files.load(path, Saved)
         if saved is None:
             return
-        self._quarantine = saved.quarantine
+        self._quarantine, self._quarantine_told = saved.quarantine, saved.quarantine_told
         now = self.clock.boot()
         known = {spec.name for spec in self.specs}
         for stamped in saved.history:
@@ -364,6 +374,7 @@ class NodeBook:
             results=tuple(self._results.values()),
             history=tuple(stamped for kept in self._history.values() for stamped in reversed(kept.all())),
             quarantine=self._quarantine,
+            quarantine_told=self._quarantine_told,
         )
         try:
             files.save(path, saved, durable=False)

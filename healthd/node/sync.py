@@ -20,6 +20,7 @@ import httpx
 
 from healthd import wire
 from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
+from healthd.file_trust import check_file
 from healthd.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
 from healthd.node.digest import digest_of
@@ -91,6 +92,8 @@ class Line:
         self._executor = {"executor": settings.executor} if settings.executor is not None else {}
         self._news = asyncio.Event()
         self._tls = _tls_context(settings.ca_file) if any(u.startswith("https") for u in settings.aggregators) else None
+        if settings.token_file is not None and settings.aggregators:
+            check_file(settings.token_file, "token file")
         for url in settings.aggregators:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"node.sync.aggregators: {url!r} is not a URL; write http://host:8090 or https://...")
@@ -341,6 +344,8 @@ def _detail(status: int, body: bytes) -> str:
 
 
 def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    if ca_file is not None:
+        check_file(ca_file, "CA file")
     try:
         return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
     except (OSError, ssl.SSLError) as error:

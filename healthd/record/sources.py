@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from healthd.redaction import GONE, redact
+
 # Written under the same name, links followed.
 PLAIN = (
     "/proc/cpuinfo",
@@ -102,9 +104,9 @@ def redact_line(text: str) -> str:
     """A line of the kernel log without what may hold secrets: parameters of the boot, audit records."""
     for pattern, instead in _SECRET_LINES:
         text = pattern.sub(instead, text)
-    return text
+    return redact(text)
 
 
 def redact_mounts(text: str) -> str:
     """Mounts or /etc/fstab without names and passwords of users."""
-    return _SECRET_OPTION.sub(r"\1=removed", text)
+    return redact(_SECRET_OPTION.sub(rf"\1={GONE}", text))

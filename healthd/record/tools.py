@@ -15,6 +15,7 @@ from checks.accelerators.neuron_versions import PACKAGES
 from checks.host import Host, HostError
 from checks.json_text import parse_json
 from healthd.record.sources import RPM_DATABASES
+from healthd.redaction import redact
 
 STREAM_PERIOD_SECONDS = 5
 _MAX_NAME_CHARACTERS = 64
@@ -103,7 +104,7 @@ def redact_output(text: str) -> str:
         name = "" if "=" in word else word.rpartition("/")[2][:_MAX_NAME_CHARACTERS]
         return f"{match[1]}{json.dumps(name)[1:-1]}{match[3]}"
 
-    return _COMMAND.sub(name_alone, text)
+    return redact(_COMMAND.sub(name_alone, text))
 
 
 def program_text(name: str, runs: list[ToolRun]) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.fleet.naming import Names, names_of
+from healthd.fleet.naming import Names
+from healthd.node_name import names_of
 from tests.fleet.parts import state
 from tests.fleet.test_api import POLICY, Daemon, living, scenario
 

@@ -29,6 +29,7 @@ from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.tables import GATE_FAULTS
+from healthd.fleet.ungated import UngatedJobs
 from healthd.model import GateRequest, Verdict
 from tests.fleet.parts import fleet
 from tests.fleet.proxy import Proxy
@@ -219,6 +220,10 @@ def test_words_of_people_go_by_the_clock_of_the_engine(tmp_path: Path) -> None:
         store, registry = Store.open("sqlite://"), fleet()
         registry.load("n1", key_hash=None, pool=None)
         engine = Engine(store=store, registry=registry, policy=POLICY, clock=lambda: time.time() + 3600)
+
+        async def gated(_: str) -> bool:
+            return True
+
         parts = Parts(
             settings=AggregatorSettings(state_dir=tmp_path),
             fleet=registry,
@@ -228,6 +233,7 @@ def test_words_of_people_go_by_the_clock_of_the_engine(tmp_path: Path) -> None:
             metrics=FleetMetrics(registry, holding=lambda: 0, overrides=lambda: 0),
             handshakes=Handshakes(1.0),
             learner=Learner(registry, store, BaselineSettings()),
+            ungated=UngatedJobs(gated, now=0.0),
         )
         task = asyncio.create_task(engine.run())
         transport = httpx.ASGITransport(app=make_app(parts), client=("127.0.0.1", 1))

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from checks.host import Host
 from healthd.cli.bundle import collect, render
 from healthd.cli.logs import NoLogError, journal, nccom_logs
-from healthd.cli.redaction import GONE, Redactor
+from healthd.cli.redaction import Redactor
+from healthd.redaction import GONE
 from tests.healthd.cli_kit import environment, healthd
 from tests.hosts.machine import Machine
 from tests.patience import PATIENCE

@@ -25,6 +25,7 @@ from healthd.cli.hook_settings import GateSettings
 from healthd.model import NodeState, OrderReport, SyncAnswer, SyncRequest
 from tests.fleet.parts import state
 from tests.healthd.cli_kit import Said, environment, healthd
+from tests.healthd.inside import run_inside
 from tests.healthd.preflight_kit import free_port
 from tests.patience import PATIENCE
 
@@ -164,6 +165,58 @@ def test_good_nodes_are_admitted_and_written_to_a_hostfile(world: World) -> None
     other = world.gate("a", *nodes("n3"), "--json")
     assert other.code == 2, "another question under the same name is a mistake"
     release(world, said)
+
+
+@pytest.mark.parametrize("way", ["json", "people", "hosts"])
+def test_an_admission_that_cannot_be_told_is_taken_back_with_its_lease(world: World, way: str) -> None:
+    job = f"untold-{way}"
+    more = {"json": ("--json",), "people": (), "hosts": ("--hostfile-out", "/dev/full")}[way]
+    line = ("gate", "--job", job, *nodes("n1"), "--aggregator", world.url, "--wait", "15s", *more)
+    said = run_inside(*line, out=None if way == "hosts" else "/dev/full")
+    assert said.code == 75
+    assert "cannot be written: No space left" in said.err or "cannot write the host file: No space left" in said.err
+    assert "its gate is withdrawn" in said.err
+    assert said.err.count("\n") == 1
+    again = world.gate(f"{job}-next", *nodes("n1"), "--json")
+    assert again.code == 0, "the node is free for another job"
+    release(world, again)
+
+
+def test_an_admission_whose_json_nobody_reads_any_more_is_taken_back(world: World) -> None:
+    line = [
+        sys.executable,
+        "-m",
+        "healthd",
+        "gate",
+        "--job",
+        "unread",
+        *nodes("n2"),
+        "--aggregator",
+        world.url,
+        "--json",
+    ]
+    with subprocess.Popen(
+        line, env=environment(world.folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as hook:
+        assert hook.stdout is not None
+        hook.stdout.close()
+        assert hook.stderr is not None
+        err = hook.stderr.read()
+    assert (hook.returncode, "its reader has gone away; its gate is withdrawn" in err) == (75, True), err
+
+
+def test_standard_error_that_cannot_be_written_changes_no_answer(world: World) -> None:
+    line = [sys.executable, "-m", "healthd", "gate", "--job", "deaf", *nodes("n404"), "--aggregator", world.url]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*line, "--wait", "300ms", "--json"],
+            env=environment(world.folder),
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=40 * PATIENCE,
+            check=False,
+        )
+    assert (done.returncode, json.loads(done.stdout)["decision"]) in ((75, "reject"), (1, "reject")), done
 
 
 def test_a_bad_node_is_named_and_one_more_try_elsewhere_may_help(world: World) -> None:

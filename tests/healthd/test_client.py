@@ -14,8 +14,8 @@ import pytest
 
 from healthd import wire
 from healthd.client import Aggregator, Endpoint, NotAdmittedError, RefusedError, read_token
-from healthd.errors import BadInputError, ConfigError, UnreachableError, connection_words
-from healthd.model import Decision, GateRequest, Verdict
+from healthd.errors import ConfigError, UnreachableError, connection_words
+from healthd.model import AdmittedNode, Decision, GateRequest, Verdict
 
 REQUEST = GateRequest(job="train", nodes=("n1",))
 
@@ -25,7 +25,7 @@ def decision(verdict: Verdict, *, gate: str = "g-1", **policy: object) -> Decisi
         id=gate,
         decision=verdict,
         reasons=(),
-        nodes=(),
+        nodes=(AdmittedNode(node="n1", evidence_age_seconds=1.0),) if verdict is Verdict.ADMIT else (),
         excluded=(),
         policy=policy,
         retryable=False,
@@ -111,7 +111,7 @@ def test_what_is_no_answer_of_an_aggregator_counts_as_away(sent: bytes, said: st
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"id": 7}', b'{"id": "g", "decision": "maybe"}', b"\xff\xfe"])
 def test_json_that_is_no_decision_is_never_one(body: bytes) -> None:
-    with server(answer(body)) as url, pytest.raises((BadInputError, UnreachableError)):
+    with server(answer(body)) as url, pytest.raises(NotAdmittedError):
         ask(url, wait_seconds=0.0)
 
 

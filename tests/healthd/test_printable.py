@@ -18,7 +18,7 @@ from checks.printable import printable, printable_bytes, printable_line
 from checks.protocol import from_finding
 from healthd import wire
 from healthd.cli.bundle import render as bundled
-from healthd.cli.output import ForgivingOutput, PrintableFormatter, PrintableOutput, styled
+from healthd.cli.output import CarefulOutput, LogFormatter, PrintableOutput, styled
 from healthd.cli.redaction import Redactor
 from healthd.cli.render import decision_report, node_report, show
 from healthd.cli.terminal import Terminal
@@ -93,7 +93,7 @@ def test_plain_output_of_commands_is_escaped_whoever_writes_it() -> None:
     assert below.getvalue().endswith("\n")
     styled(stream).write("\x1b[31m")  # type: ignore[arg-type]
     assert below.getvalue().endswith("\x1b[31m")
-    assert isinstance(styled(stream), ForgivingOutput)  # type: ignore[arg-type]
+    assert isinstance(styled(stream), CarefulOutput)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("width", [40, 120])
@@ -120,7 +120,7 @@ def test_tables_and_lines_on_a_terminal_keep_our_colours_and_escape_theirs(
 def test_log_lines_are_escaped_and_one_event_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(PrintableFormatter("healthd: %(message)s"))
+    handler.setFormatter(LogFormatter())
     log = logging.getLogger("healthd.test_printable")
     log.addHandler(handler)
     log.propagate = False

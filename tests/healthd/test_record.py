@@ -327,7 +327,7 @@ def test_lines_that_tell_of_faults_stay_whole(line: str) -> None:
 def test_mounts_keep_all_but_secrets() -> None:
     assert (
         redact_mounts("ro,password=a,relatime credentials=/root/x 0")
-        == "ro,password=removed,relatime credentials=removed 0"
+        == "ro,password=(removed),relatime credentials=(removed) 0"
     )
 
 

@@ -177,7 +177,49 @@ def test_observing_sends_no_job_back_whatever_goes_wrong(hooks: Hooks) -> None:
     (hooks.folder / "said").unlink()  # so the command fails
     assert hooks.run("prolog-slurmctld.sh", "") != 0
     assert hooks.run("prolog-slurmctld.sh", "", "mode=observe") == 0
-    assert (hooks.folder / "calls").read_text().splitlines()[-1] == "slurm gate --wait 10m --mode observe --no-drain"
+    gate, doctor = (hooks.folder / "calls").read_text().splitlines()[-2:]
+    assert (gate, doctor) == ("slurm gate --wait 10m --mode observe --no-drain", "slurm doctor")
+
+
+def logged(hooks: Hooks, name: str, url: str, *settings: str) -> str:
+    """What a hook sends to the system log while it observes; it changes nothing, whatever it finds."""
+    log, tools = hooks.folder / "log", hooks.folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "logger").write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    (tools / "logger").chmod(0o755)
+    log.unlink(missing_ok=True)
+    code = hooks.run(name, url, "mode=observe", f"PATH={tools}:$PATH", *settings)
+    assert code == 0 or name == "health-check.sh", "Slurm does not look at the exit code of that one"
+    return log.read_text() if log.exists() else ""
+
+
+def test_observing_a_hook_that_cannot_run_is_said_and_what_enforce_would_do(daemon: Daemon, hooks: Hooks) -> None:
+    plain = hooks.folder / "plain-file"
+    plain.write_text("no program\n")
+    for name, what in (("prolog-slurmctld.sh", "no job would start"), ("health-check.sh", "no node would be drained")):
+        for command, code in ((plain, 126), ("/no/such/healthd", 127)):
+            said = logged(hooks, name, daemon.url, f"healthd={command}")
+            assert f"this hook cannot run '{command}'" in said, said
+            assert f"(exit {code})" in said
+            assert f"with mode=enforce {what}" in said
+
+
+def test_observing_the_prolog_says_that_its_tool_is_not_there(hooks: Hooks) -> None:
+    tools = hooks.folder / "tools"
+    said = logged(hooks, "prolog.sh", "http://127.0.0.1:1", f"PATH={tools}")
+    assert "this hook cannot run: curl is not installed" in said
+    assert "with mode=enforce every job is refused here" in said
+
+
+def test_observing_the_hooks_say_what_the_doctor_finds(daemon: Daemon, hooks: Hooks) -> None:
+    sick = hooks.folder / "sick"
+    sick.write_text('#!/bin/sh\n[ "$2" != doctor ] || { echo "scontrol is not in PATH"; exit 1; }\necho "n1 is fit"\n')
+    sick.chmod(0o755)
+    for name in ("prolog-slurmctld.sh", "health-check.sh"):
+        said = logged(hooks, name, daemon.url, f"healthd={sick}")
+        assert "healthd slurm doctor: scontrol is not in PATH" in said, said
+        sound = logged(hooks, name, daemon.url)
+        assert "doctor" not in sound, sound
 
 
 @pytest.mark.parametrize(
