@@ -144,7 +144,7 @@ def test_types_that_work_alone_need_none(name: str, tmp_path: Path) -> None:
 
 
 def test_type_of_which_nobody_says_how_many_is_unknown_until_somebody_does(tmp_path: Path) -> None:
-    machine = make(tmp_path, "trn3.48xlarge")
+    machine = make(tmp_path, "trn3sn.48xlarge")
     found = len(machine.state["efa"])
     assert worst_of(look(machine)[0]) == (Status.UNKNOWN, "UnknownInstanceType")
     assert worst_of(look(machine, expected=found)[0]) == PASSES
