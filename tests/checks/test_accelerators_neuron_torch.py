@@ -204,7 +204,7 @@ FATAL = "(FATAL-RT-UNDEFINED-STATE)"
             "DeviceLost",
             Action.REBOOT,
         ),
-        ("[MLA 0][NC 0] DMA TX engine 0 is in an abort state", "DeviceLost", Action.REPLACE),
+        ("[MLA 0][NC 0] DMA TX engine 0 is in an abort state", "DeviceLost", Action.RESET_DEVICE),
         (f"{FATAL} execution timeout (30000 ms) on Neuron Device 0 NC 0, model x.neff", "DeviceLost", Action.REPLACE),
         (f"{FATAL} missing collectives status on Neuron Device 0 NC 0", "Timeout", Action.INSPECT),
         ("NRT Error NRT_EXEC_UNIT_UNRECOVERABLE(101)", "DeviceLost", Action.RESET_DEVICE),
