@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -151,6 +152,17 @@ class Host:
             return os.readlink(self.path(path))
         except OSError as error:
             raise _translated(error, path) from None
+
+    def pid_namespace(self) -> str | None:
+        """
+        The PID namespace of the one who looks: `pid:[4026531836]` is the machine's own. None where that is not told.
+
+        As data: the text of `/proc/self/ns/pid`, which is a link on a machine and a plain file in a recording.
+        """
+        for read in (self.readlink, self.read):
+            with suppress(HostError):
+                return read("/proc/self/ns/pid").strip() or None
+        return None
 
     def kernel_log(self) -> list[LogLine]:
         """
