@@ -13,6 +13,7 @@ import fnmatch
 import functools
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -152,6 +153,20 @@ class Host:
             return os.readlink(self.path(path))
         except OSError as error:
             raise _translated(error, path) from None
+
+    def device_minor(self, path: str) -> int | None:
+        """The minor number of a character device's file; None for anything else. As data: `{"minors": {PATH: N}}`."""
+        if self.root is not None:
+            with suppress(HostError):
+                minors = self._data("minors")
+                number = minors.get(path) if isinstance(minors, dict) else None
+                return number if isinstance(number, int) and not isinstance(number, bool) else None
+            return None
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return os.minor(found.st_rdev) if stat.S_ISCHR(found.st_mode) else None
 
     def pid_namespace(self) -> str | None:
         """

@@ -148,7 +148,7 @@ def parse_fi_info(text: str) -> list[str]:
 def _by_table(table: Sequence[str], devices: Sequence[Mapping[str, Any]]) -> dict[str, list[str]] | None:
     mapped: dict[str, list[str]] = {}
     for device in devices:
-        index = device.get("index")
+        index = device.get("host_index", device.get("index"))
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(table):
             return None
         mapped.setdefault(table[index], []).append(str(device.get("target")))

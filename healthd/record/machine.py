@@ -80,7 +80,10 @@ def record_calls(copier: Copier) -> None:
         with contextlib.suppress(HostError):
             value = host.process_limit(name)
             limits[name] = None if value == float("inf") else value
+    minors = {path: host.device_minor(path) for path in copier.glob("/dev/neuron*")}
     said: dict[str, object] = {"file_systems": systems, "limits": limits}
+    if known := {path: minor for path, minor in minors.items() if minor is not None}:
+        said["minors"] = known
     try:
         said["clock"] = host.clock()._asdict()
     except HostError as error:

@@ -67,7 +67,6 @@ LINKED = (
 TREES = ("/sys/devices/virtual/neuron_device",)
 NOT_IN_TREES = frozenset(
     {
-        "reset",  # to touch it is to reset the device
         "memory_usage",  # half of all files, and no check reads them
     }
 )

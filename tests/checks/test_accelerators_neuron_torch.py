@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.accelerators import DeviceMissingError, neuron_torch
-from checks.accelerators.neuron_errors import diagnose, telling_line
 from checks.accelerators.neuron_environment import environment_of, xla_environment
+from checks.accelerators.neuron_errors import diagnose, telling_line
 from checks.contract import Action
 from healthd.runner.outcome import explain
 

@@ -120,7 +120,7 @@ OF_TYPES: list[tuple[str, str, set[Row]]] = [
     (TRN1, "wrong_neighbours@neuron:5", topology("neuron:5", "neuron:6")),
     (TRN2, "wrong_neighbours@neuron:5", topology("neuron:5", "neuron:6")),
     (INF2, "wrong_neighbours@neuron:5", topology("neuron:5", "neuron:6")),
-    (TRN1, "missing_device@neuron:0=forgotten", gone("neuron:0")),
+    (TRN1, "missing_device@neuron:0", gone("neuron:0")),
     (INF2, "missing_device@neuron:11", gone("neuron:11")),
     (TRN2, "missing_core@neuroncore:14", {("neuron_cores", "fail", "MissingDevice", "neuron:3", "reboot")}),
     (TRN1, "ecc@neuron:5=mem_ecc_repairable_uncorrected=1", counted("EccErrors", "neuron:5", "reboot")),
