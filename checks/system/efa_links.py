@@ -88,6 +88,11 @@ def missing_addresses(instance_type: str | None, adapters: Sequence[Adapter]) ->
     return sorted(set(table) - known)
 
 
+def used_by(targets: Sequence[str] | None) -> str:
+    """The end of a message that names the devices which use an interface."""
+    return f"; used by {', '.join(targets)}" if targets else ""
+
+
 def target_at(address: str, adapters: Sequence[Adapter]) -> str:
     """The target of an interface that is not there: by the name that it would have, if the others are named so."""
     named = any(adapter.address and adapter.name == name_at(adapter.address) for adapter in adapters)

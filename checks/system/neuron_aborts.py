@@ -25,8 +25,8 @@ _LINE = "Neuron DMA error"
 
 class Abort(NamedTuple):
     """
-    What is known of a device that has counted aborts, `total` in all. `seen_seconds` is when the last one came, since boot, as nearly
-    as that is known; `again`: one came after a reset that had followed another.
+    What is known of a device that has counted aborts, `total` in all. `seen_seconds` is when the last one came, since
+    boot, as nearly as that is known; `again`: one came after a reset that had followed another.
     """
 
     total: int
