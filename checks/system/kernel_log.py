@@ -67,7 +67,7 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     Unverified on hardware: the lines of faults are those of the kernel's and the drivers' sources and of documentation;
              no device was at hand that logs one.
     """
-    benign, disks, devices = ctx.params.benign, _disks(ctx.host), devices_of(ctx.inventory)
+    benign, disks, devices = ctx.params.benign, _disks(ctx.host), devices_of(ctx.host, ctx.inventory)
     lines: Sequence[LogLine] = ()
     unread: Finding | None = None
     try:

@@ -13,6 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from checks.accelerators.neuron_sysfs import in_container
+from checks.host import Host
+
 NODE = "node"
 _SERIAL = re.compile(r"\bserial-num=([0-9A-Za-z-]{4,64})\b", re.ASCII)
 _RUNTIME = re.compile(r"(?:\bnd-id=|\[ND )(\d{1,4})\b", re.ASCII)
@@ -24,22 +27,29 @@ _STARTED = "Neuron Driver Started with Version"
 
 
 class Devices(NamedTuple):
-    """The devices that may be used here. `whole`: they are all of the host, as far as it is known."""
+    """
+    The devices that may be used here, by what the log calls them.
+
+    `whole`: the machine is ours, not a part of it in a container. `told`: serial number and host's index of each are
+    known, so that what is not among them is somebody else's.
+    """
 
     by_serial: Mapping[str, str]
     by_host_index: Mapping[int, str]
     whole: bool
+    told: bool = True
 
 
-def devices_of(inventory: Mapping[str, Any]) -> Devices:
-    """The devices of an inventory by what the log calls them."""
+def devices_of(host: Host, inventory: Mapping[str, Any]) -> Devices:
+    """The devices of an inventory."""
     devices = inventory.get("devices") or () if inventory.get("accelerator") == "neuron" else ()
     serials = {str(device["serial"]): str(device["target"]) for device in devices if device.get("serial")}
     indices = {
         device["host_index"]: str(device["target"]) for device in devices if isinstance(device.get("host_index"), int)
     }
     shown = inventory.get("sysfs_indices")
-    return Devices(serials, indices, whole=shown is None or len(shown) <= len(devices))
+    whole = shown is None or len(shown) <= len(devices) or not in_container(host)
+    return Devices(serials, indices, whole, told=len(serials) == len(indices) == len(devices))
 
 
 def target_of(text: str, devices: Devices) -> str | None:
@@ -48,10 +58,11 @@ def target_of(text: str, devices: Devices) -> str | None:
         if target := devices.by_serial.get(serial[1]):
             return target
         if not devices.whole:
-            return None
+            return None if devices.told else NODE
     if driver := _DRIVER.search(text):
         index = int(driver[1])
-        return devices.by_host_index.get(index, f"neuron:{index}" if devices.whole else None)
+        other = f"neuron:{index}" if devices.whole else None if devices.told else NODE
+        return devices.by_host_index.get(index, other)
     runtime = _RUNTIME.search(text) if devices.whole else None
     return f"neuron:{int(runtime[1])}" if runtime else NODE
 

@@ -140,22 +140,39 @@ def test_what_every_start_of_driver_and_jobs_makes_is_no_fault(line: str) -> Non
 # --- shares of containers ---------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def container(machine: Machine) -> Machine:
+    mounts = machine.host.read("/proc/self/mountinfo").replace(" - ext4 /dev/nvme0n1p1 ", " - overlay overlay ")
+    machine.remove("/proc/self/mountinfo")
+    machine.write("/proc/self/mountinfo", mounts)
+    return machine
+
+
 def share(**changes: Any) -> dict[str, Any]:
     device = {"target": "neuron:0", "index": 0, "host_index": 5, "serial": "00bb", **changes}
     return {"accelerator": "neuron", "devices": [device], "sysfs_indices": list(range(16))}
 
 
 @pytest.mark.parametrize("line", [ABORT, "neuron:ncdev_open: nd0 is in an invalid state"])
-def test_line_about_a_device_of_another_tenant_does_not_count(line: str, machine: Machine) -> None:
-    log(machine, [line])
-    (finding,) = machine.findings(kernel_log, inventory=share())
+def test_line_about_a_device_of_another_tenant_does_not_count(line: str, container: Machine) -> None:
+    log(container, [line])
+    (finding,) = container.findings(kernel_log, inventory=share())
     assert finding.status is Status.PASS
+    (finding,) = container.findings(kernel_log, inventory=share(host_index=None))
+    assert (finding.status, finding.target) == (Status.FAIL, "node")  # it may be ours
+
+
+@pytest.mark.parametrize(("line", "number"), [(ABORT, 3), ("neuron:ncdev_open: nd0 is in an invalid state", 0)])
+def test_line_about_a_device_that_a_host_has_lost_counts(line: str, number: int, machine: Machine) -> None:
+    log(machine, [line])
+    (finding,) = machine.findings(kernel_log, inventory=share(target="neuron:5"))
+    assert (finding.status, finding.target) == (Status.FAIL, f"neuron:{number}")
 
 
 @pytest.mark.parametrize("line", [ABORT.replace("00aa", "00bb"), "neuron:ncdev_open: nd5 is in an invalid state"])
-def test_line_about_our_device_names_it_as_we_do(line: str, machine: Machine) -> None:
-    log(machine, [line])
-    (finding,) = machine.findings(kernel_log, inventory=share())
+def test_line_about_our_device_names_it_as_we_do(line: str, container: Machine) -> None:
+    log(container, [line])
+    (finding,) = container.findings(kernel_log, inventory=share())
     assert (finding.status, finding.target) == (Status.FAIL, "neuron:0")
 
 
