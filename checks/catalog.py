@@ -18,6 +18,9 @@ _EC2 = "Amazon EC2 User Guide, Specifications for Amazon EC2 accelerated computi
 _NEURON = "AWS Neuron documentation, about-neuron/arch/neuron-hardware"
 _DRIVER = "AWS Neuron driver, v4/neuron_dhal_v4.c (device tables of its platforms); not seen on a machine"
 _NVIDIA = "NVIDIA data sheet of the GPU, as quoted by others"
+# How the devices of a type are linked: the tables of the AWS Neuron driver, v2/neuron_dhal_v2.c (Trainium, Inferentia2)
+# and v3/neuron_dhal_v3.c (Trainium2). The driver has no table for Trainium3 and lists no links for it.
+_LINKS = "AWS Neuron driver, fw_io_topology_v2 and _v3 (links)"
 
 
 class Chip(NamedTuple):
@@ -44,8 +47,8 @@ class InstanceType(NamedTuple):
     One type. `devices` None: nobody says how many.
 
     `efa_interfaces` is the most that the type takes, one a network card (0: no EFA; None: unknown); whoever launches an
-    instance decides how many it gets. `topology` is how devices are linked: single, ring, torus, switch (all to all) or
-    pcie; None where that is unknown.
+    instance decides how many it gets. `topology` is how devices are linked: single, chain (a ring that is open between
+    its ends), ring, torus, switch (all to all) or pcie; None where that is unknown.
     """
 
     name: str
@@ -91,6 +94,8 @@ class InstanceType(NamedTuple):
             raise ValueError(f"{self.name} has devices 0 to {self.devices - 1}, not {device}")
         if self.topology == "single":
             return ()
+        if self.topology == "chain":
+            return tuple(other for other in (device - 1, device + 1) if 0 <= other < self.devices)
         if self.topology == "ring":
             return tuple(sorted({(device - 1) % self.devices, (device + 1) % self.devices}))
         if self.topology == "torus":
@@ -102,7 +107,8 @@ def torus_neighbours(device: int) -> tuple[int, ...]:
     """
     Of the 4 x 4 torus of 16 Trainium or Trainium2 devices: one step left, right, up and down, around the edges.
 
-    Source: the `connected_to` of neuron-ls in the AWS Neuron documentation (device 0: 12, 3, 4, 1).
+    Source: the driver's tables for Trn1 and Trn2, which list the same sets; the `connected_to` of neuron-ls in the AWS
+    Neuron documentation (device 0: 12, 3, 4, 1).
     """
     row, column = divmod(device, 4)
     sideways = {4 * row + (column - 1) % 4, 4 * row + (column + 1) % 4}
@@ -148,17 +154,19 @@ L4 = _gpu("L4", 22, 300e9, {"bf16": 121, "fp16": 121, "fp8": 242})
 L40S = _gpu("L40S", 44, 864e9, {"fp32": 91.6, "tf32": 183, "bf16": 362.05, "fp16": 362.05, "fp8": 733})
 
 _BOTH = f"{_EC2}; {_NEURON}"
+_LINKED = f"{_BOTH}; {_LINKS}"
+_EFA_MAP = "aws-neuron/connected-device-maps-over-efa-for-neuron (EFA)"
 # name, device, how many, EFA interfaces at most, links, source
 _ROWS: tuple[tuple[str, Chip, int | None, int | None, str | None, str], ...] = (
     ("trn1.2xlarge", TRAINIUM, 1, 0, "single", _BOTH),
-    ("trn1.32xlarge", TRAINIUM, 16, 8, "torus", _BOTH),
-    ("trn1n.32xlarge", TRAINIUM, 16, 16, "torus", _BOTH),
+    ("trn1.32xlarge", TRAINIUM, 16, 8, "torus", _LINKED),
+    ("trn1n.32xlarge", TRAINIUM, 16, 16, "torus", _LINKED),
     ("trn2.3xlarge", TRAINIUM2, 1, 1, "single", _BOTH),
-    ("trn2.48xlarge", TRAINIUM2, 16, 16, "torus", _BOTH),
+    ("trn2.48xlarge", TRAINIUM2, 16, 16, "torus", _LINKED),
     # EC2's table shows no accelerators for it; the Neuron documentation does.
-    ("trn2u.48xlarge", TRAINIUM2, 16, 16, "torus", _BOTH),
+    ("trn2u.48xlarge", TRAINIUM2, 16, 16, "torus", _LINKED),
     # No public list of sizes; links go through switches.
-    ("trn3.48xlarge", TRAINIUM3, 16, None, "switch", _DRIVER),
+    ("trn3.48xlarge", TRAINIUM3, 16, 16, "switch", f"{_DRIVER}; {_EFA_MAP}"),
     ("trn3sn.48xlarge", TRAINIUM3, 16, None, "switch", _DRIVER),
     ("trn3p.48xlarge", TRAINIUM3, None, None, None, _DRIVER),
     ("trn3e.24xlarge", TRAINIUM3, 4, None, "switch", _DRIVER),
@@ -166,8 +174,8 @@ _ROWS: tuple[tuple[str, Chip, int | None, int | None, str | None, str], ...] = (
     ("trn3pd98.3xlarge", TRAINIUM3, 1, None, "single", _DRIVER),
     ("inf2.xlarge", INFERENTIA2, 1, 0, "single", _BOTH),
     ("inf2.8xlarge", INFERENTIA2, 1, 0, "single", _BOTH),
-    ("inf2.24xlarge", INFERENTIA2, 6, 0, "ring", _BOTH),
-    ("inf2.48xlarge", INFERENTIA2, 12, 0, "ring", _BOTH),
+    ("inf2.24xlarge", INFERENTIA2, 6, 0, "chain", _LINKED),
+    ("inf2.48xlarge", INFERENTIA2, 12, 0, "ring", _LINKED),
     ("p4d.24xlarge", A100_40, 8, 4, "switch", _EC2),
     ("p4de.24xlarge", A100_80, 8, 4, "switch", _EC2),
     ("p5.4xlarge", H100, 1, 1, "single", _EC2),

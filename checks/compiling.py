@@ -120,7 +120,7 @@ def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, optio
     flags: tuple[str, ...] = ()
     lnc = None
     if inventory.get("accelerator") == "neuron":
-        from checks.accelerators.neuron_torch import flags_of, lnc_of
+        from checks.accelerators.neuron_environment import flags_of, lnc_of
 
         flags, lnc = flags_of(options), lnc_of(inventory, options)
     return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))

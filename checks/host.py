@@ -12,8 +12,10 @@ import errno
 import fnmatch
 import functools
 import os
+import stat
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -151,6 +153,31 @@ class Host:
             return os.readlink(self.path(path))
         except OSError as error:
             raise _translated(error, path) from None
+
+    def device_minor(self, path: str) -> int | None:
+        """The minor number of a character device's file; None for anything else. As data: `{"minors": {PATH: N}}`."""
+        if self.root is not None:
+            with suppress(HostError):
+                minors = self._data("minors")
+                number = minors.get(path) if isinstance(minors, dict) else None
+                return number if isinstance(number, int) and not isinstance(number, bool) else None
+            return None
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return os.minor(found.st_rdev) if stat.S_ISCHR(found.st_mode) else None
+
+    def pid_namespace(self) -> str | None:
+        """
+        The PID namespace of the one who looks: `pid:[4026531836]` is the machine's own. None where that is not told.
+
+        As data: the text of `/proc/self/ns/pid`, which is a link on a machine and a plain file in a recording.
+        """
+        for read in (self.readlink, self.read):
+            with suppress(HostError):
+                return read("/proc/self/ns/pid").strip() or None
+        return None
 
     def kernel_log(self) -> list[LogLine]:
         """

@@ -62,7 +62,7 @@ _ALL = (
         Blame.NODE,
         Action.RESET_DEVICE,
     ),
-    Reason("WrongTopology", "A device does not have the links that its machine has.", Blame.NODE, Action.INSPECT),
+    Reason("WrongTopology", "The driver lists other links than the instance type has.", Blame.NODE, Action.INSPECT),
     # Collectives.
     Reason("CollectiveMismatch", "A rank holds a wrong value after a collective.", Blame.NODE, Action.INSPECT),
     Reason(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checks.host import Host, HostError
+from checks.host import Host
 
 HOST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel: that of the machine itself, never a container's
 MAX_HOLDERS = 160  # told one by one: an inventory is one bounded line, see `checks.protocol`
@@ -23,14 +23,10 @@ def sees_all(host: Host) -> bool:
     """
     Whether /proc shows the processes of the whole machine: not those of a container alone, and none are kept from us.
 
-    As data it is the machine's own /proc where it does not say the namespace.
+    False where it is not known, also of a recorded machine: it may have been recorded from inside a container.
     """
-    try:
-        namespace = host.readlink("/proc/self/ns/pid")
-    except HostError:
-        return host.root is not None
     # Mounted with hidepid, /proc has no folder of others: the first process is never ours.
-    return namespace == HOST_NAMESPACE and host.exists("/proc/1")
+    return host.pid_namespace() == HOST_NAMESPACE and host.exists("/proc/1")
 
 
 def may_miss(host: Host, options: Mapping[str, Any]) -> bool:

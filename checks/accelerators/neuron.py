@@ -18,6 +18,7 @@ from typing import Any
 
 from checks.accelerators import DeviceMissingError, neuron_ls, neuron_owners, neuron_sysfs
 from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
+from checks.accelerators.neuron_host_index import DEVICE_FILE, find_host_indices
 from checks.accelerators.neuron_ls import Entry, Listing
 from checks.accelerators.neuron_numbering import (
     core_range,
@@ -33,8 +34,6 @@ from checks.accelerators.neuron_sysfs import SysfsDevice
 from checks.contract import Device
 from checks.efa import count_efa
 from checks.host import Host, HostError
-
-DEVICE_FILE = "/dev/neuron{index}"
 
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.
 _ONLOOKERS = frozenset({"neuron-monitor", "neuron-ls", "neuron-top", "neuron-observer", "neuron-device-p"})
@@ -60,7 +59,9 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     NEURON_LOGICAL_NC_CONFIG, else what neuron-ls shows; `instance_type`.
 
     Beside the members of every accelerator: `source` (neuron-ls or sysfs), `tool_error` ([reason, text]: why neuron-ls
-    said nothing), `sysfs_indices` (what sysfs shows, None where it does not tell) and of each device `sysfs_cores`.
+    said nothing), `sysfs_indices` (what sysfs shows, None where it does not tell) and of each device `sysfs_cores` and
+    `host_index`, its number in sysfs and in the kernel log (None where it cannot be told in a container); `index` is
+    its number in /dev.
     """
     wanted = wanted_lnc(options)
     listing, error = neuron_ls.query(host)
@@ -79,7 +80,7 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
         devices, lnc = _by_sysfs(host, shown, wanted, options)
         owners = None
     else:
-        devices, lnc = _by_tool(listing, shown, wanted, options)
+        devices, lnc = _by_tool(host, listing, shown, wanted, options)
         owners = neuron_owners.read_owners(host, listing)
         identity = {"instance_type": listing.instance_type, "instance_id": listing.instance_id}
         found.update({name: value for name, value in identity.items() if value is not None})
@@ -156,10 +157,10 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
 
 
 def _by_tool(
-    listing: Listing, shown: Sequence[SysfsDevice] | None, wanted: int | None, options: Mapping[str, Any]
+    host: Host, listing: Listing, shown: Sequence[SysfsDevice] | None, wanted: int | None, options: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], int | None]:
     """What neuron-ls lists, with what sysfs knows of the same devices."""
-    same = _same_numbers(listing, shown)
+    indices = find_host_indices(host, {entry.number: entry.connected_to for entry in listing.devices}, shown)
     by_index = {device.number: device for device in shown or ()}
     kinds = {device.kind for device in shown or ()}
     kind = kinds.pop() if len(kinds) == 1 else None
@@ -170,7 +171,8 @@ def _by_tool(
     told = any(entry.core_ids is not None for entry in listing.devices)
     devices = []
     for entry, start in zip(listing.devices, starts, strict=True):
-        twin = by_index.get(entry.number) if same else None
+        host_index = indices[entry.number]
+        twin = None if host_index is None else by_index.get(host_index)
         cores = to_logical(entry.cores, shows, lnc)
         first = entry.core_ids[0] if entry.core_ids else None
         if told:
@@ -180,6 +182,7 @@ def _by_tool(
             {
                 "target": f"neuron:{entry.number}",
                 "index": entry.number,
+                "host_index": host_index,
                 "kind": (twin.kind if twin else None) or kind or "Neuron device",
                 "serial": twin.serial if twin else None,
                 "cores": cores,
@@ -209,6 +212,7 @@ def _by_sysfs(
         {
             "target": f"neuron:{device.number}",
             "index": device.number,
+            "host_index": device.number,
             "kind": device.kind or "Neuron device",
             "serial": device.serial,
             "cores": count,
@@ -222,24 +226,6 @@ def _by_sysfs(
         for device, count, start in zip(mine, cores, first_cores(cores), strict=True)
     ]
     return devices, lnc
-
-
-def _same_numbers(listing: Listing, shown: Sequence[SysfsDevice] | None) -> bool:
-    """
-    Whether neuron-ls and sysfs mean the same device by a number.
-
-    A container may number its share anew while sysfs shows the host's devices: a serial number must not get to the
-    wrong one. Of a share only the same neighbours show that the numbers are the host's.
-    """
-    if not shown:
-        return False
-    links = {device.number: device.connected_to for device in shown}
-    if {entry.number for entry in listing.devices} == set(links):
-        return True
-    return all(
-        entry.connected_to and set(entry.connected_to) == set(links.get(entry.number) or ())
-        for entry in listing.devices
-    )
 
 
 def _links(entry: Entry, twin: SysfsDevice | None) -> list[int] | None:

@@ -37,7 +37,13 @@ _MAX_FILES = 200_000
 _DIGEST_CHARACTERS = 20
 
 # Where the pieces of the keys come from: the folders and files whose text makes the graphs.
-_SOURCES = ("device/*.py", "collective/*.py", "accelerators/xla.py", "accelerators/neuron_torch.py")
+_SOURCES = (
+    "device/*.py",
+    "collective/*.py",
+    "accelerators/xla.py",
+    "accelerators/neuron_environment.py",
+    "accelerators/neuron_torch.py",
+)
 
 
 class ColdCacheError(RuntimeError):

@@ -35,9 +35,21 @@ _COLLECTIVE = Diagnosis("Timeout", Action.INSPECT, "a collective hangs: its caus
 _HBM = Diagnosis("DeviceLost", Action.REPLACE, f"uncorrectable device memory error: {_REPLACE}")
 _HBM_REPAIRABLE = Diagnosis("DeviceLost", Action.REBOOT, f"repairable device memory error: {_REBOOT}")
 _CORE = Diagnosis("DeviceLost", Action.REPLACE, f"uncorrectable error of a core's memory: {_REPLACE}")
-_DMA = Diagnosis("DeviceLost", Action.REPLACE, f"a DMA engine has aborted: {_REPLACE}, or reset the device")
+# A program can cause it, and a reset of the device cures it (aws-neuron-sdk issue 1390). AWS advises to replace.
+_DMA = Diagnosis(
+    "DeviceLost",
+    Action.RESET_DEVICE,
+    f"a DMA engine has aborted: reset the device and run the check again; when it aborts again, {_REPLACE}",
+)
 _HANG = Diagnosis("DeviceLost", Action.REPLACE, f"the core did not end its work in time: {_REPLACE}")
 _UNIT = Diagnosis("DeviceLost", Action.RESET_DEVICE, "an execution unit cannot recover: reset the device")
+_GONE = Diagnosis(
+    "StartFailed",
+    None,
+    "the runtime cannot open a device: compare neuron-ls with the instance type, and in a container see which "
+    "/dev/neuron* it was given",
+)
+_NO_DRIVER = Diagnosis("MissingTool", None, "the Neuron driver does not answer: install or load aws-neuronx-dkms")
 _VERSION = Diagnosis(
     "VersionMismatch", None, "driver, runtime and compiler do not fit each other: install those of one Neuron release"
 )
@@ -53,8 +65,9 @@ _LOCKED = Diagnosis(
 )
 _COMPILER = Diagnosis("CompileFailed", None, "the compiler failed: see its log, and run 'healthd warm'")
 
-# The first that matches counts: what hardware did comes before what followed from it.
-_TEXTS: tuple[tuple[str, Diagnosis], ...] = (
+# In each list the first that matches counts. What hardware did comes before what followed from it, so that the order is
+# _HARDWARE, then status codes of hardware, then _OTHERS, then codes that are left, then _GENERAL.
+_HARDWARE: tuple[tuple[str, Diagnosis], ...] = (
     (r"suspected hang in collectives|missing collectives status", _COLLECTIVE),
     (r"Uncorrectable HBM memory error[^\n]*reload the neuron driver or reboot", _HBM_REPAIRABLE),
     (r"Uncorrectable HBM memory error", _HBM),
@@ -62,24 +75,26 @@ _TEXTS: tuple[tuple[str, Diagnosis], ...] = (
     (r"Uncorrectable memory error is detected|\b(?:SRAM|NC)_UNCORRECTABLE_ERROR\b", _CORE),
     (r"DMA [TR]X engine \d+ is in an abort state|\bNEURON_HW_ERR=DMA_ERROR\b", _DMA),
     (r"execution timeout \(\d+ ms\) on Neuron Device", _HANG),
+    (r"Unable to determine Neuron Driver version", _NO_DRIVER),
+    (
+        r"No neuron device available|Could not open the nd\d+|Failed to initialize devices, error:\d+"
+        r"|TDRV not initialized",
+        _GONE,
+    ),
+)
+_OTHERS: tuple[tuple[str, Diagnosis], ...] = (
     (r"compatibility id: [^\n]* is not compatible with the installed", _VERSION),
     (r"requires Neuron Driver version [\d.]+ or greater", _VERSION),
     (r"NEFF version mismatch", _VERSION),
-    (
-        r"Unable to determine Neuron Driver version",
-        Diagnosis("MissingTool", None, "the Neuron driver does not answer: install or load aws-neuronx-dkms"),
-    ),
-    (
-        r"Could not open the nd\d+|Failed to initialize devices, error:\d+|TDRV not initialized",
-        Diagnosis("StartFailed", None, "the runtime cannot open a device: compare neuron-ls with the instance type"),
-    ),
     (r"Neuron ?Core\(s\) not available|cores busy, ret=-16", _BUSY),
-    (r"PyTorch Neuron Runtime could not be initialized", _BUSY),
     (r"Got a cached failed neff", _FAILED),
     (r"Another process must be compiling", _LOCKED),
     (r"\bNCC_[A-Z]+\d+\b|Compiler status (?:FAIL|ERROR)|neuronx-cc (?:failed|terminated)", _COMPILER),
 )
-_PATTERNS = tuple((re.compile(text, re.IGNORECASE), found) for text, found in _TEXTS)
+# Said whatever went wrong. AWS's guide names busy cores as the cause, so it means them where nothing else is said.
+_GENERAL: tuple[tuple[str, Diagnosis], ...] = ((r"PyTorch Neuron Runtime could not be initialized", _BUSY),)
+
+_Patterns = tuple[tuple[re.Pattern[str], Diagnosis], ...]
 
 # Codes of the runtime (nrt_status.h) that mean something by themselves.
 _STATUSES: dict[int, tuple[str, Diagnosis]] = {
@@ -99,18 +114,34 @@ _NAME = re.compile(r"\b(?:NRT_)?((?:EXEC|HW|UNSUPPORTED)_[A-Z_]+)\b")
 _NUMBER = re.compile(r"\b(?:nrt_)?(?:status|status_code|nrt error)\b\s*[=:]?\s*\(?(\d{3,4})\b", re.IGNORECASE)
 
 
+def _compiled(texts: tuple[tuple[str, Diagnosis], ...]) -> _Patterns:
+    return tuple((re.compile(text, re.IGNORECASE), found) for text, found in texts)
+
+
+_PATTERNS = tuple(_compiled(texts) for texts in (_HARDWARE, _OTHERS, _GENERAL))
+
+
 def diagnose(text: str) -> Diagnosis | None:
     """What the words of a worker that failed say of the cause; None where they say nothing that is known."""
-    for pattern, found in _PATTERNS:
-        if pattern.search(text):
-            return found
-    for match in _NAME.finditer(text):
-        if (known := _BY_NAME.get(match.group(1))) is not None:
-            return known
-    for match in _NUMBER.finditer(text):
-        if (status := _STATUSES.get(int(match.group(1)))) is not None:
-            return status[1]
-    return None
+    hardware, others, general = (
+        next((found for pattern, found in patterns if pattern.search(text)), None) for patterns in _PATTERNS
+    )
+    codes = _codes(text)
+    broken = next((found for found in codes if found.reason in ("DeviceLost", "Timeout")), None)
+    return hardware or broken or others or next(iter(codes), None) or general
+
+
+def is_hardware(text: str) -> bool:
+    """Whether the words tell of a device that failed, is not there, or of a collective that hangs."""
+    found = diagnose(text)
+    return found is not None and found.reason in ("DeviceLost", "Timeout", "StartFailed")
+
+
+def _codes(text: str) -> list[Diagnosis]:
+    """What the runtime's status codes in a text mean, those by name first."""
+    names = [_BY_NAME.get(match.group(1)) for match in _NAME.finditer(text)]
+    numbers = [_STATUSES.get(int(match.group(1))) for match in _NUMBER.finditer(text)]
+    return [found for found in names if found] + [status[1] for status in numbers if status]
 
 
 def telling_line(text: str) -> str:

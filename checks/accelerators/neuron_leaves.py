@@ -6,7 +6,7 @@ Up to driver 2.30 they lie in `stats/hardware/`, `neuron_coreM/stats/status/NAME
 granted: a device is walked, and a leaf is what has its name.
 
 Source: aws-neuron-driver, neuron_sysfs_metrics.c (names, and that they count from the load of the driver and are
-cleared by writing to them); neuron-sysfs-user-guide of the Neuron SDK.
+cleared by writing to them), neuron_cdev.c (`reset`); neuron-sysfs-user-guide of the Neuron SDK.
 Unverified on hardware: all of it was built on trees made by that description.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from checks.host import Host, HostError
@@ -25,6 +26,7 @@ REQUIRED = ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
 CORRECTED = ("mem_ecc_corrected", "sram_ecc_corrected")
 NEWER = ("mem_ecc_repairable_uncorrected", *CORRECTED)
 COMPONENTS = "unhealthy_components"
+STATE = "reset"  # to read it tells the state of the device; to write it resets the device, which nobody here does
 UNREADABLE = "?"  # in the place of a text that could not be read
 # Of a core. Statuses whose cause is the program that ran (bad input, queue full, wrong NEFF, ...) are not read at all.
 HARDWARE_STATUSES = (
@@ -53,7 +55,7 @@ _SKIPPED = frozenset(
 _DEVICE = re.compile(r"neuron(\d{1,4})", re.ASCII)
 _CORE = re.compile(r"(?:neuron_|neuron)?core_?(\d{1,4})|nc_?(\d{1,4})", re.ASCII)
 _COUNT = re.compile(r"\d{1,20}", re.ASCII)
-_NAMES = frozenset({*REQUIRED, *NEWER, COMPONENTS})
+_NAMES = frozenset({*REQUIRED, *NEWER, COMPONENTS, STATE})
 _CORE_NAMES = frozenset({*HARDWARE_STATUSES, *OTHER_STATUSES})
 
 
@@ -71,7 +73,8 @@ class DeviceCounters(NamedTuple):
 
     `counts` by name and `cores` by name and core hold None where a leaf is there and holds no count. `components` is
     the text of `unhealthy_components`, None where there is none. `inode` changes when the driver is loaded again.
-    `denied` names a file that may not be read.
+    `denied` names a file that may not be read. `state` is what the driver holds of the device: 0 it is being reset, 1
+    ready, 2 invalid; None where it does not tell (root alone may read it).
     """
 
     number: int
@@ -80,6 +83,7 @@ class DeviceCounters(NamedTuple):
     cores: Mapping[str, Mapping[int, int | None]]
     components: str | None
     denied: str | None
+    state: int | None = None
 
 
 def read_devices(host: Host) -> dict[int, DeviceCounters]:
@@ -161,7 +165,12 @@ def _read(host: Host, folder: str, index: int, leaves: Collection[Leaf], *, alwa
     cores: dict[str, dict[int, int | None]] = {}
     components: str | None = None
     denied: str | None = None
+    state: int | None = None
     for leaf in leaves:
+        if leaf.name == STATE:
+            with suppress(HostError):  # no counter: where it may not be read, nothing is missing
+                state = parse_count(host.read(f"{folder}/{leaf.path}", max_bytes=64))
+            continue
         text = UNREADABLE
         try:
             text = host.read(f"{folder}/{leaf.path}", max_bytes=4096)
@@ -175,4 +184,4 @@ def _read(host: Host, folder: str, index: int, leaves: Collection[Leaf], *, alwa
             components = text
         else:
             counts[leaf.name] = parse_count(text)
-    return DeviceCounters(index, host.inode(folder), counts, cores, components, denied)
+    return DeviceCounters(index, host.inode(folder), counts, cores, components, denied, state)

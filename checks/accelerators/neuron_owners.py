@@ -75,12 +75,7 @@ def _owners(listing: Listing) -> dict[int, dict[str, Any]] | None:
 
 def _is_alive(host: Host, pid: int) -> bool | None:
     """Whether there is such a process; None where the processes of the whole machine cannot be seen."""
-    try:
-        namespace = host.readlink("/proc/self/ns/pid")
-    except HostError:
-        # As data it is the machine's own /proc.
-        namespace = HOST_NAMESPACE if host.root is not None else ""
-    if namespace != HOST_NAMESPACE:
+    if host.pid_namespace() != HOST_NAMESPACE:
         return None
     if host.exists(f"/proc/{pid}"):
         return True

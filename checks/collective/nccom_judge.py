@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from checks.accelerators.neuron_errors import is_hardware
 from checks.collective.nccom_plan import MAIN_DTYPE, Step, bus_factor
 from checks.collective.nccom_report import Row, believable, merged, read_report, read_table
 from checks.collective.nccom_run import Ran, last_lines
@@ -19,7 +20,10 @@ from checks.limits import quantity, within
 
 # Texts of the Neuron runtime and of nccom-test; AWS Neuron documentation, nrt-troubleshoot.rst.
 _BUSY = re.compile(r"Core\(s\) not available|cores busy", re.IGNORECASE)
-_NO_DRIVER = re.compile(r"Driver is not running|Unable to determine Neuron Driver version|Could not open the nd\d")
+_NO_DRIVER = re.compile(
+    r"Driver is not running|Unable to determine Neuron Driver version|Could not open the nd\d"
+    r"|No neuron device available"
+)
 _ERRORS = re.compile(r"(?<!\d)0*[1-9]\d* errors? found")
 _RUN_FAILED = re.compile(r"Failure running neuron-bench|\bNRT[:_]|FATAL-RT")
 # What a wrong value is called is not documented: words that can hardly mean anything else.
@@ -108,16 +112,25 @@ def _not_measured(what: str, ran: Ran) -> Finding | None:
     words = last_lines(ran.output)
     if ran.returncode == _NOT_FOUND_EXIT:
         return Finding(status=Status.UNKNOWN, reason="MissingTool", message=f"{what}: {words}", target="node")
-    if _BUSY.search(ran.output) or _BUSY.search(ran.tail or ""):
-        text = f"{what} did not run: the cores are taken: {ran.tail or words}"
-        return Finding(status=Status.SKIP, reason="Busy", message=text, target="node")
-    if _NO_DRIVER.search(ran.output) or _NO_DRIVER.search(ran.tail or ""):
+    # What hardware said comes first: cores that failed are not available either.
+    if _NO_DRIVER.search(ran.words):
         text = f"{what} did not run: no Neuron driver, or a device of it is gone: {words}"
         return Finding(status=Status.FAIL, reason="MissingDevice", message=text, target="node")
+    if is_hardware(ran.words):
+        return None
+    if busy := _BUSY.search(ran.words):
+        text = f"{what} did not run: the cores are taken: {_line_of(ran.words, busy.start())}"
+        return Finding(status=Status.SKIP, reason="Busy", message=text, target="node")
     if ran.returncode == _USAGE_EXIT and re.search(r"usage:|error: ", ran.output):
         text = f"nccom-test did not understand its arguments: {words}; report this with its version"
         return Finding(status=Status.UNKNOWN, reason="CheckError", message=text, target="node")
     return None
+
+
+def _line_of(text: str, place: int) -> str:
+    """The line of a text that a place is in, shortened."""
+    line = text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0]
+    return " ".join(line.split())[:400]
 
 
 def _failure(what: str, ran: Ran, rows: Mapping[int, Row]) -> Finding | None:

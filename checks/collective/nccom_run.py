@@ -35,7 +35,7 @@ class Ran:
     How a step ended. `returncode` None: it did not end in `timeout_seconds` and was killed.
 
     `output` is what it printed on both streams; `report` the text of its JSON report; `log` the path of the log that
-    it named and `tail` the last lines of it. None: there is none.
+    it named and `log_text` its text. None: there is none.
     """
 
     step: Step
@@ -43,9 +43,19 @@ class Ran:
     output: str
     report: str | None
     log: str | None
-    tail: str | None
+    log_text: str | None
     seconds: float
     timeout_seconds: float
+
+    @property
+    def tail(self) -> str | None:
+        """The last words of the log; None where there are none."""
+        return last_lines(self.log_text or "") or None
+
+    @property
+    def words(self) -> str:
+        """All that was said, on the streams and in the log."""
+        return f"{self.output}\n{self.log_text or ''}"
 
 
 def find_tool(host: Host) -> str:
@@ -110,7 +120,7 @@ def run_step(
         output=output,
         report=text,
         log=log,
-        tail=_tail_of(host, log),
+        log_text=read_log(host, log),
         seconds=time.monotonic() - began,
         timeout_seconds=timeout_seconds,
     )
@@ -162,11 +172,11 @@ def _read_report(path: str) -> str | None:
         return None
 
 
-def _tail_of(host: Host, log: str | None) -> str | None:
-    """The last words of the log of neuron-bench; it stays where it is, for people."""
-    if log is None:
+def read_log(host: Host, path: str | None) -> str | None:
+    """The log of neuron-bench; it stays where it is, for people. None where there is none to be read."""
+    if path is None:
         return None
     try:
-        return last_lines(host.read(log, max_bytes=_MAX_LOG_BYTES)) or None
+        return host.read(path, max_bytes=_MAX_LOG_BYTES)
     except HostError:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from checks.accelerators.neuron import DEVICE_FILE
+from checks.accelerators.neuron_host_index import DEVICE_FILE
 from checks.accelerators.neuron_sysfs import in_container
 from checks.contract import NO_LIMIT, Context, Finding, NoParams, Status, check
 from checks.limits import within

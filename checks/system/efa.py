@@ -6,28 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.catalog import InstanceType, find_type
+from checks.catalog import find_type
 from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check
-from checks.efa import Adapter, Port, find_on_bus, read_adapters
+from checks.efa import Adapter, Port, read_adapters
 from checks.host import Host, HostError
 from checks.identity import read_identity
 from checks.limits import within
+from checks.system.efa_count import judge_count, make_finding
 from checks.system.efa_links import (
     RATE_LIMITS,
     Rate,
     counters_of,
     map_devices,
-    missing_addresses,
     parse_fi_info,
     rates,
-    target_at,
+    used_by,
 )
 
 FI_INFO_TIMEOUT_SECONDS = 8.0  # it opens every interface: under 1 s where all is well
 FI_INFO_EVERY_SECONDS = 600.0
 _AWS_FI_INFO = "/opt/amazon/efa/bin/fi_info"  # not in the PATH of services; a distribution's own may know no efa
 _UP = (("4: ACTIVE", "5: ACTIVE_DEFER"), ("5: LinkUp",))  # include/rdma/ib_verbs.h
-_TEMPLATE = "add them in the launch template (network interfaces of type efa), or set expected for this check"
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Params:
     """How many are wanted, what libfabric is asked with, and how fast counters may rise (None: not judged)."""
 
     expected: int | None = None  # None: all that an instance type with several Neuron devices takes
+    required: bool = False  # a node without any fails, else it is warned of; healthd sets it for nodes of a fleet
     fi_info: bool = True  # ask libfabric, where its program is installed
     counters: bool = True  # False: where the driver is too old to have any
     max_rx_drops_per_second: float | None = RATE_LIMITS["rx_drops"]
@@ -53,14 +53,16 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     The node has the EFA interfaces that it should have, they are up, and they do not repeat or lose what they carry.
 
     What an instance type takes at most is what types made of several Neuron devices are expected to have, because a job
-    over several of them needs it; of GPU types made for jobs over several nodes fewer is a warning, and of other types
-    none is in order. An interface that is missing or down is told with the devices that use it.
+    over several nodes needs it. None at all is a warning for a node by itself, and a failure where a fleet or a gate
+    over several nodes needs them (`required`); some of them, or some without a driver, is a failure everywhere. Of GPU
+    types made for jobs over several nodes fewer is a warning, and of other types none is in order. An interface that is
+    missing or down is told with the devices that use it.
 
     Reads:   /sys/class/infiniband (vendor, device, ports, hw_counters); with fewer than expected also /sys/bus/pci;
              the firmware tables for the type; `fi_info -p efa` where it is installed, at most once in ten minutes.
     Judges:  fail MissingDevice, LinkDown, NetworkUnusable (libfabric offers none, or not all) | warn LinkErrors (a
-             counter rises faster than its limit), MissingDevice (GPUs) | unknown UnknownInstanceType, NoData,
-             NoPermission, Timeout | skip NotApplicable (none, and none needed).
+             counter rises faster than its limit), MissingDevice (GPUs; none at all on a node by itself) | unknown
+             UnknownInstanceType, NoData, NoPermission, Timeout | skip NotApplicable (none, and none needed).
     Cost:    5 ms, with fi_info up to a second; harmless to jobs.
     Source:  aws/eks-node-monitoring-agent, efa.go (ids, limits of rates); checks/catalog.py (counts).
              Unverified on hardware: no EFA was at hand.
@@ -69,10 +71,7 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     name = read_identity(ctx.host, inventory=ctx.inventory, imds=False)["instance_type"]
     known = find_type(name)
     users = map_devices(known.name if known else None, adapters or (), ctx.inventory.get("devices") or ())
-    counted = _judge_count(ctx, known, adapters)
-    yield counted
-    if counted.reason == "MissingDevice" and known is not None and ctx.params.expected in (None, known.efa_interfaces):
-        yield from _missing(known.name, adapters or [], users)
+    yield from judge_count(ctx, ctx.params, known, adapters, users)
     if not adapters:
         return
     yield from _judge_ports(adapters, users)
@@ -87,81 +86,15 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     yield Evidence(target="node", key="efa", data=data)
 
 
-def _judge_count(ctx: Context[Params], known: InstanceType | None, adapters: Sequence[Adapter] | None) -> Finding:
-    count = None if adapters is None else len(adapters)
-    expected, outside, origin = _expected(ctx, known)
-    if expected is None and (skipped := _without_expectation(ctx, known, count)) is not None:
-        return skipped
-    if expected == 0 and not count:
-        return _finding(Status.SKIP, "NotApplicable", "no EFA interface is expected, and there is none")
-    if count is None:
-        return _finding(Status.UNKNOWN, "NoData", "sysfs is not mounted here, so EFA interfaces cannot be seen")
-    names = ", ".join(adapter.name for adapter in adapters or ()) or "none"
-    finding = within(
-        float(count),
-        name="efa_interfaces_count",
-        target="node",
-        limit=NO_LIMIT if expected is None else Limit(lower=float(expected), upper=None, origin=origin),
-        reason="MissingDevice",
-        subject=f"EFA interfaces ({names}):",
-        outside=outside,
-    )
-    if finding.status is Status.PASS:
-        return finding
-    on_bus = len(find_on_bus(ctx.host))
-    unbound = f"; the PCI bus shows {on_bus}: load the efa driver" if on_bus > count else f"; {_TEMPLATE}"
-    return Finding(
-        status=finding.status,
-        reason=finding.reason,
-        message=finding.message + unbound,
-        target="node",
-        measurements=finding.measurements,
-    )
-
-
-def _expected(ctx: Context[Params], known: InstanceType | None) -> tuple[int | None, Status, str]:
-    """How many there should be (None: nobody says), how bad fewer are, and who says so."""
-    if ctx.params.expected is not None:
-        return ctx.params.expected, Status.FAIL, "config"
-    if known is None or known.efa_interfaces is None:
-        return None, Status.FAIL, "none"
-    if known.efa_interfaces == 0:
-        return 0, Status.FAIL, "catalogue"
-    several = (known.devices or 0) > 1
-    if known.chip.accelerator == "neuron" and several:
-        return known.efa_interfaces, Status.FAIL, "catalogue"
-    if known.topology == "switch" and several:
-        return known.efa_interfaces, Status.WARN, "catalogue"
-    return 0, Status.FAIL, "catalogue"  # types that do their work alone: whoever wants EFA sets expected
-
-
-def _without_expectation(ctx: Context[Params], known: InstanceType | None, count: int | None) -> Finding | None:
-    """What to say where nobody says how many there should be; None where what is there can be shown unjudged."""
-    accelerator = ctx.inventory.get("accelerator")
-    # Neuron devices exist on EC2 alone. GPUs elsewhere, and CPUs, need no EFA.
-    concerned = known is not None or accelerator == "neuron" or (accelerator != "cpu" and bool(count))
-    if concerned:
-        text = f"{count or 0} EFA interfaces found and nothing to compare with; set expected for this check"
-        return _finding(Status.UNKNOWN, "UnknownInstanceType", text)
-    return None if count else _finding(Status.SKIP, "NotApplicable", "no EFA interface, and none needed")
-
-
-def _missing(name: str, adapters: Sequence[Adapter], users: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """Which are missing, and who would use them; nothing where the places are not known."""
-    for address in missing_addresses(name, adapters):
-        text = f"no EFA interface at {address}{_used_by(users.get(address))}"
-        yield _finding(Status.FAIL, "MissingDevice", text, target=target_at(address, adapters))
-
-
 def _judge_ports(adapters: Sequence[Adapter], users: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
     """Each interface with a port that is not up or not told; one pass where all are up."""
     bad = 0
     for adapter in adapters:
-        used_by = _used_by(users.get(adapter.address or ""))
+        users_of = used_by(users.get(adapter.address or ""))
         target = f"efa:{adapter.name}"
         if not adapter.ports:
             bad += 1
-            yield _finding(Status.UNKNOWN, "NoData", f"the kernel shows no port{used_by}", target=target)
+            yield make_finding(Status.UNKNOWN, "NoData", f"the kernel shows no port{users_of}", target=target)
         for port in adapter.ports:
             said = (port.state, port.phys_state)
             if _is_up(port):
@@ -169,9 +102,9 @@ def _judge_ports(adapters: Sequence[Adapter], users: Mapping[str, Sequence[str]]
             bad += 1
             text = f"port {port.number}: state {port.state or 'unreadable'}, link {port.phys_state or 'unreadable'}"
             if any(word is not None and word not in up for word, up in zip(said, _UP, strict=True)):
-                yield _finding(Status.FAIL, "LinkDown", f"{text}{used_by}", target=target)
+                yield make_finding(Status.FAIL, "LinkDown", f"{text}{users_of}", target=target)
             else:
-                yield _finding(Status.UNKNOWN, "NoData", f"{text}{used_by}", target=target)
+                yield make_finding(Status.UNKNOWN, "NoData", f"{text}{users_of}", target=target)
     if not bad:
         up = float(sum(len(adapter.ports) for adapter in adapters))
         yield within(up, name="efa_ports_up_count", target="node", reason="LinkDown", subject="EFA ports up:")
@@ -182,7 +115,7 @@ def _judge_rates(ctx: Context[Params], adapters: Sequence[Adapter]) -> Iterator[
     for adapter in adapters:
         if adapter.ports and not all(port.counters for port in adapter.ports):
             text = "the driver shows no counters of errors; update it, or set counters = false for this check"
-            yield _finding(Status.UNKNOWN, "NoData", text, target=f"efa:{adapter.name}")
+            yield make_finding(Status.UNKNOWN, "NoData", text, target=f"efa:{adapter.name}")
     found, anew = rates(counters_of(adapters), ctx.previous, ctx.host.boot_id())
     calm: list[Measurement] = []
     bad = False
@@ -278,20 +211,12 @@ def _fi_findings(asked: Mapping[str, Any]) -> Iterator[Finding]:
     missing = asked.get("missing")
     targets = [f"efa:{name}" for name in missing] if isinstance(missing, list) and missing else ["node"]
     for target in targets:
-        yield _finding(status, reason, text, target=target)
+        yield make_finding(status, reason, text, target=target)
 
 
 def _is_up(port: Port) -> bool:
     return all(word in up for word, up in zip((port.state, port.phys_state), _UP, strict=True))
 
 
-def _used_by(targets: Sequence[str] | None) -> str:
-    return f"; used by {', '.join(targets)}" if targets else ""
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
-def _finding(status: Status, reason: str | None, message: str, *, target: str = "node") -> Finding:
-    return Finding(status=status, reason=reason, message=message, target=target)

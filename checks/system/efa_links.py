@@ -27,17 +27,29 @@ RATE_LIMITS: Mapping[str, float] = {
 }
 MIN_ELAPSED_SECONDS = 1.0  # over less, one burst is taken for a rate
 
-# The interface of each Trainium device, by the host's numbers. Source: aws-neuron connected-device-maps, as AWS's
-# container images carry them. Two devices of trn1 share one. For other types nothing is published.
+# The interface of each Trainium device, by the host's numbers. Two devices of trn1 share one. Source:
+# aws-neuron/connected-device-maps-over-efa-for-neuron, lookup/neuron/*.json; which file is for which family says
+# lookup/config/instance-family-mappings.json. For types that are not listed nothing is published.
 _TRN1 = ("10:1a.0", "a0:1a.0", "20:19.0", "90:19.0", "20:1a.0", "90:1a.0", "10:19.0", "a0:19.0")
 _TRN2 = (
     "c9:00.0", "b4:00.0", "b3:00.0", "ca:00.0", "6c:00.0", "57:00.0", "56:00.0", "6d:00.0",
     "98:00.0", "83:00.0", "82:00.0", "99:00.0", "f5:00.0", "e0:00.0", "df:00.0", "f6:00.0",
 )  # fmt: skip
+_TRN1N = (
+    "10:17.0", "10:1a.0", "a0:17.0", "a0:1a.0", "20:19.0", "20:18.0", "90:19.0", "90:18.0",
+    "20:17.0", "20:1a.0", "90:17.0", "90:1a.0", "10:19.0", "10:18.0", "a0:19.0", "a0:18.0",
+)  # fmt: skip
+_TRN3 = (
+    "be:00.0", "a9:00.0", "a8:00.0", "bf:00.0", "61:00.0", "4c:00.0", "4b:00.0", "62:00.0",
+    "8d:00.0", "78:00.0", "77:00.0", "8e:00.0", "ea:00.0", "d5:00.0", "d4:00.0", "eb:00.0",
+)  # fmt: skip
 MAPS: Mapping[str, tuple[str, ...]] = {
     "trn1.32xlarge": tuple(f"0000:{_TRN1[device // 2]}" for device in range(16)),
+    "trn1n.32xlarge": tuple(f"0000:{address}" for address in _TRN1N),
     "trn2.48xlarge": tuple(f"0000:{address}" for address in _TRN2),
     "trn2u.48xlarge": tuple(f"0000:{address}" for address in _TRN2),
+    "trn3.48xlarge": tuple(f"0000:{address}" for address in _TRN3),
+    "trn3p.48xlarge": tuple(f"0000:{address}" for address in _TRN3),
 }
 
 
@@ -74,6 +86,11 @@ def missing_addresses(instance_type: str | None, adapters: Sequence[Adapter]) ->
     if table is None or not known <= set(table):
         return []
     return sorted(set(table) - known)
+
+
+def used_by(targets: Sequence[str] | None) -> str:
+    """The end of a message that names the devices which use an interface."""
+    return f"; used by {', '.join(targets)}" if targets else ""
 
 
 def target_at(address: str, adapters: Sequence[Adapter]) -> str:
@@ -136,7 +153,7 @@ def parse_fi_info(text: str) -> list[str]:
 def _by_table(table: Sequence[str], devices: Sequence[Mapping[str, Any]]) -> dict[str, list[str]] | None:
     mapped: dict[str, list[str]] = {}
     for device in devices:
-        index = device.get("index")
+        index = device.get("host_index", device.get("index"))
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(table):
             return None
         mapped.setdefault(table[index], []).append(str(device.get("target")))

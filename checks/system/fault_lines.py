@@ -25,7 +25,8 @@ class Pattern:
 
     `window_seconds` is for how long a line counts: None until the next boot, because the damage stays; else what
     lasts says so again (the kernel repeats it, or `processes` sees it), and what has passed is no fault any more.
-    `blame` None is the reason's own. `device` is the accelerator whose device the line may name.
+    `blame` None is the reason's own. `device` is the accelerator whose device the line may name. `reset_cures`: a reset
+    of the device ends it (`fault_stages`).
     """
 
     name: str
@@ -35,6 +36,7 @@ class Pattern:
     window_seconds: float | None = None
     blame: Blame | None = None
     device: str | None = None
+    reset_cures: bool = False
 
 
 def _neuron(
@@ -44,8 +46,16 @@ def _neuron(
     status: Status = Status.FAIL,
     window_seconds: float | None = None,
     blame: Blame | None = None,
+    *,
+    reset_cures: bool = False,
 ) -> Pattern:
-    return Pattern(f"Neuron {name}", rf"NEURON_HW_ERR={kinds}", status, action, window_seconds, blame, "neuron")
+    regex = rf"NEURON_HW_ERR={kinds}"
+    return Pattern(f"Neuron {name}", regex, status, action, window_seconds, blame, "neuron", reset_cures)
+
+
+def _driver(name: str, regex: str) -> Pattern:
+    """The Neuron driver's own words, which need no job: it is loaded again, which resets all devices."""
+    return Pattern(f"Neuron {name}", regex, Status.FAIL, Action.REBOOT, None, None, "neuron", reset_cures=True)
 
 
 def _xid(codes: str) -> str:
@@ -94,10 +104,23 @@ PATTERNS = (
     _neuron("SRAM error", r"SRAM_UNCORRECTABLE_ERROR\b", Action.REPLACE),
     _neuron("core error", r"NC_UNCORRECTABLE_ERROR\b", Action.REPLACE),
     _neuron("HBM error", r"HBM_UNCORRECTABLE_ERROR\b", Action.REPLACE),
-    _neuron("DMA error", r"DMA_(ERROR|ABORT)\b", Action.REPLACE),
+    # AWS advises to replace. But a program can cause it, and a reset of the device cures it: aws-neuron-sdk issue 1390.
+    _neuron("DMA error", r"DMA_(ERROR|ABORT)\b", Action.RESET_DEVICE, reset_cures=True),
     # Every node of a job that hangs may write it, for a cause that sits on another: so it accuses none, and passes.
     _neuron("hang in collectives", r"HANG_ON_COLLECTIVES\b", Action.INSPECT, _WARN, HOUR, Blame.PATH),
     _neuron("hardware error of an unknown kind", "", Action.INSPECT),
+    # What the driver says itself. Source: aws-neuron-driver, neuron_cdev.c (ncdev_open), neuron_reset.c
+    # (nr_reset_thread_fn), v2/neuron_dhal_v2.c and its successors (neuron_pci_get_device_id).
+    _driver("device in an invalid state", r"\bnd\d+ is in an invalid state"),
+    _driver(
+        "device that could not be reset",
+        r"\bnd\d+: (reset request \d+ (was initiated, but failed to complete|failed\b)|device didnt come out reset"
+        r"|failed to (initialize dma after reset|complete post reset configuration))",
+    ),
+    _driver(
+        "device without an index",
+        r"neuron.*(Could not retrieve device index|duplicate routing id \d+ found|Invalid device index \d+)",
+    ),
     # What to do is NVIDIA's, "Analyzing Xid Errors with the Xid Catalog". Those of programs (13, 31, 43, 45) are none.
     # 64: a row of memory could not be remapped.
     Pattern("GPU Xid remapping failed", _xid("64"), _FAIL, Action.REPLACE),
@@ -158,14 +181,7 @@ def find_fault(text: str, benign: Sequence[str] = (), devices: Sequence[str] | N
     return replace(pattern, name=GONE, status=_WARN, action=Action.INSPECT, window_seconds=HOUR)
 
 
-def find_target(pattern: Pattern, text: str) -> str:
-    """The device that a line names (`nd-id=3`, `[ND 3]`), as far as its kind names any; else the node."""
-    match = _NEURON_DEVICE.search(text[:MAX_CHARACTERS]) if pattern.device == "neuron" else None
-    return f"neuron:{int(match[1])}" if match else "node"
-
-
 _BLOCK_DEVICE = re.compile(r"error, dev (\w+)", re.ASCII)
-_NEURON_DEVICE = re.compile(r"(?:\bnd-id=|\[ND )(\d{1,4})\b", re.ASCII)
 
 # One pass over a line finds out whether it can be of any kind: nearly none is.
 _INTERESTING = re.compile("|".join(f"(?:{pattern.regex})" for pattern in PATTERNS))

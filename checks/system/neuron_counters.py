@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.accelerators.neuron_leaves import (
-    COMPONENTS,
     CORRECTED,
     REQUIRED,
     DeviceCounters,
@@ -17,13 +16,11 @@ from checks.contract import Action, Context, Evidence, Finding, Measurement, Sta
 from checks.host import HostError
 from checks.limits import within
 from checks.system.bounds import bound
+from checks.system.neuron_aborts import ABORTS, Abort, abort_kind, read_aborts
 from checks.system.neuron_counting import History, next_history
-from checks.system.neuron_kinds import KINDS, REPLACE_IT, UNKNOWN_KIND
+from checks.system.neuron_health import judge_components, judge_state
+from checks.system.neuron_kinds import KINDS, UNKNOWN_KIND, over_cores
 from checks.system.neuron_watch import Watch, judge_watch, next_watch
-
-_LINKS = ("link_intraserver", "link_host", "link_efa", "link_interserver", "link_switch")
-_PARTS = ("hbm", "sram", "firmware_service_api", "firmware_service_processor", *_LINKS, "axi_fabric")
-_NONE = ("", "none")
 
 
 @dataclass(frozen=True)
@@ -43,21 +40,26 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=15)
 def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
-    The driver counts no uncorrectable memory error and no hardware error, and the firmware calls no part unhealthy.
+    The driver counts no uncorrectable memory error and no hardware error, holds every device ready, and the firmware
+    calls no part unhealthy.
 
     Damage counts for as long as the driver is loaded, and what was counted before the counters were set back is told
-    as a warning until the next boot. Corrected errors are judged by the hour; time-outs, executions that ended with an
-    error and hangs in collectives by what came while we looked, as warnings, because programs and other nodes cause
-    them too. What a program alone causes (bad input, full queues) is not read. Where sysfs has no ECC counters,
-    neuron-monitor is asked for those of a moment, which is a warning: what was before is not known.
+    as a warning until the next boot. DMA aborts are a warning once the device was reset after them, and a reason to
+    replace it when they come again after that. Corrected errors are judged by the hour; time-outs, executions that
+    ended with an error and hangs in collectives by what came while we looked, as warnings, because programs and other
+    nodes cause them too. What a program alone causes (bad input, full queues) is not read. A device is looked at under
+    the host's number of it, which a container may not know. Where sysfs has no ECC counters, neuron-monitor is asked
+    for those of a moment, which is a warning: what was before is not known.
 
     Reads:   /sys/devices/virtual/neuron_device/neuron*, else /sys/class/neuron_device; leaves by name, wherever they
-             are. neuron-monitor, at most once a minute, only where these have no ECC counters.
-    Judges:  fail EccErrors, HardwareErrors, UnhealthyComponent | warn CorrectedErrors, HardwareErrors (suspicious, or
-             set back), EccErrors (set back), NoData (neuron-monitor alone) | unknown NoData, NoPermission |
-             skip NotApplicable (no Neuron devices in use).
+             are. neuron-monitor, at most once a minute, only where these have no ECC counters. The kernel log, only
+             where DMA aborts are counted, for resets.
+    Judges:  fail EccErrors, HardwareErrors, UnhealthyComponent, DeviceLost (invalid state) | warn CorrectedErrors,
+             HardwareErrors (suspicious, set back, or reset since), EccErrors (set back), NoData (neuron-monitor alone)
+             | unknown NoData, NoPermission | skip NotApplicable (no Neuron devices in use).
     Cost:    4 ms for 32 cores, 9 ms for 128, where files cost nothing; neuron-monitor 1 s; harmless to jobs.
-    Source:  aws-neuron-driver, neuron_sysfs_metrics.c; what to do: nrt-troubleshoot of the Neuron SDK.
+    Source:  aws-neuron-driver, neuron_sysfs_metrics.c, neuron_cdev.c; what to do: nrt-troubleshoot of the Neuron SDK,
+             aws-neuron-sdk issue 1390 (DMA aborts).
     Unverified on hardware: read from trees made by the driver's description. healthcheck_heartbeat is not judged,
     because no source says what it counts.
     """
@@ -69,6 +71,7 @@ def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     elapsed = ctx.previous.elapsed_seconds if ctx.previous else 0.0
     seen, why = _read(ctx)
     devices = choose(seen, ctx.inventory)
+    untold = find_untold(ctx.inventory)
     known = {target: device for target, device in devices.items() if device is not None}
     history = next_history(
         data.get("history") if data else None,
@@ -76,10 +79,11 @@ def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         {target: totals(device) for target, device in known.items()},
         {target: device.inode for target, device in known.items() if device.inode is not None},
     )
-    findings = [*_judge(ctx, known, history)]
+    aborts = read_aborts(ctx.host, known, data.get("aborts") if data else None)
+    findings = [*_judge(ctx, known, history, aborts), *_judge_untold(untold)]
     lacking = find_lacking(devices)
     watch: Watch | None = None
-    if lacking or not devices:
+    if lacking or not (devices or untold):
         watch = next_watch(ctx.host, data.get("watch") if data else None, elapsed, ctx.params)
         # Where nothing says which devices there are, those are judged that it names.
         findings += judge_watch(watch, lacking or dict.fromkeys(watch.seen, REQUIRED), why)
@@ -87,14 +91,21 @@ def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     yield Evidence(
         target="node",
         key="neuron_counters",
-        data={"history": history.as_data(), "watch": watch._asdict() if watch else None},
+        data={
+            "history": history.as_data(),
+            "watch": watch._asdict() if watch else None,
+            "aborts": {target: abort._asdict() for target, abort in aborts.items()},
+        },
     )
 
 
-def _judge(ctx: Context[Params], devices: Mapping[str, DeviceCounters], history: History) -> Iterator[Finding]:
+def _judge(
+    ctx: Context[Params], devices: Mapping[str, DeviceCounters], history: History, aborts: Mapping[str, Abort]
+) -> Iterator[Finding]:
     """What sysfs shows that is not well."""
     for target, device in devices.items():
-        yield from judge_counts(ctx, target, device, history)
+        yield from judge_counts(ctx, target, device, history, aborts.get(target))
+        yield from judge_state(target, device)
         yield from judge_components(target, device)
         yield from judge_gaps(target, device)
     yield from judge_wiped(history)
@@ -125,12 +136,34 @@ def choose(seen: Mapping[int, DeviceCounters], inventory: Mapping[str, Any]) -> 
     """
     The devices to judge by target: those of the inventory, or all that sysfs shows where it names none.
 
-    sysfs shows a container all devices of its host, also those that are not its own. None: sysfs does not show it.
+    sysfs shows a container all devices of its host, also those that are not its own, under the host's numbers. None:
+    sysfs does not show it. Those of which the host's number cannot be told are left out (`find_untold`).
     """
-    named = {str(d["target"]): d.get("index") for d in inventory.get("devices") or () if d.get("target")}
-    if not named:
+    named = {target: index for target, index in _host_indices(inventory).items() if index is not None}
+    if not named and not find_untold(inventory):
         return {f"neuron:{index}": device for index, device in seen.items()}
-    return {target: seen.get(index) if isinstance(index, int) else None for target, index in named.items()}
+    return {target: seen.get(index) for target, index in named.items()}
+
+
+def find_untold(inventory: Mapping[str, Any]) -> list[str]:
+    """The devices of which nobody says which of the host's they are."""
+    return [target for target, index in _host_indices(inventory).items() if index is None]
+
+
+def _host_indices(inventory: Mapping[str, Any]) -> dict[str, int | None]:
+    devices = [device for device in inventory.get("devices") or () if device.get("target")]
+    found = {str(device["target"]): device.get("host_index", device.get("index")) for device in devices}
+    return {target: index if isinstance(index, int) else None for target, index in found.items()}
+
+
+def _judge_untold(targets: Sequence[str]) -> Iterator[Finding]:
+    if targets:
+        text = (
+            f"which of the host's devices is {_some(targets)} cannot be told in this container, so no counters of it "
+            "are read: those of another tenant's device may be taken for them; run healthd on the host"
+        )
+        target = targets[0] if len(targets) == 1 else "node"
+        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
 
 
 def totals(device: DeviceCounters) -> dict[str, int]:
@@ -139,17 +172,21 @@ def totals(device: DeviceCounters) -> dict[str, int]:
     for name, cores in device.cores.items():
         counts = [count for count in cores.values() if count is not None]
         if len(counts) == len(cores):
-            found[name] = sum(counts)
+            found[name] = over_cores(name, counts)
     return found
 
 
-def judge_counts(ctx: Context[Params], target: str, device: DeviceCounters, history: History) -> Iterator[Finding]:
+def judge_counts(
+    ctx: Context[Params], target: str, device: DeviceCounters, history: History, abort: Abort | None = None
+) -> Iterator[Finding]:
     """What is beyond its limit, one finding for each counter."""
     for name in (*device.counts, *device.cores):
         kind = KINDS.get(name, UNKNOWN_KIND)
+        if name == ABORTS and abort is not None:
+            kind = abort_kind(abort.stage)
         # What could be read counts, also where another core's counter could not.
         counts = [c for c in (device.counts.get(name), *device.cores.get(name, {}).values()) if c is not None]
-        total, recent = sum(counts), history.recent(target, name)
+        total, recent = over_cores(name, counts), history.recent(target, name)
         wiped = history.wiped.get(target, {}).get(name, 0)
         value = float(total)
         if kind.recent:
@@ -168,25 +205,6 @@ def judge_counts(ctx: Context[Params], target: str, device: DeviceCounters, hist
         )
         if finding.status is not Status.PASS:
             yield Finding(**{**vars(finding), "message": f"{finding.message}; {kind.advice}"})
-
-
-def judge_components(target: str, device: DeviceCounters) -> Iterator[Finding]:
-    """The comma list of parts that the firmware calls unhealthy."""
-    words = parse_components(device.components)
-    strange = [word for word in words if word not in _PARTS]
-    known = [word for word in words if word in _PARTS]
-    if known:
-        text = f"the firmware calls unhealthy: {', '.join(known)}; {REPLACE_IT} if it stays"
-        yield Finding(status=Status.FAIL, reason="UnhealthyComponent", message=text, target=target)
-    if strange:
-        text = f"{COMPONENTS} says {' '.join(strange)[:100]!r}, which is no part that is known here"
-        yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
-
-
-def parse_components(text: str | None) -> list[str]:
-    """The words of the list; none where there is no such leaf (older drivers, Trainium1), or it is empty."""
-    words = [word.strip().lower() for word in (text or "").split(",")]
-    return [word for word in words if word not in _NONE]
 
 
 def judge_wiped(history: History) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from checks.contract import Action, Blame, Status
@@ -29,6 +29,7 @@ _REPAIRABLE = ("neuron_repairable_errors_count", "max_repairable_count", "EccErr
 _CORRECTED = ("neuron_corrected_errors_per_hour_count", "max_corrected_per_hour_count", "CorrectedErrors")
 _HARDWARE = ("neuron_hardware_errors_count", "max_hardware_errors_count", "HardwareErrors")
 _SUSPECT = ("neuron_suspect_errors_count", "max_suspect_errors_count", "HardwareErrors")
+_RESET = f"reset the device and run the active checks; when it aborts again, {REPLACE_IT}"
 _RELOAD = "reload the driver or reboot, which repairs it"
 _WATCH = "watch whether it grows"
 _OTHERS = "look at the other nodes of the job for the cause"
@@ -41,7 +42,7 @@ KINDS: Mapping[str, Kind] = {
     "hw_nc_ue_error": Kind("uncorrectable core errors", *_HARDWARE, Action.REPLACE, REPLACE_IT),
     "hw_hbm_ue_error": Kind("executions that met HBM errors", *_HARDWARE, Action.REPLACE, REPLACE_IT),
     "hw_repairable_hbm_ue_error": Kind("executions that met repairable errors", *_HARDWARE, Action.REBOOT, _RELOAD),
-    "hw_dma_abort_error": Kind("DMA aborts", *_HARDWARE, Action.REPLACE, REPLACE_IT),
+    "hw_dma_abort_error": Kind("DMA aborts", *_HARDWARE, Action.RESET_DEVICE, _RESET),
     "hw_error": Kind("hardware errors", *_HARDWARE, Action.INSPECT, "see the runtime's log for the kind"),
     "reset_fail_count": Kind("resets that failed", *_HARDWARE, Action.REBOOT, "reboot", Status.WARN),
     "mem_ecc_corrected": Kind(
@@ -59,3 +60,11 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 UNKNOWN_KIND = Kind("hardware errors of a kind unknown here", *_HARDWARE, Action.INSPECT, "see the runtime's log")
+
+# One number of the device that the driver shows at each of its cores: nsysfsmetric_inc_reset_fail_count.
+_SHARED = frozenset({"reset_fail_count"})
+
+
+def over_cores(name: str, counts: Sequence[int]) -> int:
+    """A counter over the cores of a device."""
+    return max(counts, default=0) if name in _SHARED else sum(counts)

@@ -1,17 +1,17 @@
-"""NeuronLink: whether each device has links to the devices that it should have links to."""
+"""The links that the Neuron driver lists between devices, against those of the instance type."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from checks.catalog import InstanceType
-from checks.contract import NO_LIMIT, Context, Finding, Limit, Status, check
+from checks.contract import Context, Finding, Limit, Status, check
 from checks.limits import within
 from checks.system.neuron_scope import known_type, not_concerned, unknown
 
-Links = Mapping[int, "frozenset[int] | None"]
+Links = Mapping[int, frozenset[int]]
 
 
 @dataclass(frozen=True)
@@ -24,132 +24,101 @@ class Params:
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)
 def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
     """
-    Every Neuron device has its NeuronLinks to the devices that its instance type says.
+    The driver takes the machine for what it is: it lists the links between devices that the instance type has.
 
-    Containers may number devices anew. Where most devices differ from the catalogue, numbers are taken for such: then
-    it counts how many links each device has, and how often it is named. Links to a device that is not shown are not
-    judged: `device_count` says that it is missing.
+    The driver does not look at links. It takes its list from a fixed table, by the kind of devices and by how many it
+    has found, so that the list never shows a broken link. It shows that all devices were found, and that they are the
+    kind and in the order that the type has. With a device missing the driver lists no links at all; `device_count`
+    judges that. Links are judged by what moves data over them: the collectives (`nccom_all_reduce` and the others), and
+    on Trainium2 and 3 the firmware's own word, `link_*` in `neuron_counters`.
 
     Reads:   the inventory (connected_to of neuron-ls, else connected_devices of sysfs); the type as instance_type does.
-    Judges:  fail WrongTopology (a link that should be there is not) | unknown NoData (a device tells no neighbours),
-             UnknownInstanceType (nothing to compare with) | skip NotApplicable (no Neuron; links go through switches).
+    Judges:  warn WrongTopology (the list is not that of the type) | unknown NoData (no list, or a container's numbers
+             that are not known to be the host's), UnknownInstanceType (nothing to compare with) | skip NotApplicable
+             (no Neuron; links go through switches, which the driver does not list).
     Cost:    under 1 ms; harmless to jobs.
-    Source:  checks/catalog.py names one for the links of each type.
-    Unverified on hardware: what a device shows whose link is down.
+    Source:  aws-neuron-driver, v2/neuron_dhal_v2.c and v3/neuron_dhal_v3.c (fw_io_topology); checks/catalog.py.
+    Unverified on hardware.
     """
     other = not_concerned(ctx)
     if other is not None:
         yield other
         return
     known = known_type(ctx, ctx.params.type)
-    links = _links(ctx)
+    devices = list(ctx.inventory.get("devices") or ())
     if known is None or known.topology is None:
         name = "the instance type" if known is None else known.name
         text = f"the links that devices should have are not known: {name} is not in the catalogue with its topology"
         yield unknown("UnknownInstanceType", text)
-    elif known.topology not in ("single", "ring", "torus"):
-        text = f"the devices of {known.name} are linked by {known.topology}, which neuron-ls does not show"
+    elif known.topology not in ("single", "chain", "ring", "torus"):
+        text = f"the devices of {known.name} are linked by {known.topology}, which the driver does not list"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
-    elif not links:
+    elif not devices:
         yield unknown("NoData", "no device is shown, so no link is; see device_count")
     elif known.topology == "single":
         yield _measured(0, 0, known, "one device, no links to others; links:")
     else:
-        yield from _judge(known, links)
+        yield from _judge(known, devices)
 
 
-def _links(ctx: Context[Params]) -> Links:
-    found: dict[int, frozenset[int] | None] = {}
-    for device in ctx.inventory.get("devices") or ():
-        connected = device.get("connected_to")
-        found[int(device["index"])] = None if connected is None else frozenset(connected)
-    return found
-
-
-def _judge(known: InstanceType, links: Links) -> Iterator[Finding]:
-    silent = [index for index, connected in links.items() if connected is None]
-    if len(silent) == len(links):
-        yield unknown("NoData", "neither neuron-ls nor sysfs tells which devices are linked; update aws-neuronx-tools")
+def _judge(known: InstanceType, devices: list[dict[str, Any]]) -> Iterator[Finding]:
+    if not any(device.get("connected_to") for device in devices):
+        yield unknown("NoData", _why_none(known, devices))
         return
-    told = {index: connected for index, connected in links.items() if connected is not None}
-    expected = _expected(known, links)
-    missing = {index: expected[index] - connected for index, connected in told.items() if index in expected}
-    different = [
-        index
-        for index, connected in told.items()
-        if index not in expected or expected[index] != connected & links.keys() - {index}
-    ]
-    for index in silent:
-        yield unknown("NoData", "this device tells no neighbours", f"neuron:{index}")
-    if 2 * len(different) > len(told):
-        yield from _judge_renumbered(known, told, whole=len(links) == known.devices)
-        return
-    wrong = [index for index in different if missing[index]]
-    for index in wrong:
-        yield _wrong(known, index, missing[index], told)
+    targets: dict[int, str] = {}
+    links: dict[int, frozenset[int]] = {}
+    for device in devices:
+        index, target = device.get("host_index", device.get("index")), str(device["target"])
+        if not device.get("connected_to"):
+            yield unknown("NoData", "the driver lists no links of this device, and lists those of others", target)
+        elif not isinstance(index, int):
+            yield unknown("NoData", "which of the host's devices this is cannot be told in this container", target)
+        else:
+            targets[index], links[index] = target, frozenset(device["connected_to"])
+    different = [index for index in links if _expected(known, index) != links[index]]
     for index in different:
-        if index not in wrong:
-            extra = sorted(told[index] & links.keys() - {index} - expected[index])
-            text = f"names {_names(extra)} as neighbours beside those of {known.name}; see whether the type is right"
-            yield unknown("UnknownInstanceType", text, f"neuron:{index}")
-    if not different and not silent:
-        count = sum(len(told[index] & expected[index]) for index in told)
-        whole = sum(map(len, expected.values()))
-        yield _measured(count, whole, known, f"{len(told)} devices have their links; link ends:")
+        yield _different(known, targets[index], links[index], _expected(known, index))
+    if not different and len(links) == len(devices):
+        count = sum(map(len, links.values()))
+        whole = sum(len(_expected(known, index) or ()) for index in links)
+        yield _measured(count, whole, known, f"the driver lists the links of {len(links)} devices:")
 
 
-def _expected(known: InstanceType, links: Links) -> dict[int, frozenset[int]]:
-    """Neighbours by the catalogue among the devices that are shown; nothing for a number that the type has not."""
-    return {
-        index: frozenset(known.neighbours(index) or ()) & links.keys()
-        for index in links
-        if known.devices is not None and 0 <= index < known.devices
-    }
+def _why_none(known: InstanceType, devices: list[dict[str, Any]]) -> str:
+    if known.devices is not None and len(devices) < known.devices:
+        return (
+            f"the driver lists no links: it does so only when it finds all {known.devices} devices of {known.name}, "
+            f"and {len(devices)} are shown; see device_count"
+        )
+    return f"neither neuron-ls nor sysfs lists the links of {known.name}; see whether the driver is loaded as it should"
 
 
-def _judge_renumbered(known: InstanceType, told: Mapping[int, frozenset[int]], *, whole: bool) -> Iterator[Finding]:
-    """
-    Of numbers that are not the host's: how many links a device has, and how often it is named.
-
-    A share of the machine may show links to devices that are not in it, or leave them out: fewer are no fault there.
-    """
-    degree = len(known.neighbours(0) or ())
-    low = {index: len(connected) for index, connected in told.items() if len(connected) < degree}
-    named = Counter(number for connected in told.values() for number in connected)
-    forgotten = sorted(number for number, times in named.items() if times < degree)
-    if not whole or (not low and not forgotten):
-        count = sum(map(len, told.values()))
-        expected = degree * len(told) if whole else None
-        numbering = "whose numbers are not the host's" if whole else "a share of the machine"
-        yield _measured(count, expected, known, f"{len(told)} devices, {numbering}, have their links; link ends:")
-        return
-    for index, count in low.items():
-        others = f"; {_names(forgotten)} in the host's numbers is named too seldom" if forgotten else ""
-        text = f"has links to {count} devices instead of {degree} as in {known.name}{others}"
-        yield Finding(status=Status.FAIL, reason="WrongTopology", message=text, target=f"neuron:{index}")
-    if not low:
-        text = f"{_names(forgotten)} is named as a neighbour less than {degree} times, and others more often"
-        yield unknown("NoData", f"{text}: the numbers are not the host's, so it cannot be told which device that is")
+def _expected(known: InstanceType, index: int) -> frozenset[int] | None:
+    """Neighbours by the catalogue; None for a number that the type has not."""
+    if known.devices is None or not 0 <= index < known.devices:
+        return None
+    return frozenset(known.neighbours(index) or ())
 
 
-def _wrong(known: InstanceType, index: int, missing: frozenset[int], told: Mapping[int, frozenset[int]]) -> Finding:
-    back = [other for other in sorted(missing) if index in told.get(other, ())]
-    text = f"has no link to {_names(sorted(missing))}, which {known.name} has"
-    if back:
-        text += f"; {_names(back)} shows one to it"
-    return Finding(status=Status.FAIL, reason="WrongTopology", message=text, target=f"neuron:{index}")
+def _different(known: InstanceType, target: str, listed: frozenset[int], expected: frozenset[int] | None) -> Finding:
+    should = "has no such device" if expected is None else f"has {_names(expected)}"
+    text = (
+        f"the driver lists links to {_names(listed)}, and {known.name} {should}; its list is fixed by type and number "
+        "of devices, so see whether the instance type and the driver's version are right"
+    )
+    return Finding(status=Status.WARN, reason="WrongTopology", message=text, target=target)
 
 
-def _measured(count: int, expected: int | None, known: InstanceType, subject: str) -> Finding:
+def _measured(count: int, expected: int, known: InstanceType, subject: str) -> Finding:
     return within(
         float(count),
         name="neuron_links_count",
         target="node",
-        limit=NO_LIMIT if expected is None else Limit(lower=float(expected), upper=None, origin="catalogue"),
+        limit=Limit(lower=float(expected), upper=None, origin="catalogue"),
         reason="WrongTopology",
         subject=f"{known.name}: {subject}",
     )
 
 
-def _names(indices: list[int]) -> str:
-    return ", ".join(f"neuron:{index}" for index in indices)
+def _names(indices: frozenset[int]) -> str:
+    return ", ".join(str(index) for index in sorted(indices))

@@ -110,7 +110,8 @@ async def _run(settings: Settings, join: Join, job: str, folder: Path) -> None:
         token_file=settings.gate.token_file,
     )
     sync = dataclasses.replace(node.sync, executor=join.member, ca_file=settings.gate.ca_file, backoff_max_seconds=1.0)
-    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), settings.runner(in_job=True))
+    runner = settings.runner(in_job=True, in_fleet=join.size > 1)
+    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), runner)
 
 
 def _speak(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Decision], ask: Callable[[], Decision]) -> None:

@@ -169,7 +169,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
         ask_seconds=ASK_SECONDS,
         token_file=token_file,
     )
-    runner = settings.runner(in_job=True)
+    runner = settings.runner(in_job=True, in_fleet=place.size > 1)
     if is_loopback(task.main):
         # All "nodes" are this machine: they must not take each other's probes for jobs.
         runner = dataclasses.replace(runner, run_dir=folder)

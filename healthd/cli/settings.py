@@ -127,12 +127,13 @@ class Settings:
             kubernetes=KubernetesSettings(),
         )
 
-    def runner(self, *, in_job: bool | None = None) -> RunnerSettings:
+    def runner(self, *, in_job: bool | None = None, in_fleet: bool | None = None) -> RunnerSettings:
         """
         What the runner needs. ConfigError names a check that matches nothing, or a parameter it does not have.
 
         `in_job`: the devices that can be seen here were given to the job that this process belongs to, so that nobody
-        out of sight has them. None: where a scheduler has started this process.
+        out of sight has them. None: where a scheduler has started this process. `in_fleet`: jobs over several nodes run
+        here. None: where aggregators are configured.
         """
         from healthd.node.allocations import inside_a_job
         from healthd.runner import ProgramSpec, RunnerSettings
@@ -143,6 +144,8 @@ class Settings:
         if probe.instance_type is not None:
             for name in ("instance_type", "device_count", "neuron_cores", "neuron_topology"):
                 params[name] = {"type": probe.instance_type, **params.get(name, {})}
+        if bool(self.node.sync.aggregators) if in_fleet is None else in_fleet:
+            params["efa"] = {"required": True, **params.get("efa", {})}
         programs = tuple(
             ProgramSpec(
                 name=name,

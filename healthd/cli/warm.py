@@ -138,7 +138,7 @@ def take_bundle(settings: Settings, path: Path, say: Callable[[str], None]) -> d
 
 def host_key(settings: Settings) -> CacheKey | None:
     """The key of this host's devices; None where there are none that compile."""
-    from checks.accelerators.neuron_torch import flags_of, lnc_of
+    from checks.accelerators.neuron_environment import flags_of, lnc_of
     from healthd.runner import Runner
 
     survey = asyncio.run(Runner(settings.runner()).survey())

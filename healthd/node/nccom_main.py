@@ -19,7 +19,7 @@ from checks.collective.nccom_judge import judge_step
 from checks.collective.nccom_launch import MPI_PREFIX, Plan, planned
 from checks.collective.nccom_plan import Step
 from checks.collective.nccom_report import Abilities, log_path
-from checks.collective.nccom_run import Ran, find_tool, free_ports, last_lines, learn_abilities
+from checks.collective.nccom_run import Ran, find_tool, free_ports, learn_abilities, read_log
 from checks.collective.nccom_vector import Refused
 from checks.contract import Finding, Limit, Status
 from checks.host import Host, HostError
@@ -143,7 +143,7 @@ class Main:
             output=output,
             report=report or None,
             log=named,
-            tail=self._tail(named),
+            log_text=read_log(self._host, named),
             seconds=time.monotonic() - began,
             timeout_seconds=seconds,
         )
@@ -187,15 +187,6 @@ class Main:
             names.write_text("".join(f"{name}\n" for name in self._nccom.hosts))
             found |= {"SLURM_HOSTFILE": str(names), "SLURM_DISTRIBUTION": "arbitrary"}
         return found
-
-    def _tail(self, path: str | None) -> str | None:
-        """The last words of the log of neuron-bench."""
-        if path is None:
-            return None
-        try:
-            return last_lines(self._host.read(path, max_bytes=1 << 20)) or None
-        except HostError:
-            return None
 
     # --- the agent ----------------------------------------------------------------------------------------------------
 

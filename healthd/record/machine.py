@@ -14,6 +14,7 @@ from checks.host import HostError
 from healthd import __version__
 from healthd.record.copying import Copier
 from healthd.record.sources import (
+    CONTAINER_MARKS,
     DEVICE_FILES,
     DPKG,
     HOLDS,
@@ -44,6 +45,7 @@ def record_machine(copier: Copier, *, tools: bool) -> None:
         if copier.host.exists(place):
             copier.real(place).mkdir(parents=True, exist_ok=True)
     record_calls(copier)
+    record_view(copier)
     record_name(copier)
     record_log(copier)
     for pattern in PLAIN:
@@ -78,12 +80,27 @@ def record_calls(copier: Copier) -> None:
         with contextlib.suppress(HostError):
             value = host.process_limit(name)
             limits[name] = None if value == float("inf") else value
+    minors = {path: host.device_minor(path) for path in copier.glob("/dev/neuron*")}
     said: dict[str, object] = {"file_systems": systems, "limits": limits}
+    if known := {path: minor for path, minor in minors.items() if minor is not None}:
+        said["minors"] = known
     try:
         said["clock"] = host.clock()._asdict()
     except HostError as error:
         copier.made.left_out["the clock's state"] = str(error)
     copier.write("/host.json", json.dumps(said, indent=1).encode())
+
+
+def record_view(copier: Copier) -> None:
+    """From where the machine is looked at: the PID namespace, and the marks of a container."""
+    namespace = copier.host.pid_namespace()
+    if namespace is None:
+        copier.made.left_out["/proc/self/ns/pid"] = "not told, so holders of devices are unknown in this recording"
+    else:
+        copier.write("/proc/self/ns/pid", f"{namespace}\n".encode())
+    for path in CONTAINER_MARKS:
+        if copier.host.exists(path):
+            copier.write(path, b"")
 
 
 def record_name(copier: Copier) -> None:

@@ -69,12 +69,13 @@ LINKED = (
 TREES = ("/sys/devices/virtual/neuron_device",)
 NOT_IN_TREES = frozenset(
     {
-        "reset",  # to touch it is to reset the device
         "memory_usage",  # half of all files, and no check reads them
     }
 )
 DEVICE_FILES = ("/dev/neuron*", "/dev/nvidia*", "/dev/infiniband/uverbs*")
 HOLDS = re.compile(r"(neuron|nvidia)\d+")
+# Files whose being there is a reading: Docker, Podman.
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 # Directories whose being there is a reading.
 PLACES = ("/", "/tmp", "/var", "/dev/shm", "/sys/class", "/sys/module", "/proc")
 

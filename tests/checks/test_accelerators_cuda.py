@@ -30,7 +30,11 @@ needs_gpu = [
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(TREE, tmp_path / "machine"))
+    """Its host's own processes are seen, the first among them."""
+    place = Path(shutil.copytree(TREE, tmp_path / "machine"))
+    (place / "proc/1").mkdir()
+    lives_in(place, "pid:[4026531836]")
+    return place
 
 
 def process(root: Path, pid: int, command: str, *files: str, parent: int = 1) -> None:
@@ -117,7 +121,8 @@ def test_asking_after_gpus_and_looking_after_them_is_not_holding_them(root: Path
 def lives_in(root: Path, namespace: str) -> None:
     """The machine's /proc as a process of this namespace sees it."""
     place = root / "proc/self/ns/pid"
-    place.parent.mkdir(parents=True)
+    place.unlink(missing_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(namespace)
 
 
@@ -132,7 +137,7 @@ def test_process_of_another_container_is_out_of_sight_never_nobody(root: Path) -
 
 def test_proc_that_hides_the_processes_of_others_does_not_show_that_devices_are_free(root: Path) -> None:
     """Mounted with hidepid=2, and we are not root: not even process 1 is there."""
-    lives_in(root, "pid:[4026531836]")
+    (root / "proc/1").rmdir()
     process(root, 4711, "healthd")
     assert holders(root) is None
     process(root, 1, "systemd")

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.accelerators import DeviceMissingError, neuron_torch
+from checks.accelerators.neuron_environment import environment_of, xla_environment
 from checks.accelerators.neuron_errors import diagnose, telling_line
-from checks.accelerators.neuron_torch import environment_of
 from checks.contract import Action
 from healthd.runner.outcome import explain
 
@@ -66,6 +66,8 @@ def test_worker_is_pinned_to_its_one_core_whatever_the_job_said() -> None:
         "NEURON_PJRT_PROCESS_INDEX",
         "XLA_USE_BF16",
         "TORCH_NEURONX_NEFF_DISABLE_CACHE",
+        "TORCH_NEURONX_HLO_CACHE_DIR",
+        "NKI_SIMULATOR",
     ],
 )
 def test_what_changes_results_of_a_probe_is_dropped(name: str) -> None:
@@ -77,13 +79,15 @@ def test_what_changes_results_of_a_probe_is_dropped(name: str) -> None:
 def test_cache_is_private_and_flags_are_the_operators() -> None:
     job = {"NEURON_CC_FLAGS": "--cache_dir=/job --auto-cast=all", "NEURON_COMPILE_CACHE_URL": "s3://job"}
     said = environment_of("neuroncore:0", INVENTORY, {"compile_folder": "/ours"}, job)
-    assert said["NEURON_CC_FLAGS"] == "--optlevel=1 --auto-cast=none --cache_dir=/ours/neuron"
-    assert said["NEURON_COMPILE_CACHE_URL"] == "/ours/neuron"
+    assert said["NEURON_CC_FLAGS"] == "--optlevel=1 --auto-cast=none"
+    assert said["NEURON_COMPILE_CACHE_URL"] is None
     assert said["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/ours/neff"
     options = {"compile_flags": ["--optlevel=2"], "compile_folder": "/ours", "retry_failed": True}
-    assert environment_of("neuroncore:0", INVENTORY, options, job)["NEURON_CC_FLAGS"] == (
-        "--optlevel=2 --cache_dir=/ours/neuron --retry_failed_compilation"
-    )
+    assert environment_of("neuroncore:0", INVENTORY, options, job)["NEURON_CC_FLAGS"] == "--optlevel=2"
+    assert xla_environment(options) == {
+        "NEURON_COMPILE_CACHE_URL": "/ours/neuron",
+        "NEURON_CC_FLAGS": "--optlevel=2 --cache_dir=/ours/neuron --retry_failed_compilation",
+    }
 
 
 def test_rank_knows_its_group_before_torch_is_imported() -> None:
@@ -204,7 +208,7 @@ FATAL = "(FATAL-RT-UNDEFINED-STATE)"
             "DeviceLost",
             Action.REBOOT,
         ),
-        ("[MLA 0][NC 0] DMA TX engine 0 is in an abort state", "DeviceLost", Action.REPLACE),
+        ("[MLA 0][NC 0] DMA TX engine 0 is in an abort state", "DeviceLost", Action.RESET_DEVICE),
         (f"{FATAL} execution timeout (30000 ms) on Neuron Device 0 NC 0, model x.neff", "DeviceLost", Action.REPLACE),
         (f"{FATAL} missing collectives status on Neuron Device 0 NC 0", "Timeout", Action.INSPECT),
         ("NRT Error NRT_EXEC_UNIT_UNRECOVERABLE(101)", "DeviceLost", Action.RESET_DEVICE),

@@ -78,9 +78,13 @@ def test_devices_of_another_client_are_never_guessed(monkeypatch: pytest.MonkeyP
 
 def test_device_files_that_processes_out_of_sight_may_hold_count_as_taken(tmp_path: Path) -> None:
     options = {"xla_device": "NEURON", "xla_devices": 1, "xla_device_files": "/dev/null"}
-    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    for folder in ("proc/self/ns", "proc/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    namespace = tmp_path / "proc/self/ns/pid"
+    namespace.symlink_to("pid:[4026531836]")
     assert xla.holders(Host(tmp_path), xla.find(HERE, options), options) == []
-    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026532512]")
+    namespace.unlink()
+    namespace.symlink_to("pid:[4026532512]")
     assert xla.holders(Host(tmp_path), xla.find(HERE, options), options) is None
     assert xla.holders(Host(tmp_path), xla.find(HERE, options), {**options, "in_job": True}) == []
 

@@ -31,7 +31,7 @@ def the(name: str) -> InstanceType:
         ("trn2.3xlarge", "Trainium2", 1, 8, 4, 96, 1),
         ("trn2.48xlarge", "Trainium2", 16, 128, 64, 1536, 16),
         ("trn2u.48xlarge", "Trainium2", 16, 128, 64, 1536, 16),
-        ("trn3.48xlarge", "Trainium3", 16, 128, 64, 2304, None),
+        ("trn3.48xlarge", "Trainium3", 16, 128, 64, 2304, 16),
         ("inf2.xlarge", "Inferentia2", 1, 2, 2, 32, 0),
         ("inf2.8xlarge", "Inferentia2", 1, 2, 2, 32, 0),
         ("inf2.24xlarge", "Inferentia2", 6, 12, 12, 192, 0),
@@ -111,9 +111,41 @@ def test_links_go_both_ways_and_never_to_oneself(found: InstanceType) -> None:
             assert device in (found.neighbours(other) or ())
 
 
-def test_ring_has_two_neighbours_single_devices_none_and_switches_are_unknown() -> None:
+# Links of each type, from the tables of the AWS Neuron driver: v2/neuron_dhal_v2.c and v3/neuron_dhal_v3.c.
+TORUS = [
+    {12, 3, 4, 1}, {13, 0, 5, 2}, {14, 1, 6, 3}, {15, 2, 7, 0}, {0, 7, 8, 5}, {1, 4, 9, 6}, {2, 5, 10, 7},
+    {3, 6, 11, 4}, {4, 11, 12, 9}, {5, 8, 13, 10}, {6, 9, 14, 11}, {7, 10, 15, 8}, {8, 15, 0, 13}, {9, 12, 1, 14},
+    {10, 13, 2, 15}, {11, 14, 3, 12},
+]  # fmt: skip
+DRIVER_TABLES: dict[str, list[set[int]]] = {
+    "trn1.2xlarge": [set()],
+    "trn1.32xlarge": TORUS,
+    "trn1n.32xlarge": TORUS,
+    "trn2.3xlarge": [set()],
+    "trn2.48xlarge": TORUS,
+    "trn2u.48xlarge": TORUS,
+    "inf2.xlarge": [set()],
+    "inf2.8xlarge": [set()],
+    "inf2.24xlarge": [{1}, {0, 2}, {1, 3}, {2, 4}, {3, 5}, {4}],
+    "inf2.48xlarge": [{(n - 1) % 12, (n + 1) % 12} for n in range(12)],
+}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in TYPES.items() if kind.chip.accelerator == "neuron"])
+def test_links_of_each_type_are_those_of_the_drivers_table(name: str) -> None:
+    kind = the(name)
+    table = DRIVER_TABLES.get(name)
+    if table is None:  # Trainium3: the driver lists no links
+        assert kind.chip.name == "Trainium3"
+        assert kind.topology in ("switch", "single", None)
+        return
+    assert [set(kind.neighbours(device) or ()) for device in range(kind.devices or 0)] == table
+    assert len(table) == 1 or "fw_io_topology" in kind.source
+
+
+def test_ring_and_chain_have_two_neighbours_single_devices_none_and_switches_are_unknown() -> None:
     assert the("inf2.48xlarge").neighbours(0) == (1, 11)
-    assert the("inf2.24xlarge").neighbours(5) == (0, 4)
+    assert the("inf2.24xlarge").neighbours(5) == (4,)
     assert the("inf2.xlarge").neighbours(0) == ()
     assert the("trn3.48xlarge").neighbours(0) is None
     assert the("p5.48xlarge").neighbours(0) is None

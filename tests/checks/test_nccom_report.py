@@ -52,7 +52,7 @@ def ran(output: str, report_text: str | None = None, returncode: int | None = 0)
         output=output,
         report=report_text,
         log=None,
-        tail=None,
+        log_text=None,
         seconds=1.0,
         timeout_seconds=60.0,
     )

@@ -120,11 +120,20 @@ def test_fewer_that_are_wanted_so_are_in_order_and_none_is_named(trn1: Trn1) -> 
     assert worst_of(look(trn1, expected=9)[0]) == MISSING
 
 
-def test_none_at_all_fails_where_a_job_needs_them(trn1: Trn1) -> None:
+def test_none_at_all_is_one_warning_for_a_node_by_itself(trn1: Trn1) -> None:
     trn1.remove(RDMA)
-    findings, _ = look(trn1)
-    assert worst_of(findings) == MISSING
-    assert len(findings) == 9
+    (finding,), _ = look(trn1)
+    assert (finding.status, finding.reason, finding.target) == (Status.WARN, "MissingDevice", "node")
+    assert "jobs over several nodes need them; add them in the launch template" in finding.message
+
+
+@pytest.mark.parametrize("params", [{"required": True}, {"expected": 8}, {"required": True, "expected": 8}])
+def test_none_at_all_is_one_failure_where_a_fleet_or_the_operator_wants_them(
+    params: dict[str, Any], trn1: Trn1
+) -> None:
+    trn1.remove(RDMA)
+    (finding,), _ = look(trn1, **params)
+    assert (finding.status, finding.reason, finding.target) == (*MISSING, "node")
 
 
 def test_interfaces_on_the_bus_that_no_driver_has_are_told_as_that(trn1: Trn1) -> None:
@@ -133,6 +142,7 @@ def test_interfaces_on_the_bus_that_no_driver_has_are_told_as_that(trn1: Trn1) -
     trn1.write("/sys/bus/pci/devices/0000:10:1a.0/device", "0xefa1\n")
     findings, _ = look(trn1)
     assert "load the efa driver" in findings[0].message
+    assert (findings[0].status, findings[0].reason) == MISSING  # they are there, and cannot be used
 
 
 @pytest.mark.parametrize("name", ["trn1.2xlarge", "inf2.48xlarge", "inf2.xlarge", "trn2.3xlarge"])
@@ -144,7 +154,7 @@ def test_types_that_work_alone_need_none(name: str, tmp_path: Path) -> None:
 
 
 def test_type_of_which_nobody_says_how_many_is_unknown_until_somebody_does(tmp_path: Path) -> None:
-    machine = make(tmp_path, "trn3.48xlarge")
+    machine = make(tmp_path, "trn3sn.48xlarge")
     found = len(machine.state["efa"])
     assert worst_of(look(machine)[0]) == (Status.UNKNOWN, "UnknownInstanceType")
     assert worst_of(look(machine, expected=found)[0]) == PASSES

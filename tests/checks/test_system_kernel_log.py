@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Evidence, Finding, Previous, Status
 from checks.protocol import encode, from_evidence
-from checks.system.fault_lines import BENIGN, PATTERNS, find_fault, find_target
-from checks.system.kernel_log import kernel_log, recall_faults
+from checks.system.fault_lines import BENIGN, PATTERNS, find_fault
+from checks.system.kernel_log import find_target, kernel_log, recall_faults
 from tests.hosts.machine import Machine, number, worst_of
 
 GPUS = {"accelerator": "cuda"}
@@ -153,7 +153,7 @@ def neuron_line(kind: str, device: str = "nd-id=4") -> str:
         ("SRAM_UNCORRECTABLE_ERROR", Action.REPLACE),
         ("NC_UNCORRECTABLE_ERROR", Action.REPLACE),
         ("HBM_UNCORRECTABLE_ERROR", Action.REPLACE),
-        ("DMA_ERROR", Action.REPLACE),
+        ("DMA_ERROR", Action.RESET_DEVICE),
         ("SOMETHING_NEW", Action.INSPECT),
     ],
 )

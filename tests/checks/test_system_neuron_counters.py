@@ -17,7 +17,8 @@ from checks.accelerators.neuron_leaves import (
     REQUIRED,
 )
 from checks.contract import Action, Blame, Status
-from checks.system.neuron_counters import neuron_counters, parse_components
+from checks.system.neuron_counters import neuron_counters
+from checks.system.neuron_health import parse_components
 from checks.system.neuron_kinds import KINDS
 from tests.checks.neuron_looks import SYSFS, Looks, inventory, look
 from tests.fakes.neuron import NeuronMachine
@@ -103,7 +104,7 @@ def test_uncorrectable_error_since_the_driver_was_loaded_fails_at_the_first_look
         ("hw_nc_ue_error", Action.REPLACE),
         ("hw_hbm_ue_error", Action.REPLACE),
         ("hw_repairable_hbm_ue_error", Action.REBOOT),
-        ("hw_dma_abort_error", Action.REPLACE),
+        ("hw_dma_abort_error", Action.RESET_DEVICE),
     ],
 )
 def test_execution_that_failed_by_hardware_names_device_and_core(

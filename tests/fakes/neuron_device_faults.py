@@ -13,7 +13,7 @@ def missing_device(root: Path, state: Record, target: str | None, value: str | N
     """
     A device that the driver did not find: no node, no sysfs, no entry; the others keep their numbers.
 
-    Assumed: its neighbours still name it, because the driver fills their lists by position. `forgotten`: they do not.
+    The driver then lists no links at all: its tables are for whole machines (fw_io_topology).
     """
     device = find_device(state, target)
     state["devices"].remove(device)
@@ -22,9 +22,8 @@ def missing_device(root: Path, state: Record, target: str | None, value: str | N
     (root / f"sys/class/neuron_device/neuron{number}").unlink()
     shutil.rmtree(root / device_folder(device))
     (root / f"sys/bus/pci/devices/{device['bdf']}").unlink()
-    if value == "forgotten":
-        for other in state["devices"]:
-            _connect(root, state, other, [n for n in other["connected_to"] or () if n != number])
+    for other in state["devices"]:
+        _connect(root, state, other, [])
 
 
 def missing_core(root: Path, state: Record, target: str | None, value: str | None) -> None:
@@ -48,7 +47,11 @@ def less_memory(root: Path, state: Record, target: str | None, value: str | None
 
 
 def wrong_neighbours(root: Path, state: Record, target: str | None, value: str | None) -> None:
-    """A link that is gone at both of its ends; with a value (`1,2,3`) that list on the target alone."""
+    """
+    A list of links that is not the type's: one less at both ends; with a value (`1,2,3`) that list on the target alone.
+
+    No driver is known that does so: its lists are fixed.
+    """
     device = find_device(state, target)
     if value is not None:
         _connect(root, state, device, [int(part) for part in value.split(",") if part])
@@ -104,7 +107,7 @@ def unhealthy_component(root: Path, state: Record, target: str | None, value: st
 
 
 def _connect(root: Path, state: Record, device: Record, neighbours: list[int]) -> None:
-    device["connected_to"] = neighbours
+    device["connected_to"] = neighbours or None
     write(root, device_leaf(state, device, "connected_devices"), ", ".join(map(str, neighbours)) + "\n")
 
 

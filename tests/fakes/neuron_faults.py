@@ -62,6 +62,14 @@ def no_driver(root: Path, state: Record, target: str | None, value: str | None) 
     kmsg.write_text("".join(line for line in kmsg.read_text().splitlines(True) if "neuron" not in line.lower()))
 
 
+def renumbered(root: Path, state: Record, target: str | None, value: str | None) -> None:
+    """A container that numbers its devices anew: what it calls the first is the sixth of the host, and so on."""
+    mounts = "proc/self/mountinfo"
+    text = (root / mounts).read_text().replace(" - ext4 /dev/nvme0n1p1 ", " - overlay overlay ")
+    (root / mounts).unlink()
+    write(root, mounts, text)
+
+
 def hw_error_line(root: Path, state: Record, target: str | None, value: str | None) -> None:
     """What the runtime has the kernel log when hardware fails under it: by default SRAM_UNCORRECTABLE_ERROR."""
     device, kind = find_device(state, target), value or "SRAM_UNCORRECTABLE_ERROR"
@@ -174,7 +182,7 @@ FAULTS: dict[str, Fault | None] = {
     "wrong_neighbours": wrong_neighbours,
     "null_members": None,
     "extra_members": None,
-    "renumbered": None,
+    "renumbered": renumbered,
     "hang": None,
     "half_json": None,
     "no_driver": no_driver,

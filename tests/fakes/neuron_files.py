@@ -150,7 +150,7 @@ def write_device(root: Path, state: Record, device: Record) -> None:
     leaves = {
         "core_count": str(len(device["physical_cores"])),
         "connected_devices": ", ".join(map(str, device["connected_to"] or ())),
-        "reset": "",
+        "reset": "1",
         "info/serial_number": device["serial"],
         "info/notify_delay": "-1",
         "info/architecture/arch_type": arch,

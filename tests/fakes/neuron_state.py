@@ -2,8 +2,8 @@
 What a stand-in Neuron machine is, as one JSON object, made from the instance catalogue.
 
 Devices, cores, memory and neighbours are the catalogue's. PCI addresses of EFA interfaces, and which device uses which,
-are the published maps of trn1 and trn2; every other address is made by a rule that keeps them unique. Assumed, because
-no source says it: the interfaces of trn1n and trn3, and all ids.
+are the published maps; every other address is made by a rule that keeps them unique. Assumed, because no source says
+it: all ids.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ Record = dict[str, Any]
 CHIPS: dict[str, tuple[str, str, str, str, str, str]] = {
     "Trainium": ("NDv2", "NCv2", "Trainium1", "0x7164", "trainium", "v2"),
     "Inferentia2": ("NDv3", "NCv2", "Inferentia2", "0x7264", "inferentia2", "v2"),
-    "Trainium2": ("NDv4", "NCv3", "Trainium2", "0x7364", "trainium2", "v3d"),
-    "Trainium3": ("NDv5", "NCv4", "Trainium3", "0x7564", "trainium3", "v4"),
+    "Trainium2": ("NDv3", "NCv3", "Trainium2", "0x7364", "trainium2", "v3d"),
+    "Trainium3": ("NDv4", "NCv4", "Trainium3", "0x7564", "trainium3", "v4"),
 }
 
 # The interface of devices 0 and 1, of 2 and 3, ...
 _TRN1_NICS = ("10:1a.0", "a0:1a.0", "20:19.0", "90:19.0", "20:1a.0", "90:1a.0", "10:19.0", "a0:19.0")
+# The slot of the interface of device 0, 1, ... of trn1n, on the bus that trn1 has it on.
+_TRN1N_SLOTS = ("17", "1a", "17", "1a", "19", "18", "19", "18", "17", "1a", "17", "1a", "19", "18", "19", "18")
 # The bus of the interface of device 0, 1, ...
 _TRN2_NICS = ["c9", "b4", "b3", "ca", "6c", "57", "56", "6d", "98", "83", "82", "99", "f5", "e0", "df", "f6"]
+_TRN3_NICS = ["be", "a9", "a8", "bf", "61", "4c", "4b", "62", "8d", "78", "77", "8e", "ea", "d5", "d4", "eb"]
 
 _VCPUS = {
     "trn1.2xlarge": 8, "trn1.32xlarge": 128, "trn1n.32xlarge": 128, "trn2.3xlarge": 12, "inf2.xlarge": 4,
@@ -210,8 +213,9 @@ def _place(kind: InstanceType, index: int) -> Place:
         nic = "0000:00:1d.0" if kind.efa_interfaces else None
         return Place("0000:00:1f.0", nic, -1)
     if kind.chip.name in ("Trainium2", "Trainium3"):
-        bus = int(_TRN2_NICS[index], 16)
-        pair = bus + 1 if f"{bus + 1:02x}" in _TRN2_NICS else bus - 1
+        buses = _TRN2_NICS if kind.chip.name == "Trainium2" else _TRN3_NICS
+        bus = int(buses[index], 16)
+        pair = bus + 1 if f"{bus + 1:02x}" in buses else bus - 1
         # Under one switch: two interfaces, then their two devices, the other way round.
         device_bus = min(bus, pair) + (3 if bus < pair else 2)
         return Place(f"0000:{device_bus:02x}:00.0", f"0000:{bus:02x}:00.0", int(bus >= 0xA0))
@@ -220,7 +224,7 @@ def _place(kind: InstanceType, index: int) -> Place:
         bus_name = nic.partition(":")[0]
         nth = sum(_TRN1_NICS[other // 2].startswith(bus_name) for other in range(index))
         if kind.name.startswith("trn1n"):
-            nic = f"{bus_name}:{0x17 + nth:02x}.0"
+            nic = f"{bus_name}:{_TRN1N_SLOTS[index]}.0"
         return Place(f"0000:{bus_name}:{0x1B + nth:02x}.0", f"0000:{nic}", int(bus_name >= "90"))
     bus_name = ("10", "20", "90", "a0")[index % 4]
     return Place(f"0000:{bus_name}:{0x1B + index // 4:02x}.0", None, int(bus_name >= "90"))

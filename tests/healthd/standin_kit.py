@@ -78,11 +78,13 @@ def row(check: str, finding: Finding) -> Row:
 
 
 def gone(target: str) -> set[Row]:
-    return {("device_count", "fail", "MissingDevice", where, "reboot") for where in ("node", target)}
+    """A device that the driver did not find; it then lists no links either."""
+    unlisted = ("neuron_topology", "unknown", "NoData", "node", "inspect")
+    return {("device_count", "fail", "MissingDevice", where, "reboot") for where in ("node", target)} | {unlisted}
 
 
 def topology(*targets: str) -> set[Row]:
-    return {("neuron_topology", "fail", "WrongTopology", target, "inspect") for target in targets}
+    return {("neuron_topology", "warn", "WrongTopology", target, "inspect") for target in targets}
 
 
 def kernel(action: str, target: str, status: str = "fail") -> set[Row]:

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from checks.accelerators.neuron_cache import ColdCacheError
-from checks.accelerators.neuron_torch import environment_of
+from checks.accelerators.neuron_environment import environment_of, xla_environment
 from checks.compiling import Compiling
 from healthd.model import CollectiveOrder, RankReport
 from healthd.runner import RunnerSettings
@@ -54,8 +54,9 @@ class Rank:
         self.compiling = Compiling(self.setup["compile"], self.setup)
 
     def environment(self, environ: dict[str, str]) -> dict[str, str | None]:
+        """Of a worker that goes by PyTorch/XLA."""
         options = {**self.setup["options"], **self.compiling.options()}
-        return environment_of(TARGETS[0], INVENTORY, options, environ)
+        return {**environment_of(TARGETS[0], INVENTORY, options, environ), **xla_environment(options)}
 
 
 def test_cold_ranks_of_a_real_session_say_so_at_once_and_name_a_remedy_that_helps(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checks.accelerators.neuron_torch import environment_of
+from checks.accelerators.neuron_environment import environment_of
 from healthd.model import CollectiveOrder
 from healthd.runner.warm import group_of, group_over_nodes
 from tests.healthd.ranks_kit import orders

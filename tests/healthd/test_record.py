@@ -180,11 +180,15 @@ def test_nothing_secret_is_recorded(tmp_path: Path) -> None:
     assert "_netdev" in (tmp_path / "recorded/etc/fstab").read_text()
 
 
-def test_what_resets_a_device_is_never_touched(tmp_path: Path) -> None:
+def test_state_of_a_device_is_recorded_and_what_resets_it_is_only_read(tmp_path: Path) -> None:
+    """To read this leaf tells the state; to write it would reset the device."""
     machine = NeuronMachine(tmp_path / "machine", "trn1.2xlarge")
+    (leaf,) = (machine.root / "sys").rglob("reset")
+    leaf.chmod(0o400)
+    before = leaf.stat().st_mtime_ns
     record(machine.host, tmp_path / "recorded")
-    assert list((machine.root / "sys").rglob("reset"))
-    assert not list((tmp_path / "recorded").rglob("reset"))
+    (copied,) = (tmp_path / "recorded").rglob("reset")
+    assert (copied.read_text(), leaf.stat().st_mtime_ns) == ("1\n", before)
 
 
 def test_bounds_end_a_recording_and_are_told(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_other_versions_of_tools_and_driver_pass_as_well(name: str, tools: str, 
 # --- faults that passive checks see -----------------------------------------------------------------------------------
 
 
+ON_NODE = [("MissingDevice", "node"), ("NoData", "node")]
 BARRED = ("device_permissions", "unknown", "NoPermission", "node", "inspect")
 LOST_DRIVER: set[Row] = {("instance_type", "fail", "MissingDevice", "node", "reboot")}
 OLD_PAIR: set[Row] = {("neuron_versions", "fail", "VersionMismatch", "node", "inspect")}
@@ -107,8 +108,8 @@ ON_ALL: list[tuple[str, set[Row]]] = [
     ("hw_error_line@neuron:5=SRAM_UNCORRECTABLE_ERROR", kernel("replace", "neuron:5")),
     ("hw_error_line@neuron:5=NC_UNCORRECTABLE_ERROR", kernel("replace", "neuron:5")),
     ("hw_error_line@neuron:5=HBM_UNCORRECTABLE_ERROR", kernel("replace", "neuron:5")),
-    ("hw_error_line@neuron:5=DMA_ERROR", kernel("replace", "neuron:5")),
-    ("hw_error_line@neuron:5=DMA_ABORT", kernel("replace", "neuron:5")),
+    ("hw_error_line@neuron:5=DMA_ERROR", kernel("reset_device", "neuron:5")),
+    ("hw_error_line@neuron:5=DMA_ABORT", kernel("reset_device", "neuron:5")),
     ("hw_error_line@neuron:5=HANG_ON_COLLECTIVES", kernel("inspect", "neuron:5", "warn")),
     ("hw_error_line@neuron:5=SOMETHING_NEW", kernel("inspect", "neuron:5")),
     ("benign_lines", set()),
@@ -120,7 +121,7 @@ OF_TYPES: list[tuple[str, str, set[Row]]] = [
     (TRN1, "wrong_neighbours@neuron:5", topology("neuron:5", "neuron:6")),
     (TRN2, "wrong_neighbours@neuron:5", topology("neuron:5", "neuron:6")),
     (INF2, "wrong_neighbours@neuron:5", topology("neuron:5", "neuron:6")),
-    (TRN1, "missing_device@neuron:0=forgotten", gone("neuron:0")),
+    (TRN1, "missing_device@neuron:0", gone("neuron:0")),
     (INF2, "missing_device@neuron:11", gone("neuron:11")),
     (TRN2, "missing_core@neuroncore:14", {("neuron_cores", "fail", "MissingDevice", "neuron:3", "reboot")}),
     (TRN1, "ecc@neuron:5=mem_ecc_repairable_uncorrected=1", counted("EccErrors", "neuron:5", "reboot")),
@@ -174,14 +175,14 @@ def test_each_of_several_faults_is_named(make: Make) -> None:
         | counted("EccErrors", "neuron:2", "replace")
         | {("neuron_cores", "fail", "StuckCores", "neuron:3", "reset_device")}
         | efa("LinkDown", "efa:rdmap16s26")
-        | kernel("replace", "neuron:4"),
+        | kernel("reset_device", "neuron:4"),
     )
 
 
 @pytest.mark.parametrize(
     ("name", "fault", "code", "reasons"),
     [
-        (TRN1, "missing_device@neuron:5", 2, [("MissingDevice", "neuron:5"), ("MissingDevice", "node")]),
+        (TRN1, "missing_device@neuron:5", 2, [("MissingDevice", "neuron:5"), *ON_NODE]),
         (TRN2, "unhealthy_component@neuron:5", 2, [("UnhealthyComponent", "neuron:5")]),
         (INF2, "half_json@neuron-ls", 3, [("NoData", "node")]),
         (TRN1, "hw_error_line@neuron:5=HANG_ON_COLLECTIVES", 1, [("KernelFault", "neuron:5")]),
