@@ -8,13 +8,20 @@ and may not beside another such test. `make test` runs them one after the other,
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.hosts.temporary import memory_folder
 from tests.whole import pytest_make_collect_report, pytest_runtest_makereport
 
-__all__ = ["pytest_collection_modifyitems", "pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
+]
 
 with contextlib.suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest alone
     from hypothesis import HealthCheck, settings
@@ -45,6 +52,12 @@ ALONE = (
     "test_benchmarks.py",
     "watch/test_live.py",
 )
+
+
+def pytest_configure() -> None:
+    """`tmp_path` is in memory, unless --basetemp or PYTEST_DEBUG_TEMPROOT says where."""
+    if (folder := memory_folder()) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

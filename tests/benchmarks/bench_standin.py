@@ -66,7 +66,7 @@ def passive() -> Iterator[Reading]:
     wholes: list[float] = []
     tools: list[float] = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
-        machine = NeuronMachine(Path(folder) / "machine", "trn1.32xlarge")
+        machine = NeuronMachine(Path(folder) / "machine", "trn1.32xlarge", whole=True)
         runner = Runner(RunnerSettings(host_root=machine.root, run_dir=Path(folder)))
 
         async def play() -> None:
