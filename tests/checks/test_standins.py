@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from checks.accelerators import neuron_sysfs
 from checks.accelerators.holding import find_holders
+from checks.accelerators.neuron_leaves import find_leaves, read_devices
 from checks.catalog import TYPES
 from checks.efa import count_efa, read_adapters
 from checks.host import Host, HostError
@@ -17,6 +19,7 @@ from checks.identity import read_identity
 from tests.fakes.neuron import STATE, NeuronMachine, main, parse_fault
 from tests.fakes.neuron_faults import FAULTS
 from tests.fakes.neuron_files import SYSFS
+from tests.hosts.tree import read_tree
 
 NEURON_TYPES = [name for name, kind in TYPES.items() if kind.chip.accelerator == "neuron" and kind.devices]
 WAIT_SECONDS = 10.0
@@ -72,6 +75,33 @@ def test_each_type_shows_what_the_catalogue_promises(tmp_path: Path, name: str) 
     identity = read_identity(machine.host)
     assert (identity["instance_type"], identity["on_ec2"]) == (name, True)
     assert identity["instance_id"] == entries[0]["instance_id"]
+
+
+@pytest.mark.parametrize("driver", ["2.30.2.0", "2.31.7.0"])
+def test_files_that_are_left_out_are_those_that_no_check_reads(tmp_path: Path, driver: str) -> None:
+    found = []
+    for whole in (True, False):
+        machine = NeuronMachine(tmp_path / str(whole), "trn2.48xlarge", driver=driver, whole=whole)
+        devices = {number: device._replace(inode=None) for number, device in read_devices(machine.host).items()}
+        found.append(
+            (devices, neuron_sysfs.read_devices(machine.host), find_leaves(machine.host, f"/{SYSFS}/neuron15"))
+        )
+    assert found[0] == found[1]
+    assert len(found[0][2]) == 8 * 9 + 6  # of each core and of the device
+    assert list((tmp_path / "True" / SYSFS / "neuron15/neuron_core7").rglob("exec_bad_input"))
+    assert not list((tmp_path / "False" / SYSFS / "neuron15/neuron_core7").rglob("exec_bad_input"))
+
+
+def test_machines_of_one_kind_are_alike_and_share_nothing(tmp_path: Path) -> None:
+    first, second = (NeuronMachine(tmp_path / name, "trn1.2xlarge") for name in "ab")
+    before = read_tree(second.root)
+    assert read_tree(first.root) == before
+    for kind in ("ecc", "hw_error_line", "no_permission", "no_tools"):
+        first.fault(kind)
+    first.change("/proc/loadavg", "0", "9")
+    assert read_tree(second.root) == before
+    assert (second.state["faults"], second.state["devices"][0]["ecc"]["mem_ecc_uncorrected"]) == ([], 0)
+    assert read_tree(NeuronMachine(tmp_path / "c", "trn1.2xlarge").root) == before
 
 
 @pytest.mark.parametrize(("lnc", "cores"), [(1, 128), (2, 64), (None, 64)])

@@ -68,7 +68,7 @@ def test_command_passes_with_the_counts_of_the_type(name: str, make: Make, tmp_p
     }
 
 
-# All combinations of type, tools and driver are in tests/checks/test_accelerators_neuron.py.
+# More combinations are in tests/checks/test_accelerators_neuron.py, which needs no children.
 @pytest.mark.parametrize(
     ("name", "tools", "driver"),
     [(TRN1, "old", "2.24.7.0"), (TRN2, "new", "2.31.7.0"), (INF2, "old", "2.30.2.0")],
