@@ -45,10 +45,11 @@ def machines() -> Iterator[Make]:
         shutil.rmtree(place)
 
 
-def settings(machine: NeuronMachine, **checks: dict[str, object]) -> Settings:
-    folder = machine.root.parent
+def settings(root: Path, folder: Path | None = None, **checks: dict[str, object]) -> Settings:
+    """For a machine, with state in a folder; None: in the one that the machine is in."""
+    place = folder or root.parent
     return Settings(
-        node=NodeSettings(name="n1", state_dir=folder / "state", run_dir=folder / "run", host_root=machine.root),
+        node=NodeSettings(name="n1", state_dir=place / "state", run_dir=place / "run", host_root=root),
         checks=checks,
     )
 
@@ -56,7 +57,7 @@ def settings(machine: NeuronMachine, **checks: dict[str, object]) -> Settings:
 def look(machine: NeuronMachine, *names: str, **checks: dict[str, object]) -> NodeState:
     """`healthd check --tier passive`, or of the checks that are named."""
     tier = None if names else Tier.PASSIVE
-    return asyncio.run(examine(settings(machine, **checks), names, tier, quiet=True))
+    return asyncio.run(examine(settings(machine.root, **checks), names, tier, quiet=True))
 
 
 def accused(results: tuple[CheckResult, ...]) -> set[Row]:

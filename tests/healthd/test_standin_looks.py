@@ -46,7 +46,7 @@ class Looks:
 
     def __init__(self, machine: NeuronMachine, *names: str) -> None:
         self.machine, self.names = machine, names
-        self.runner = Runner(settings(machine).runner())
+        self.runner = Runner(settings(machine.root).runner())
 
     def again(self, *faults: str) -> set[Row]:
         for fault in faults:
