@@ -12,7 +12,6 @@ import math
 import statistics
 import tempfile
 import time
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from healthd.model import CheckResult
 from healthd.runner import Plan, Runner, RunnerSettings, RunProgress
 from tests.benchmarks.figures import Bench, Figure, Reading, spread
 from tests.benchmarks.processes import timed
+from tests.fakes.hollow_torch import make_python
 from tests.fakes.neuron import NeuronMachine
 
 ROUNDS = 15
@@ -49,15 +49,6 @@ def nothing(ctx: Context[NoParams]) -> Iterator[Finding]:
     target = ctx.device.target
     yield Finding(status=Status.PASS, reason=None, message="here", target=target, measurements=(here,))
 '''
-TORCH = '''
-"""What binding a CPU asks of torch."""
-import types
-__version__ = "0.0"
-backends = types.SimpleNamespace(cpu=types.SimpleNamespace(get_cpu_capability=lambda: "none"))
-def device(name): return name
-def get_num_threads(): return 1
-def set_num_threads(number): pass
-'''
 
 
 def passive() -> Iterator[Reading]:
@@ -66,7 +57,7 @@ def passive() -> Iterator[Reading]:
     wholes: list[float] = []
     tools: list[float] = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
-        machine = NeuronMachine(Path(folder) / "machine", "trn1.32xlarge")
+        machine = NeuronMachine(Path(folder) / "machine", "trn1.32xlarge", whole=True)
         runner = Runner(RunnerSettings(host_root=machine.root, run_dir=Path(folder)))
 
         async def play() -> None:
@@ -115,7 +106,7 @@ def plan() -> Iterator[Reading]:
     seconds: list[float] = []
     most = 0
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
-        python = _python_with_hollow_torch(Path(folder) / "venv")
+        python = make_python(Path(folder) / "venv")
         checks = Path(folder) / "checks"
         checks.mkdir()
         (checks / "nothing.py").write_text(NOTHING)
@@ -153,14 +144,6 @@ def plan() -> Iterator[Reading]:
         beside=f"{PLAN.shown(bare)} of a bare interpreter, by worker",
         note=f"{spread(PLAN, seconds)}; {PLAN.shown(each)} a worker, {at_once} at once",
     )
-
-
-def _python_with_hollow_torch(folder: Path) -> Path:
-    """An interpreter whose torch does nothing: importing the real one is seconds of every worker, and not ours."""
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "torch.py").write_text(TORCH)
-    return folder / "bin/python"
 
 
 BENCHES = (

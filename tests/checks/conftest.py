@@ -89,13 +89,34 @@ def tampering(cpu_device: cpu.CpuDevice) -> Callable[..., Tampering]:
 
 @pytest.fixture(scope="session")
 def rank_process() -> Iterator[subprocess.Popen[str]]:
-    """One process with torch imported, which forks the ranks of every test: so torch is imported once."""
+    """One process with torch imported, which forks the ranks and programs of every test: torch is imported once."""
     with subprocess.Popen(
         [sys.executable, str(LAUNCHER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
         assert process.stdin
         process.stdin.close()
+
+
+@pytest.fixture
+def run_with_torch(rank_process: subprocess.Popen[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a process of its own that has imported torch: `run_with_torch(code, "argument")`."""
+
+    def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        answer = ask(rank_process, {"code": code, "arguments": arguments})
+        return subprocess.CompletedProcess(["python", "-c", code, *arguments], **answer)
+
+    return run
+
+
+def ask(process: subprocess.Popen[str], order: Mapping[str, Any]) -> dict[str, Any]:
+    """An order to `launch_ranks.py`, and its answer."""
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(json.dumps(order) + "\n")
+    process.stdin.flush()
+    answer: dict[str, Any] = json.loads(process.stdout.readline())
+    return answer
 
 
 @pytest.fixture
@@ -122,8 +143,6 @@ def run_ranks(
         timeout_seconds: float = 60.0,
         deadline_seconds: float = 75.0,
     ) -> tuple[list[list[Any]], list[Missing]]:
-        assert rank_process.stdin
-        assert rank_process.stdout
         order = {
             "checks": checks,
             "size": size,
@@ -136,9 +155,7 @@ def run_ranks(
             "timeout_seconds": timeout_seconds,
             "deadline_seconds": deadline_seconds,
         }
-        rank_process.stdin.write(json.dumps(order) + "\n")
-        rank_process.stdin.flush()
-        answer = json.loads(rank_process.stdout.readline())
+        answer = ask(rank_process, order)
         evidence = [[Evidence(**item) for item in items] for items in answer["evidence"]]
         missing = [
             Missing(**{**item, "progress": tuple(Progress(**progress) for progress in item["progress"])})

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,9 @@ def test_device_that_is_not_in_the_inventory_is_missing(root: Path) -> None:
         cuda.bind("cuda:7", cuda.find(Host(root), {}), {})
 
 
-def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(root: Path) -> None:
+def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(
+    run_with_torch: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import warnings; warnings.simplefilter('ignore')\n"
@@ -183,8 +185,7 @@ def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(root: P
         "try: cuda.bind('cuda:0', {'devices': [{'target': 'cuda:0', 'serial': None}]}, {})\n"
         "except RuntimeError as error: print(error)\n"
     )
-    repository = Path(cuda.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code, str(repository)], capture_output=True, text=True, timeout=60)
+    done = run_with_torch(code, str(Path(cuda.__file__).parents[2]))
     assert "is built without CUDA; set python of [probe] to" in done.stdout, done.stderr
 
 

@@ -42,21 +42,23 @@ def holders(machine: NeuronMachine, **options: Any) -> list[str] | None:
 # --- found ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tools", "driver"), [("old", "2.24.7.0"), ("new", "2.30.2.0"), ("new", "2.31.7.0")])
+# Each type, and each age of tools and drivers on each chip; the trees that are whole have thousands of files.
 @pytest.mark.parametrize(
-    ("name", "lnc", "devices", "cores", "gib", "nics"),
+    ("name", "lnc", "tools", "driver", "devices", "cores", "gib", "nics"),
     [
-        ("trn1.2xlarge", None, 1, 2, 32, 0),
-        ("trn1.32xlarge", None, 16, 32, 512, 8),
-        ("trn2.48xlarge", None, 16, 64, 1536, 16),
-        ("trn2.48xlarge", 1, 16, 128, 1536, 16),
-        ("inf2.48xlarge", None, 12, 24, 384, 0),
+        ("trn1.2xlarge", None, "new", "2.30.2.0", 1, 2, 32, 0),
+        ("trn1.32xlarge", None, "old", "2.24.7.0", 16, 32, 512, 8),
+        ("trn1.32xlarge", None, "new", "2.31.7.0", 16, 32, 512, 8),
+        ("trn2.48xlarge", None, "new", "2.31.7.0", 16, 64, 1536, 16),
+        ("trn2.48xlarge", 1, "old", "2.24.7.0", 16, 128, 1536, 16),
+        ("inf2.48xlarge", None, "old", "2.24.7.0", 12, 24, 384, 0),
+        ("inf2.48xlarge", None, "new", "2.31.7.0", 12, 24, 384, 0),
     ],
 )
 def test_counts_are_right_with_old_and_new_tools_and_drivers(
-    name: str, lnc: int | None, devices: int, cores: int, gib: int, nics: int, tools: str, driver: str, root: Path
+    name: str, lnc: int | None, tools: str, driver: str, devices: int, cores: int, gib: int, nics: int, root: Path
 ) -> None:
-    found = find(NeuronMachine(root, name, tools=tools, driver=driver, lnc=lnc))
+    found = find(NeuronMachine(root, name, tools=tools, driver=driver, lnc=lnc, whole=driver == "2.31.7.0"))
     assert (found["device_count"], found["core_count"], found["efa_count"]) == (devices, cores, nics)
     assert found["memory_bytes"] == gib * 2**30
     assert found["workers"] == [f"neuroncore:{number}" for number in range(cores)]

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,24 +138,26 @@ print(json.dumps({
 """
 
 
-def bound(folder: Path, package: str | None) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    if package is not None:
-        (folder / "torch_neuronx.py").write_text(package)
-    done = subprocess.run(
-        [sys.executable, "-c", BIND, str(ROOT), str(folder), json.dumps(INVENTORY)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-    )
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+Bound = Callable[[str | None], dict[str, Any]]
 
 
-def test_native_binding_is_taken_where_torch_knows_the_device(tmp_path: Path) -> None:
-    said = bound(tmp_path, NATIVE.replace("COUNT", "1"))
+@pytest.fixture
+def bound(tmp_path: Path, run_with_torch: Callable[..., subprocess.CompletedProcess[str]]) -> Bound:
+    """What a process says that binds a core, where this is the package torch_neuronx; None: there is none."""
+
+    def run(package: str | None) -> dict[str, Any]:
+        if package is not None:
+            (tmp_path / "torch_neuronx.py").write_text(package)
+        done = run_with_torch(BIND, str(ROOT), str(tmp_path), json.dumps(INVENTORY))
+        assert done.returncode == 0, done.stderr
+        said: dict[str, Any] = json.loads(done.stdout)
+        return said
+
+    return run
+
+
+def test_native_binding_is_taken_where_torch_knows_the_device(bound: Bound) -> None:
+    said = bound(NATIVE.replace("COUNT", "1"))
     assert (said["kind"], said["device"], said["core"]) == ("NativeDevice", "neuron:0", "3")
     assert said["backend"] == "neuron"
     assert said["key"].startswith("neuron | Trainium2 | LNC 2 | native 2.14.3.0 | torch 2")
@@ -167,15 +169,15 @@ def test_native_binding_is_taken_where_torch_knows_the_device(tmp_path: Path) ->
     assert said["compile"] is None
 
 
-def test_process_that_sees_more_than_its_core_is_refused(tmp_path: Path) -> None:
-    error = bound(tmp_path, NATIVE.replace("COUNT", "32"))["error"]
+def test_process_that_sees_more_than_its_core_is_refused(bound: Bound) -> None:
+    error = bound(NATIVE.replace("COUNT", "32"))["error"]
     assert "torch-neuronx shows 32 cores for NEURON_RT_VISIBLE_CORES=3 instead of 1" in error
 
 
 @pytest.mark.parametrize("package", [None, "__version__ = '2.9.0.2.15'", "raise ImportError('libnrt.so')"])
-def test_package_of_the_name_that_adds_no_device_means_xla(tmp_path: Path, package: str | None) -> None:
+def test_package_of_the_name_that_adds_no_device_means_xla(bound: Bound, package: str | None) -> None:
     """The older package of the same name is an addition to torch_xla, which this interpreter does not have."""
-    error = bound(tmp_path, package)["error"]
+    error = bound(package)["error"]
     assert "torch_xla cannot be imported" in error
     assert "set python of [probe] to an interpreter that has torch_xla" in error
 

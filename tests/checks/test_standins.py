@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from checks.accelerators import neuron_sysfs
 from checks.accelerators.holding import find_holders
+from checks.accelerators.neuron_leaves import find_leaves, read_devices
 from checks.catalog import TYPES
 from checks.efa import count_efa, read_adapters
 from checks.host import Host, HostError
@@ -17,6 +19,7 @@ from checks.identity import read_identity
 from tests.fakes.neuron import STATE, NeuronMachine, main, parse_fault
 from tests.fakes.neuron_faults import FAULTS
 from tests.fakes.neuron_files import SYSFS
+from tests.hosts.tree import read_tree
 
 NEURON_TYPES = [name for name, kind in TYPES.items() if kind.chip.accelerator == "neuron" and kind.devices]
 WAIT_SECONDS = 10.0
@@ -39,13 +42,13 @@ def monitored(machine: NeuronMachine, config: dict[str, Any] | None = None) -> d
 
 
 def leaf(machine: NeuronMachine, name: str, device: int = 0) -> str:
-    """The text of the one file of this name, wherever it is below the device."""
-    (found,) = [
-        path
-        for path in (machine.root / SYSFS / f"neuron{device}").rglob(name)
-        if path.is_file() and "neuron_core" not in str(path)
-    ]
-    return found.read_text().strip()
+    """The text of the one file of this name, wherever it is below the device and not of a core."""
+    found = []
+    for folder, folders, files in os.walk(machine.root / SYSFS / f"neuron{device}"):
+        folders[:] = [one for one in folders if not one.startswith("neuron_core")]
+        found += [Path(folder, name)] * (name in files)
+    (place,) = found
+    return place.read_text().strip()
 
 
 @pytest.mark.parametrize("name", NEURON_TYPES)
@@ -74,6 +77,35 @@ def test_each_type_shows_what_the_catalogue_promises(tmp_path: Path, name: str) 
     assert identity["instance_id"] == entries[0]["instance_id"]
 
 
+@pytest.mark.parametrize(
+    ("name", "driver"), [("inf2.24xlarge", "2.30.2.0"), ("inf2.24xlarge", "2.31.7.0"), ("trn2.3xlarge", "2.31.7.0")]
+)
+def test_files_that_are_left_out_are_those_that_no_check_reads(tmp_path: Path, name: str, driver: str) -> None:
+    found = []
+    for whole in (True, False):
+        machine = NeuronMachine(tmp_path / str(whole), name, driver=driver, whole=whole)
+        devices = {number: device._replace(inode=None) for number, device in read_devices(machine.host).items()}
+        leaves = [find_leaves(machine.host, f"/{SYSFS}/neuron{number}") for number in devices]
+        found.append((leaves, devices, neuron_sysfs.read_devices(machine.host)))
+    assert found[0] == found[1]
+    assert all(
+        {leaf.name for leaf in leaves} >= {"mem_ecc_uncorrected", "hw_error", "timeout"} for leaves in found[0][0]
+    )
+    assert len(read_tree(tmp_path / "True").files) > len(read_tree(tmp_path / "False").files) + 100
+
+
+def test_machines_of_one_kind_are_alike_and_share_nothing(tmp_path: Path) -> None:
+    first, second = (NeuronMachine(tmp_path / name, "trn1.2xlarge") for name in "ab")
+    before = read_tree(second.root)
+    assert read_tree(first.root) == before
+    for kind in ("ecc", "hw_error_line", "no_permission", "no_tools"):
+        first.fault(kind)
+    first.change("/proc/loadavg", "0", "9")
+    assert read_tree(second.root) == before
+    assert (second.state["faults"], second.state["devices"][0]["ecc"]["mem_ecc_uncorrected"]) == ([], 0)
+    assert read_tree(NeuronMachine(tmp_path / "c", "trn1.2xlarge").root) == before
+
+
 @pytest.mark.parametrize(("lnc", "cores"), [(1, 128), (2, 64), (None, 64)])
 def test_logical_configuration_decides_how_many_cores_tools_count(tmp_path: Path, lnc: int | None, cores: int) -> None:
     machine = NeuronMachine(tmp_path / "machine", "trn2.48xlarge", lnc=lnc)
@@ -94,7 +126,7 @@ def test_old_tools_say_less(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", [["-w"], ["-a"], ["-t"], [], ["--wide", "--show-all-procs"]])
+@pytest.mark.parametrize("flags", [["-t"], [], ["--wide", "--show-all-procs"]])
 def test_text_forms_name_every_device(tmp_path: Path, flags: list[str]) -> None:
     machine = NeuronMachine(tmp_path / "machine", "inf2.48xlarge")
     machine.fault("busy", "neuron:3")

@@ -164,7 +164,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> GpuMachine:
     return GpuMachine(tmp_path_factory.mktemp("gpus") / "machine", count=1)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(EACH), max_size=4),
     st.sampled_from([1, 2, 3, 4, 6, 10, 13, 15, 16, 17, 999]),
@@ -188,7 +188,7 @@ def test_whatever_nvml_answers_there_is_a_finding_with_a_reason(
         look(shared, check, before)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)  # of 20 looks each
 @given(anything, st.floats())
 def test_what_was_remembered_may_be_nonsense(shared: GpuMachine, value: Any, seconds: float) -> None:
     shared.well()

@@ -9,9 +9,11 @@ faults are added. `neuron_faults` says which there are.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,13 +23,20 @@ from tests.fakes.neuron_faults import FAULTS, make_fault
 from tests.fakes.neuron_files import write_machine
 from tests.fakes.neuron_state import Record, make_state
 from tests.hosts.machine import Machine
+from tests.hosts.temporary import memory_folder
+from tests.hosts.tree import Tree, read_tree, write_tree
 
 TOOLS = Path(__file__).with_name("bin")
 STATE = "standin.json"
 
 
 class NeuronMachine(Machine):
-    """A stand-in of any Neuron type of the catalogue. `share` are the devices of a container; None: it has all."""
+    """
+    A stand-in of any Neuron type of the catalogue. `share` are the devices of a container; None: it has all.
+
+    `whole`: with all files that the driver makes, thousands on large types. Otherwise the first core of the first
+    device has all of its files, and every other one those that healthd may read.
+    """
 
     def __init__(
         self,
@@ -39,18 +48,13 @@ class NeuronMachine(Machine):
         lnc: int | None = None,
         share: Sequence[int] | None = None,
         package_manager: Literal["dpkg", "rpm"] = "dpkg",
+        whole: bool = False,
     ) -> None:
-        state = make_state(instance_type, tools=tools, driver=driver, lnc=lnc, share=share)
-        state["package_manager"] = package_manager
-        super().__init__(root)
-        self.state: Record = state
-        write_machine(root, state)
-        if share is not None:  # what tells a container from a machine that has lost device files
-            self.change("/proc/self/mountinfo", " - ext4 /dev/nvme0n1p1 ", " - overlay overlay ")
-        copy_tools(root)
-        if package_manager != "rpm":
-            (root / "bin/rpm").unlink()
-        self.save()
+        shared = None if share is None else tuple(share)
+        tree, state = _make(instance_type, tools, driver, lnc, shared, package_manager, whole)
+        write_tree(tree, root)
+        self.root, self.host = root, Host(root)
+        self.state: Record = json.loads(state)
 
     @classmethod
     def at(cls, root: Path) -> NeuronMachine:
@@ -72,8 +76,34 @@ class NeuronMachine(Machine):
     def save(self) -> None:
         """Write the state for the tools, at once and whole: a tool may be reading it."""
         draft = self.root / f"{STATE}.new"
-        draft.write_text(json.dumps(self.state, indent=1))
+        draft.write_text(json.dumps(self.state))
         draft.replace(self.root / STATE)
+
+
+@functools.cache
+def _make(
+    instance_type: str,
+    tools: str,
+    driver: str,
+    lnc: int | None,
+    share: tuple[int, ...] | None,
+    package_manager: str,
+    whole: bool,
+) -> tuple[Tree, str]:
+    """The files of a machine, and its state as JSON: made once a process, because many tests have the same machine."""
+    state = make_state(instance_type, tools=tools, driver=driver, lnc=lnc, share=share)
+    state["package_manager"] = package_manager
+    with tempfile.TemporaryDirectory(prefix="standin-", dir=memory_folder()) as folder:
+        machine = Machine(Path(folder) / "machine")
+        write_machine(machine.root, state, whole=whole)
+        if share is not None:  # what tells a container from a machine that has lost device files
+            machine.change("/proc/self/mountinfo", " - ext4 /dev/nvme0n1p1 ", " - overlay overlay ")
+        copy_tools(machine.root)
+        if package_manager != "rpm":
+            (machine.root / "bin/rpm").unlink()
+        said = json.dumps(state)
+        (machine.root / STATE).write_text(said)
+        return read_tree(machine.root), said
 
 
 def copy_tools(root: Path) -> None:
@@ -134,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lnc=asked.lnc,
                 share=asked.share,
                 package_manager=asked.rpm,
+                whole=True,
             )
         for text in asked.fault:
             machine.fault(*parse_fault(text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.fakes.neuron_files import core_leaf, device_folder, device_leaf, write
+from tests.fakes.neuron_files import STATUSES, core_leaf, device_folder, device_leaf, write
 from tests.fakes.neuron_state import Record, find_device
 
 
@@ -87,11 +87,12 @@ def exec_errors(root: Path, state: Record, target: str | None, value: str | None
     status, count = parse_count(value, "hw_error")
     nth = device["neuroncore_ids"].index(int(target.partition(":")[2])) if target and "core" in target else 0
     core = device["physical_cores"][nth * state["lnc"]]
+    if status not in STATUSES:
+        raise ValueError(f"no such status: {status}")
     for kind in ("total", "present"):
         leaf = core_leaf(state, device, core, f"stats/status/{status}/{kind}")
-        if not (root / leaf).exists():
-            raise ValueError(f"no such status: {status}")
-        write(root, leaf, f"{int((root / leaf).read_text()) + count}\n")
+        before = int((root / leaf).read_text()) if (root / leaf).exists() else 0
+        write(root, leaf, f"{before + count}\n")
     so_far = state["executions"].setdefault(str(device["neuroncore_ids"][nth]), {})
     so_far[status] = so_far.get(status, 0) + count
 

@@ -29,6 +29,10 @@ OTHER_INFO = ("flop_count", "inference_count", "model_load_count", "nc_time_in_u
               "reset_fail_count")  # fmt: skip
 HOST_MEMORY = ("application_memory", "constants", "dma_buffers", "tensors")
 DEVICE_MEMORY = ("constants", "model_code", "model_shared_scratchpad", "runtime_memory", "tensors")
+# What may be read of each core; of the others the first core of a machine shows what they look like.
+READ_STATUSES = (*(status for status in STATUSES if status.startswith("hw_")), "timeout",
+                 "execute_completed_with_error")  # fmt: skip
+READ_INFO = ("reset_fail_count",)
 
 # What moves, by the beginning of the path inside neuronN or neuron_coreM: the longest fitting one counts.
 _MOVED_DEVICE = {
@@ -88,12 +92,12 @@ def core_leaf(state: Record, device: Record, core: int, leaf: str) -> str:
     return f"{device_folder(device)}/neuron_core{core}/{_moved(state, leaf, _MOVED_CORE)}"
 
 
-def write_machine(root: Path, state: Record) -> None:
-    """Everything but the tools."""
+def write_machine(root: Path, state: Record, *, whole: bool) -> None:
+    """Everything but the tools. `whole`: also the many leaves that nobody reads, of every device and core."""
     write_identity(root, state)
     write_packages(root, state)
-    for device in state["devices"]:
-        write_device(root, state, device)
+    for nth, device in enumerate(state["devices"]):
+        write_device(root, state, device, whole=whole or nth == 0, all_cores=whole)
     for number, nic in enumerate(state["efa"]):
         write_interface(root, nic)
         write(root, f"dev/infiniband/uverbs{number}", "", 0o666)
@@ -138,8 +142,12 @@ def write_packages(root: Path, state: Record) -> None:
     write(root, "var/lib/dpkg/status", text)
 
 
-def write_device(root: Path, state: Record, device: Record) -> None:
-    """One device: its node, its place on the PCI bus, its sysfs tree."""
+def write_device(root: Path, state: Record, device: Record, *, whole: bool, all_cores: bool) -> None:
+    """
+    One device: its node, its place on the PCI bus, its sysfs tree.
+
+    `whole`: with what it and its first core say of memory and all other leaves; `all_cores`: those of every core.
+    """
     arch, core_arch, device_name, pci_id, *_ = CHIPS[state["chip"]]
     number, release = device["neuron_device"], version(state["driver"])
     if device["visible"]:
@@ -168,13 +176,17 @@ def write_device(root: Path, state: Record, device: Record) -> None:
     if release >= (2, 30, 2) and state["chip"] in ("Trainium2", "Trainium3"):
         leaves["stats/hardware/health_status/unhealthy_components"] = ",".join(device["unhealthy_components"])
         leaves["stats/hardware/health_status/healthcheck_heartbeat"] = "1"
-    for category in HOST_MEMORY:
+    for category in HOST_MEMORY if whole else ():
         for kind in ("total", "present", "peak"):
             leaves[f"stats/memory_usage/host_mem/{category}/{kind}"] = "0"
     for leaf, value in leaves.items():
         write(root, device_leaf(state, device, leaf), f"{value}\n")
+    first = device["physical_cores"][0]
     for core in device["physical_cores"]:
-        _write_core(root, state, device, core, core_arch)
+        # Leaves of memory are many, and one core shows what they look like.
+        _write_core(root, state, device, core, core_arch, whole=all_cores or (whole and core == first))
+        if whole and core == first:
+            _write_core_memory(root, state, device, core)
 
 
 def write_interface(root: Path, nic: Record) -> None:
@@ -217,16 +229,18 @@ def _write_pci(root: Path, bdf: str, vendor: str, device: str, numa_node: int) -
     return folder
 
 
-def _write_core(root: Path, state: Record, device: Record, core: int, arch: str) -> None:
+def _write_core(root: Path, state: Record, device: Record, core: int, arch: str, *, whole: bool) -> None:
     write(root, core_leaf(state, device, core, "info/architecture/arch_type"), f"{arch}\n")
-    for status in STATUSES:
-        for kind in ("total", "present"):
-            write(root, core_leaf(state, device, core, f"stats/status/{status}/{kind}"), "0\n")
-    for name in OTHER_INFO:
-        for kind in ("total", "present"):
-            write(root, core_leaf(state, device, core, f"stats/other_info/{name}/{kind}"), "0\n")
-    if core != device["physical_cores"][0]:
-        return  # those of memory are many, and one core shows what they look like
+    for folder, names in (
+        ("stats/status", STATUSES if whole else READ_STATUSES),
+        ("stats/other_info", OTHER_INFO if whole else READ_INFO),
+    ):
+        for name in names:
+            for kind in ("total", "present") if whole else ("total",):
+                write(root, core_leaf(state, device, core, f"{folder}/{name}/{kind}"), "0\n")
+
+
+def _write_core_memory(root: Path, state: Record, device: Record, core: int) -> None:
     for place, categories in (("device_mem", DEVICE_MEMORY), ("host_mem", HOST_MEMORY)):
         for category in categories:
             for kind in ("total", "present", "peak"):

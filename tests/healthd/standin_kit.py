@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from healthd.cli.settings import Settings
 from healthd.model import CheckResult, NodeState
 from healthd.node.settings import NodeSettings
 from tests.fakes.neuron import NeuronMachine, parse_fault
+from tests.hosts.temporary import memory_folder
 
 TRN1, TRN2, INF2 = "trn1.32xlarge", "trn2.48xlarge", "inf2.48xlarge"
 GIB = 1 << 30
@@ -30,9 +30,8 @@ Make = Callable[..., NeuronMachine]
 
 @contextlib.contextmanager
 def machines() -> Iterator[Make]:
-    """Machines of any type with faults as on the command line: thousands of files, so in memory where it can be."""
-    memory = Path("/dev/shm")
-    place = Path(tempfile.mkdtemp(prefix="healthd-standin-", dir=memory if os.access(memory, os.W_OK) else None))
+    """Machines of any type with faults as on the command line."""
+    place = Path(tempfile.mkdtemp(prefix="healthd-standin-", dir=memory_folder()))
 
     def made(name: str, *faults: str, driver: str = "2.30.2.0", tools: str = "new") -> NeuronMachine:
         machine = NeuronMachine(place / "machine", name, driver=driver, tools=tools)
@@ -46,10 +45,11 @@ def machines() -> Iterator[Make]:
         shutil.rmtree(place)
 
 
-def settings(machine: NeuronMachine, **checks: dict[str, object]) -> Settings:
-    folder = machine.root.parent
+def settings(root: Path, folder: Path | None = None, **checks: dict[str, object]) -> Settings:
+    """For a machine, with state in a folder; None: in the one that the machine is in."""
+    place = folder or root.parent
     return Settings(
-        node=NodeSettings(name="n1", state_dir=folder / "state", run_dir=folder / "run", host_root=machine.root),
+        node=NodeSettings(name="n1", state_dir=place / "state", run_dir=place / "run", host_root=root),
         checks=checks,
     )
 
@@ -57,7 +57,7 @@ def settings(machine: NeuronMachine, **checks: dict[str, object]) -> Settings:
 def look(machine: NeuronMachine, *names: str, **checks: dict[str, object]) -> NodeState:
     """`healthd check --tier passive`, or of the checks that are named."""
     tier = None if names else Tier.PASSIVE
-    return asyncio.run(examine(settings(machine, **checks), names, tier, quiet=True))
+    return asyncio.run(examine(settings(machine.root, **checks), names, tier, quiet=True))
 
 
 def accused(results: tuple[CheckResult, ...]) -> set[Row]:

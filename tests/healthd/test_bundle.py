@@ -22,6 +22,7 @@ from healthd.cli.bundle import collect, render
 from healthd.cli.logs import NoLogError, journal, nccom_logs
 from healthd.cli.redaction import Redactor
 from healthd.redaction import GONE
+from tests.fakes.hollow_torch import make_python
 from tests.healthd.cli_kit import environment, healthd
 from tests.hosts.machine import Machine
 from tests.patience import PATIENCE
@@ -88,10 +89,17 @@ def opened(path: Path) -> dict[str, str]:
     return found
 
 
-def bundled(folder: Path, machine: Machine, *options: str) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tests in which the doctor's look at the probes' torch, seconds long, is not the point."""
+    return make_python(tmp_path_factory.mktemp("python") / "venv")
+
+
+def bundled(folder: Path, machine: Machine, *options: str, python: Path | str = sys.executable) -> dict[str, str]:
     config = folder / "healthd.toml"
     config.write_text(
         '[aggregator]\ndatabase = "postgresql://ann:hunter2@db.example.internal/h"\n'
+        f'[probe]\npython = "{python}"\n'
         '[programs.mine]\ncommand = ["/opt/mine", "--password", "hunter2"]\n'
     )
     said = healthd(
@@ -153,14 +161,14 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
 
 
 @pytest.mark.slow
-def test_bundle_that_is_not_redacted_says_so(tmp_path: Path, machine: Machine) -> None:
-    found = bundled(tmp_path, machine, "--no-redact")
+def test_bundle_that_is_not_redacted_says_so(tmp_path: Path, machine: Machine, python: Path) -> None:
+    found = bundled(tmp_path, machine, "--no-redact", python=python)
     assert "NOTHING WAS REMOVED" in found["README.txt"]
     assert "hunter2" in found["tools/neuron-ls.json"]
 
 
 @pytest.mark.slow
-def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine) -> None:
+def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, python: Path) -> None:
     program = Path(__file__).with_name("node_process.py")
     daemon = subprocess.Popen([sys.executable, str(program), str(tmp_path), "127.0.0.1:0", "disk_space"], cwd=tmp_path)
     try:
@@ -169,7 +177,7 @@ def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine) 
             assert daemon.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
-        found = bundled(tmp_path, machine)
+        found = bundled(tmp_path, machine, python=python)
     finally:
         daemon.terminate()
         daemon.wait(10 * PATIENCE)

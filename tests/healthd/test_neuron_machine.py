@@ -26,7 +26,7 @@ from healthd.cli.settings import Settings
 from healthd.node.settings import NodeSettings
 from healthd.runner.workers import worker_targets
 from tests.fakes.neuron import NeuronMachine, main
-from tests.healthd.cli_kit import environment, healthd
+from tests.healthd.cli_kit import environment
 from tests.healthd.runner_kit import run_checks
 from tests.patience import PATIENCE
 
@@ -52,22 +52,6 @@ def test_devices_whose_cores_are_not_known_are_not_probed_and_not_called_missing
     results = run_checks("matmul", tier=Tier.QUICK, accelerator="auto", host_root=trn1.root, directories=())
     (finding,) = results["matmul"].findings
     assert (finding.status, finding.reason, finding.target) == (Status.UNKNOWN, "NoData", "node")
-
-
-@pytest.mark.parametrize(("name", "lnc", "cores"), [("trn1.32xlarge", "", 32), ("inf2.48xlarge", "", 24)])
-def test_command_passes_on_a_healthy_machine_with_right_counts(name: str, lnc: str, cores: int, tmp_path: Path) -> None:
-    machine = NeuronMachine(tmp_path / "machine", name)
-    said = healthd(tmp_path, "check", *OURS, "--json", "--host-root", str(machine.root))
-    assert said.code == 0, said.out
-    inventory = said.json["inventory"]
-    assert (inventory["accelerator"], inventory["core_count"]) == ("neuron", cores)
-    assert len(inventory["workers"]) == cores
-    machine.fault("stuck_core", "neuron:3")
-    said = healthd(tmp_path, "check", *OURS, "--json", "--host-root", str(machine.root))
-    assert said.code == 2
-    assert [(r["check"], r["code"], r["target"], r["action"]) for r in said.json["reasons"]] == [
-        ("neuron_cores", "StuckCores", "neuron:3", "reset_device")
-    ]
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,17 @@ from checks.accelerators import detect
 from checks.contract import Context, Finding, Tier, load_params
 from checks.discover import builtin_checks
 from checks.host import Host, HostError
+from healthd.cli.check import examine
 from healthd.cli.record import record as command
 from healthd.errors import BadInputError
+from healthd.model import Health
 from healthd.record import record
 from healthd.record.copying import Copier
 from healthd.record.machine import record_machine
 from healthd.record.sources import redact_line, redact_mounts
 from healthd.record.tools import TOOLS, ToolRun, program_text, redact_output, run_tool
 from tests.fakes.neuron import NeuronMachine
+from tests.healthd.standin_kit import settings
 from tests.hosts.machine import Machine
 
 SECRET = "hunter2-s3cr3t"
@@ -63,9 +65,15 @@ def passive_findings(root: Path) -> dict[str, list[Finding] | str]:
     [
         ("trn1.2xlarge", "2.30.2.0", []),
         ("trn2.3xlarge", "2.31.7.0", [("busy", None), ("unhealthy_component", None), ("efa_errors", None)]),
-        ("trn2.3xlarge", "2.30.2.0", [("stuck_core", None), ("ecc", "neuron:0"), ("hw_error_line", None)]),
+        (
+            "trn2.3xlarge",
+            "2.30.2.0",
+            [
+                *(("stuck_core", None), ("ecc", "neuron:0"), ("hw_error_line", None)),
+                *(("efa_down", None), ("version_pair", None), ("benign_lines", None)),
+            ],
+        ),
         ("inf2.24xlarge", "2.30.2.0", [("wrong_neighbours", "neuron:1"), ("missing_core", "neuron:4")]),
-        ("trn2.3xlarge", "2.30.2.0", [("efa_down", None), ("version_pair", None), ("benign_lines", None)]),
         ("trn1.2xlarge", "2.30.2.0", [("no_driver", None)]),
         ("trn1.2xlarge", "2.30.2.0", [("half_json", "neuron-ls"), ("exec_errors", "neuroncore:1")]),
         ("trn1.2xlarge", "2.30.2.0", [("no_tools", None), ("less_memory", None)]),
@@ -104,30 +112,16 @@ def test_packages_of_rpm_are_recorded_by_what_it_says(tmp_path: Path) -> None:
     assert passive_findings(tmp_path / "recorded") == before
 
 
-def test_the_command_line_says_the_same_of_both(tmp_path: Path) -> None:
+def test_a_whole_round_of_checks_says_the_same_of_both(tmp_path: Path) -> None:
     machine = NeuronMachine(tmp_path / "machine", "trn2.3xlarge")
     machine.fault("ecc", "neuron:0", "sram_ecc_uncorrected=2")
     record(machine.host, tmp_path / "recorded")
     said = []
     for root in (machine.root, tmp_path / "recorded"):
-        folders = ["--run-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")]
-        argv = [
-            sys.executable,
-            "-m",
-            "healthd",
-            "check",
-            "--tier",
-            "passive",
-            "--json",
-            "--host-root",
-            str(root),
-            *folders,
-        ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2, done.stderr
-        state = json.loads(done.stdout)
-        results = {result["check"]: (result["status"], result["findings"]) for result in state["results"]}
-        said.append((results, state["inventory"], state["versions"], state["instance_id"], state["allocated"]))
+        state = asyncio.run(examine(settings(root, tmp_path), (), Tier.PASSIVE, quiet=True))
+        assert state.health is Health.UNHEALTHY
+        results = {result.check: (result.status, result.findings) for result in state.results}
+        said.append((results, state.inventory, state.versions, state.instance_id, state.allocated))
     assert said[0] == said[1]
 
 

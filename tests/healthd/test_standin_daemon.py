@@ -29,6 +29,7 @@ from healthd.runner import Runner, RunnerSettings
 from healthd.runner.core import builtin_catalogue
 from tests.fakes.neuron import NeuronMachine, parse_fault
 from tests.healthd.node_kit import MovedClock
+from tests.hosts.tree import Tree, read_tree
 from tests.patience import PATIENCE
 
 WAIT_SECONDS = 15.0 * PATIENCE
@@ -102,7 +103,7 @@ FAULTS: dict[str, Seen] = {
 
 def test_faults_of_a_machine_appear_within_their_interval_and_go(tmp_path: Path) -> None:
     machine = NeuronMachine(tmp_path / "machine", "trn1.32xlarge")
-    shutil.copytree(machine.root, tmp_path / "healthy", symlinks=True)
+    healthy = read_tree(machine.root)
     daemon = Daemon(machine, tmp_path / "node")
     expected: Seen = set().union(*FAULTS.values())
 
@@ -124,7 +125,7 @@ def test_faults_of_a_machine_appear_within_their_interval_and_go(tmp_path: Path)
             assert set(FINDING.findall(metrics)) == expected
             assert 'healthd_check_status{check="efa",status="fail"} 1.0' in metrics
             assert "healthd_node_allocated 0.0" in metrics
-            put_back(tmp_path)
+            put_back(machine.root, healthy)
             await daemon.passes(daemon.longest_seconds)
             damage = ("kernel_log", "KernelFault", "neuron:4")
             counted = ("neuron_counters", "EccErrors", "neuron:2")
@@ -140,16 +141,14 @@ def test_faults_of_a_machine_appear_within_their_interval_and_go(tmp_path: Path)
     asyncio.run(play())
 
 
-def put_back(folder: Path) -> None:
+def put_back(root: Path, healthy: Tree) -> None:
     """The machine as it was: each file that is gone or says something else, and whole, so that nobody reads half."""
-    for source in (folder / "healthy").rglob("*"):
-        target = folder / "machine" / source.relative_to(folder / "healthy")
-        if source.is_symlink() or source.is_dir():
-            continue
-        if not target.exists() or target.read_bytes() != source.read_bytes():
+    for path, content, _ in healthy.files:
+        target = root / path
+        if not target.exists() or target.read_bytes() != content:
             target.parent.mkdir(parents=True, exist_ok=True)
             draft = target.with_name(f"{target.name}.new")
-            shutil.copy2(source, draft)
+            draft.write_bytes(content)
             draft.replace(target)
 
 

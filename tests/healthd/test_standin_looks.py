@@ -14,7 +14,20 @@ from checks.system.efa_links import MIN_ELAPSED_SECONDS
 from healthd.model import Health
 from healthd.runner import Plan, Runner
 from tests.fakes.neuron import NeuronMachine, parse_fault
-from tests.healthd.standin_kit import COUNTS, TRN1, TRN2, Make, Row, accused, counted, efa, look, machines, settings
+from tests.healthd.standin_kit import (
+    COUNTS,
+    INF2,
+    TRN1,
+    TRN2,
+    Make,
+    Row,
+    accused,
+    counted,
+    efa,
+    look,
+    machines,
+    settings,
+)
 
 NCCOM = "nccom_all_reduce"
 
@@ -33,7 +46,7 @@ class Looks:
 
     def __init__(self, machine: NeuronMachine, *names: str) -> None:
         self.machine, self.names = machine, names
-        self.runner = Runner(settings(machine).runner())
+        self.runner = Runner(settings(machine.root).runner())
 
     def again(self, *faults: str) -> set[Row]:
         for fault in faults:
@@ -91,26 +104,22 @@ def nccom(status: str, reason: str, action: str) -> set[Row]:
     return {(NCCOM, status, reason, "node", action)}
 
 
-OF_NCCOM: list[tuple[str, set[Row]]] = [
-    ("nccom_wrong", nccom("fail", "CollectiveMismatch", "inspect")),
-    ("nccom_fail", nccom("fail", "CollectiveFailed", "inspect")),
-    ("nccom_missing_row", nccom("fail", "CollectiveFailed", "inspect")),
-    ("nccom_nan", nccom("fail", "CollectiveFailed", "inspect")),
-    ("nccom_slow=3", set()),  # no limit is set: shown, unjudged
-    ("old_units", set()),
-    ("half_json@nccom-test", set()),  # the table says the same
-    ("no_tools@nccom-test", nccom("unknown", "MissingTool", "inspect")),
-    ("busy@neuron:5", nccom("skip", "Busy", "retry")),
-    ("stuck_core@neuron:5", nccom("skip", "Busy", "retry")),
+# What differs between types is the number of ranks alone.
+OF_NCCOM: list[tuple[str, str, set[Row]]] = [
+    (TRN2, "nccom_wrong", nccom("fail", "CollectiveMismatch", "inspect")),
+    (INF2, "nccom_fail", nccom("fail", "CollectiveFailed", "inspect")),
+    (TRN1, "nccom_missing_row", nccom("fail", "CollectiveFailed", "inspect")),
+    (TRN1, "nccom_nan", nccom("fail", "CollectiveFailed", "inspect")),
+    (TRN1, "nccom_slow=3", set()),  # no limit is set: shown, unjudged
+    (TRN2, "old_units", set()),
+    (INF2, "half_json@nccom-test", set()),  # the table says the same
+    (TRN1, "no_tools@nccom-test", nccom("unknown", "MissingTool", "inspect")),
+    (INF2, "busy@neuron:5", nccom("skip", "Busy", "retry")),
+    (TRN1, "stuck_core@neuron:5", nccom("skip", "Busy", "retry")),
 ]  # fmt: skip
 
 
-# What differs between types is the number of ranks alone, so the others have the first rows.
-@pytest.mark.parametrize(
-    ("name", "fault", "expected"),
-    [(name, *row) for name in COUNTS for row in OF_NCCOM[: None if name == TRN1 else 2]],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("name", "fault", "expected"), OF_NCCOM, ids=[fault for _, fault, _ in OF_NCCOM])
 def test_fault_of_collectives_is_named(name: str, fault: str, expected: set[Row], make: Make) -> None:
     state = look(make(name, fault), NCCOM)
     assert accused(state.results) == expected

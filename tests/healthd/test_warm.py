@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import venv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from checks.contract import Status, Tier
 from healthd.cli import healthd
 from healthd.model import CheckResult
+from tests.fakes.hollow_torch import make_python
 from tests.healthd.cli_kit import healthd as command
 from tests.healthd.runner_kit import make_runner, run_checks
 
@@ -48,28 +49,40 @@ def speaks(ctx: Context[Params]) -> Iterator[Finding]:
 '''
 
 
-def spoken(tmp_path: Path, words: str, ends: str) -> CheckResult:
-    (tmp_path / "speaking.py").write_text(SPEAKING)
-    return run_checks(
-        "speaks",
-        tier=Tier.QUICK,
-        directories=(tmp_path,),
-        options={"cpu_devices": 1},
-        params={"speaks": {"words": words, "ends": ends}},
-        retries=0,
-    )["speaks"]
+Speak = Callable[[str, str], CheckResult]
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Speak:
+    """What a device check that says these words and ends like this results in."""
+    folder = tmp_path_factory.mktemp("speaking")
+    (folder / "speaking.py").write_text(SPEAKING)
+    python = make_python(tmp_path_factory.mktemp("python") / "venv")
+
+    def speak(words: str, ends: str) -> CheckResult:
+        return run_checks(
+            "speaks",
+            tier=Tier.QUICK,
+            directories=(folder,),
+            options={"cpu_devices": 1},
+            params={"speaks": {"words": words, "ends": ends}},
+            probe_python=python,
+            retries=0,
+        )["speaks"]
+
+    return speak
 
 
 @pytest.mark.parametrize("ends", ["raise", "die"])
-def test_core_that_another_process_has_is_busy_never_a_failure(tmp_path: Path, ends: str) -> None:
-    result = spoken(tmp_path, "NeuronCore(s) not available - Requested:nc1-nc1 Available:0", ends)
+def test_core_that_another_process_has_is_busy_never_a_failure(spoken: Speak, ends: str) -> None:
+    result = spoken("NeuronCore(s) not available - Requested:nc1-nc1 Available:0", ends)
     assert (result.status, result.findings[0].reason) == (Status.SKIP, "Busy")
 
 
 @pytest.mark.parametrize("ends", ["raise", "die"])
-def test_hardware_error_fails_with_the_documented_action(tmp_path: Path, ends: str) -> None:
+def test_hardware_error_fails_with_the_documented_action(spoken: Speak, ends: str) -> None:
     words = "(FATAL-RT) Uncorrectable HBM memory error is detected. Please reload the neuron driver or reboot your host"
-    result = spoken(tmp_path, words, ends)
+    result = spoken(words, ends)
     (finding,) = result.findings
     assert (finding.status, finding.reason, finding.target) == (Status.FAIL, "DeviceLost", "cpu:0")
     assert finding.action is not None
@@ -77,9 +90,9 @@ def test_hardware_error_fails_with_the_documented_action(tmp_path: Path, ends: s
     assert "Uncorrectable HBM memory error" in finding.message
 
 
-def test_failure_without_such_words_stays_unknown(tmp_path: Path) -> None:
-    assert spoken(tmp_path, "something else", "raise").findings[0].reason == "CheckError"
-    assert spoken(tmp_path, "something else", "die").findings[0].reason == "Crashed"
+def test_failure_without_such_words_stays_unknown(spoken: Speak) -> None:
+    assert spoken("something else", "raise").findings[0].reason == "CheckError"
+    assert spoken("something else", "die").findings[0].reason == "Crashed"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

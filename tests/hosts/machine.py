@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 from checks.contract import Check, Context, Evidence, Finding, Limit, Measurement, Previous, Status, Tier, load_params
 from checks.host import Host
+from tests.hosts.tree import Tree, read_tree, write_tree
 
 HEALTHY = Path(__file__).with_name("healthy")
 INVENTORY: Mapping[str, Any] = {
@@ -25,7 +27,7 @@ class Machine:
     """A directory that stands for a machine."""
 
     def __init__(self, root: Path) -> None:
-        shutil.copytree(HEALTHY, root)
+        write_tree(_healthy(), root)
         self.root = root
         self.host = Host(root)
 
@@ -102,6 +104,11 @@ class Machine:
     def findings(self, check: Check, **others: Any) -> list[Finding]:
         """What a check finds."""
         return [item for item in self.run(check, **others) if isinstance(item, Finding)]
+
+
+@functools.cache
+def _healthy() -> Tree:
+    return read_tree(HEALTHY)
 
 
 def worst_of(findings: list[Finding]) -> tuple[Status, str | None]:
