@@ -2,11 +2,12 @@
 Real processes that need not import anything: forked from one that has imported it all before.
 
 `Popen` is `subprocess.Popen` for `PYTHON -I checks/worker.py ...` and `PYTHON -m healthd ...`: such a process is a
-child of this one, with the descriptors, environment, working directory, session, command line, signals and exit code
-that it would have been started with, and begins in milliseconds where importing torch alone takes seconds. Any other
-command is executed as always. One process for each set of modules is kept until this one ends.
+child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
+and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
+seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
 
-What an interpreter does at its start is not tested by these: the tests that are about it use `subprocess.Popen`.
+What an interpreter does at its start, and what a process imports, is not tested by these: the tests that are about it
+use `subprocess.Popen`, below which everything is executed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import array
 import atexit
 import contextlib
 import ctypes
-import functools
 import json
 import os
 import socket
@@ -30,10 +30,14 @@ from healthd.runner.workers import WORKER
 ROOT = Path(__file__).parent.parent
 SERVER = Path(__file__).parent / "prepared_server.py"
 PR_SET_CHILD_SUBREAPER = 36
+SERVICES = (str(ROOT / "tests/healthd/node_process.py"),)
+PROGRAMS = (WORKER, *SERVICES)
+OPTIONS = ("-I", "-S", "-P")
 SHOWN_BYTES = 16 * 1024  # of a command line and of an environment, as /proc shows them
 
-TORCH = ("torch",)
-HEALTHD = (
+MODULES = (
+    "torch",
+    "healthd.cli.baseline",
     "healthd.cli.check",
     "healthd.cli.fleet",
     "healthd.cli.gate",
@@ -44,8 +48,13 @@ HEALTHD = (
     "healthd.client",
     "healthd.fleet.app",
     "healthd.node.daemon",
+    "healthd.preflight.hook",
+    "healthd.preflight.keeper",
     "healthd.web",
+    "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
+    "rich.progress",
+    "sqlalchemy.dialects.sqlite",
 )
 
 # The arguments of `Popen._execute_child` after the first, in all versions of Python from 3.11 on.
@@ -56,28 +65,12 @@ NAMES = (
 )  # fmt: skip
 
 
-class Server:
-    """One process with modules imported, which forks."""
+class Line:
+    """The way to a prepared process, which is a child of ours."""
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
         self._lock = threading.Lock()
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", str(SERVER), str(theirs.fileno()), str(os.getpid()), str(ROOT), *modules),
-                    " " * SHOWN_BYTES,
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "ROOM": " " * SHOWN_BYTES},
-                cwd="/",
-            )
-        atexit.register(self.close)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """The process id of a new child of ours."""
@@ -89,25 +82,47 @@ class Server:
             raise OSError("the prepared process has ended")
         return int(answer)
 
-    def close(self) -> None:
-        self._line.close()
-        self._process.kill()
-        self._process.wait()
+
+def line() -> Line | None:
+    """The way to the prepared process of this one, which is started when it is first asked for; None: there is none."""
+    pid = os.getpid()
+    if pid not in lines:
+        lines[pid] = None if lines else Line(start())
+    return lines[pid]
 
 
-@functools.cache
-def server(modules: tuple[str, ...], pid: int) -> Server:
-    """The one of this process, started when it is first asked for."""
-    return Server(modules)
+lines: dict[int, Line | None] = {}
+"""By process id: a forked process knows those of its parents, and its own only where it was given one."""
 
 
-def modules_of(argv: list[str]) -> tuple[str, ...] | None:
-    """What a process of this command line imports; None for one that is executed."""
-    if argv[:3] == [sys.executable, "-I", WORKER]:
-        return TORCH
-    if argv[0] == sys.executable and argv[1:4] in (["-P", "-m", "healthd"], ["-m", "healthd", *argv[3:4]]):
-        return HEALTHD
-    return None
+def start() -> socket.socket:
+    """Execute a process that imports it all."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(SERVER), str(theirs.fileno()), str(os.getpid()), str(ROOT), *MODULES, " " * SHOWN_BYTES],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "ROOM": " " * SHOWN_BYTES},
+            cwd="/",
+        )
+
+    def end() -> None:
+        ours.close()
+        process.kill()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def is_prepared(argv: list[str]) -> bool:
+    """Whether a process of this command line is forked instead of executed."""
+    python, *words = argv
+    while words and words[0] in OPTIONS:
+        words = words[1:]
+    return python == sys.executable and (words[:2] == ["-m", "healthd"] or words[0] in PROGRAMS)
 
 
 class Popen(subprocess.Popen[Any]):
@@ -116,8 +131,8 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = dict(zip(NAMES, rest, strict=True))
         argv = [os.fspath(args)] if isinstance(args, (str, os.PathLike)) else [os.fspath(word) for word in args]
-        modules = modules_of(argv) if not given["shell"] else None
-        if modules is None:
+        prepared = line() if is_prepared(argv) and not given["shell"] else None
+        if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         ours = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
@@ -128,12 +143,11 @@ class Popen(subprocess.Popen[Any]):
             "env": {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
             "folder": os.fspath(given["cwd"]) if given["cwd"] is not None else os.getcwd(),
             "session": given["start_new_session"],
+            "group": given["process_group"],
             "numbers": [0, 1, 2, *passed],
         }
         try:
-            self.pid = server(modules, os.getpid()).fork(
-                request, [number if one == -1 else one for number, one in enumerate(ours)] + passed
-            )
+            self.pid = prepared.fork(request, [n if one == -1 else one for n, one in enumerate(ours)] + passed)
         finally:
             self._child_created = True
             self._close_pipe_fds(  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
 """
-A process with modules imported once, which forks children that become other processes: see `tests.prepared`.
+A process that has imported much and forks children that become other processes: see `tests.prepared`.
 
     PYTHON -I prepared_server.py SOCKET PARENT_PID FOLDER MODULE ...
 
-It answers each request on SOCKET with the process id of a child of the process PARENT_PID.
+It answers each request on SOCKET with the process id of a new child of the process that has started it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -26,9 +27,13 @@ PR_SET_PDEATHSIG = 1
 MAX_REQUEST_BYTES = 1 << 18
 MAX_DESCRIPTORS = 16
 ABOVE = 100  # descriptors are moved here first, so that none is in the way of another's number
+# Commands that start workers or services of their own: they get a prepared process too.
+STARTING = {"check", "node", "preflight", "demo", "--execute"}
+
+Found = tuple[dict[str, Any], list[int]]
 
 
-def receive(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def receive(line: socket.socket) -> Found | None:
     """The next request with its descriptors; None when nobody asks any more."""
     descriptors = array.array("i")
     text, ancillary, _, _ = line.recvmsg(MAX_REQUEST_BYTES, socket.CMSG_LEN(MAX_DESCRIPTORS * descriptors.itemsize))
@@ -37,34 +42,108 @@ def receive(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return (json.loads(text), descriptors.tolist()) if text else None
 
 
-def fork_orphan(ready: int) -> int:
-    """
-    Fork a child whose parent ends at once, so that the process that asked becomes its parent.
+def serve(line: socket.socket) -> Found | None:
+    """Fork for each request. Returns the request in a child, None when nobody asks any more."""
+    while (found := receive(line)) is not None:
+        pid = fork_orphan()
+        if pid == 0:
+            return found
+        for one in found[1]:
+            os.close(one)
+        line.sendall(str(pid).encode())
+    return None
 
-    Returns 0 in the child, once that is so; its process id here.
+
+def fork_orphan() -> int:
     """
-    read_end, write_end = os.pipe()
-    told_read, told_write = os.pipe()
+    Fork a child whose parent ends at once, so that the process that asked adopts it.
+
+    Returns 0 in the child, once it is adopted; its process id here.
+    """
+    adopted, begun = os.pipe()
+    told, telling = os.pipe()
     middle = os.fork()
     if middle == 0:
         pid = os.fork()
         if pid:
-            os.write(told_write, str(pid).encode())
+            os.write(telling, str(pid).encode())
             os._exit(0)
-        os.close(write_end)
-        os.read(read_end, 1)  # ends when the parent has, and been reaped
-        os.close(read_end)
-        os.close(told_read)
-        os.close(told_write)
-        os.close(ready)
+        os.close(begun)
+        os.read(adopted, 1)  # ends when the parent has ended and is reaped
         return 0
-    os.close(read_end)
-    os.close(told_write)
+    os.close(adopted)
+    os.close(telling)
     os.waitpid(middle, 0)
-    pid = int(os.read(told_read, 32))
-    os.close(told_read)
-    os.close(write_end)
+    pid = int(os.read(told, 32))
+    os.close(told)
+    os.close(begun)
     return pid
+
+
+def become(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Be the process that was asked for; returns only when its program does."""
+    from tests import prepared
+
+    # The program stands where an interpreter's options end: `PYTHON -I worker.py ...`, `PYTHON -P -m healthd ...`.
+    words = request["argv"][1:]
+    while words[0] in prepared.OPTIONS:
+        words = words[1:]
+    numbers = [*request["numbers"]]
+    if words[0] in prepared.SERVICES or STARTING & set(words):
+        descriptors, numbers = [*descriptors, own_server()], [*numbers, max(numbers) + 1]
+    if request["session"]:
+        os.setsid()
+    elif request["group"] >= 0:
+        os.setpgid(0, request["group"])
+    place(descriptors, numbers)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    show(request["argv"], request["env"])
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    if len(numbers) > len(request["numbers"]):
+        os.set_inheritable(numbers[-1], False)
+        prepared.lines[os.getpid()] = prepared.Line(socket.socket(fileno=numbers[-1]))
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    if words[0] == prepared.WORKER:
+        # It loads the checks beside it, and knows nothing of the rest.
+        for name in [name for name in sys.modules if name.split(".")[0] in ("checks", "healthd", "tests")]:
+            del sys.modules[name]
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def own_server() -> int:
+    """A copy of this process that forks for the one that this process becomes: the descriptor on which it answers."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork():
+        theirs.close()
+        return ours.detach()
+    null = os.open(os.devnull, os.O_RDWR)
+    place([null, null, null, theirs.detach()], [0, 1, 2, 3])
+    run(3, parent)
+    os._exit(0)
+
+
+def run(number: int, parent: int) -> None:
+    """Fork for the parent as long as it lives. In a child it returns when what the child has become is at its end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    line = socket.socket(fileno=number)
+    found = serve(line)
+    line.detach()
+    if found is None:
+        os._exit(0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    become(*found)
 
 
 def place(descriptors: list[int], numbers: list[int]) -> None:
@@ -86,66 +165,24 @@ def show(argv: list[str], env: dict[str, str]) -> None:
     """Let /proc/PID/cmdline and /proc/PID/environ show what an executed process would."""
     with open("/proc/self/stat") as file:
         places = [int(word) for word in file.read().rpartition(")")[2].split()[45:49]]
-    for (start, end), words in zip(
-        (places[:2], places[2:]), (argv, [f"{name}={value}" for name, value in env.items()]), strict=True
-    ):
+    shown = (argv, [f"{name}={value}" for name, value in env.items()])
+    for (start, end), words in zip((places[:2], places[2:]), shown, strict=True):
         text = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be the process that was asked for; returns only when its program does."""
-    signal.set_wakeup_fd(-1)
-    if request["session"]:
-        os.setsid()
-    place(descriptors, request["numbers"])
-    os.chdir(request["folder"] or ".")
-    os.environ.clear()
-    os.environ.update(request["env"])
-    time.tzset()
-    show(request["argv"], request["env"])
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
-    # The program stands where an interpreter's options end: `PYTHON -I worker.py ...`, `PYTHON -P -m healthd ...`.
-    words = request["argv"][1:]
-    while words[0] in ("-I", "-P"):
-        words = words[1:]
-    if words[0] == "-m":
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
-
-
-def serve(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Fork for each request. Returns the request in a child, None when nobody asks any more."""
-    while (found := receive(line)) is not None:
-        pid = fork_orphan(line.fileno())
-        if pid == 0:
-            line.detach()
-            return found
-        for one in found[1]:
-            os.close(one)
-        line.sendall(str(pid).encode())
-    return None
-
-
 def main() -> None:
     number, parent, folder, *modules = (word for word in sys.argv[1:] if word.strip())
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):
-        os._exit(1)
     sys.path.insert(0, folder)
+    from tests import prepared
+
+    subprocess.Popen = prepared.Popen  # type: ignore[misc]  # before anything is imported that starts processes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in modules:
             importlib.import_module(module)
     gc.freeze()
-    found = serve(socket.socket(fileno=int(number)))
-    if found is not None:
-        become(*found)
+    run(int(number), int(parent))
 
 
 if __name__ == "__main__":

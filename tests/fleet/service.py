@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from tests import prepared
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,7 +43,7 @@ class Service:
         """Start it, and wait until it says where it answers."""
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=ROOT, env=self.env)
+            self.process = prepared.Popen(self.command, stdout=log, stderr=log, cwd=ROOT, env=self.env)
 
         def listening() -> bool:
             assert self.process is not None

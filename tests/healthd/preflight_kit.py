@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 
+from tests import prepared
 from tests.patience import PATIENCE
 
 CONFIG = """
@@ -104,6 +105,7 @@ class Job:
         close_stdin: bool = False,
         folder: Path | None = None,
         key: int | None = None,
+        executed: bool = False,
     ) -> subprocess.Popen[str]:
         told = ["--nnodes", str(self.size), "--node-rank", str(rank), "--main", f"127.0.0.1:{self.port}"]
         # -P: as the installed command, which does not look into the working directory either.
@@ -111,7 +113,7 @@ class Job:
         line += [*(told if place is None else place), *options, "--", *command]
         if close_stdin:
             line = ["sh", "-c", 'exec "$@" <&-', "sh", *line]
-        process = subprocess.Popen(
+        process = (subprocess.Popen if executed else prepared.Popen)(
             line,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
