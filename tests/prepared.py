@@ -33,7 +33,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SERVICES = (str(ROOT / "tests/healthd/node_process.py"),)
 PROGRAMS = (WORKER, *SERVICES)
 OPTIONS = ("-I", "-S", "-P")
-SHOWN_BYTES = 16 * 1024  # of a command line and of an environment, as /proc shows them
+SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
 
 MODULES = (
     "torch",

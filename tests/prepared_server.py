@@ -9,6 +9,7 @@ It answers each request on SOCKET with the process id of a new child of the proc
 from __future__ import annotations
 
 import array
+import atexit
 import ctypes
 import gc
 import importlib
@@ -19,9 +20,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import traceback
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 MAX_REQUEST_BYTES = 1 << 18
@@ -81,7 +85,38 @@ def fork_orphan() -> int:
 
 
 def become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be the process that was asked for; returns only when its program does."""
+    """Be the process that was asked for, to its end."""
+    code = 1
+    try:
+        code = code_of(lambda: perform(request, descriptors))
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of any program does
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    finally:
+        # An interpreter that takes itself to pieces would copy all memory that it shares with the prepared process.
+        os._exit(code)
+
+
+def code_of(program: Callable[[], None]) -> int:
+    """The exit code of a program that has ended, with its traceback or last word on standard error."""
+    try:
+        program()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+            return 1
+        return end.code or 0
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def perform(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Take on all that the process is given, and run its program."""
     from tests import prepared
 
     # The program stands where an interpreter's options end: `PYTHON -I worker.py ...`, `PYTHON -P -m healthd ...`.
@@ -95,6 +130,7 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.setsid()
     elif request["group"] >= 0:
         os.setpgid(0, request["group"])
+    atexit._clear()
     place(descriptors, numbers)
     os.chdir(request["folder"])
     os.environ.clear()
@@ -129,11 +165,10 @@ def own_server() -> int:
     null = os.open(os.devnull, os.O_RDWR)
     place([null, null, null, theirs.detach()], [0, 1, 2, 3])
     run(3, parent)
-    os._exit(0)
 
 
-def run(number: int, parent: int) -> None:
-    """Fork for the parent as long as it lives. In a child it returns when what the child has become is at its end."""
+def run(number: int, parent: int) -> NoReturn:
+    """Fork for the parent as long as it lives, and end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -144,6 +179,7 @@ def run(number: int, parent: int) -> None:
         os._exit(0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
     become(*found)
+    os._exit(0)
 
 
 def place(descriptors: list[int], numbers: list[int]) -> None:
