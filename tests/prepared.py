@@ -100,7 +100,16 @@ def start() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-I", str(SERVER), str(theirs.fileno()), str(os.getpid()), str(ROOT), *MODULES, " " * SHOWN_BYTES],
+            [
+                sys.executable,
+                "-I",
+                str(SERVER),
+                str(theirs.fileno()),
+                str(os.getpid()),
+                str(ROOT),
+                *MODULES,
+                " " * SHOWN_BYTES,
+            ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -164,4 +173,3 @@ def _adopting() -> Any:
         yield
     finally:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-

@@ -137,9 +137,9 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["env"])
     time.tzset()
     show(request["argv"], request["env"])
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
     if len(numbers) > len(request["numbers"]):
         os.set_inheritable(numbers[-1], False)
         prepared.lines[os.getpid()] = prepared.Line(socket.socket(fileno=numbers[-1]))
@@ -159,12 +159,12 @@ def own_server() -> int:
     """A copy of this process that forks for the one that this process becomes: the descriptor on which it answers."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
-    if os.fork():
-        theirs.close()
-        return ours.detach()
-    null = os.open(os.devnull, os.O_RDWR)
-    place([null, null, null, theirs.detach()], [0, 1, 2, 3])
-    run(3, parent)
+    if os.fork() == 0:
+        null = os.open(os.devnull, os.O_RDWR)
+        place([null, null, null, theirs.detach()], [0, 1, 2, 3])
+        run(3, parent)
+    theirs.close()
+    return ours.detach()
 
 
 def run(number: int, parent: int) -> NoReturn:

@@ -127,13 +127,13 @@ def until(true: Callable[[], bool], seconds: float = 15.0, why: Callable[[], str
         time.sleep(0.05)
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now, outside the range that outgoing connections take theirs from."""
     low = 20000 + secrets.randbelow(10000)
     for port in range(low, low + 500):
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((host, port))
             except OSError:
                 continue
             return port

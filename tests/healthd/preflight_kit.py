@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from tests import prepared
+from tests.fleet.service import free_port
 from tests.patience import PATIENCE
 
 CONFIG = """
@@ -46,12 +46,6 @@ time.sleep(float(os.environ.get("JOB_SECONDS", "0")))
 code = int(os.environ.get("JOB_CODE", "0"))
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

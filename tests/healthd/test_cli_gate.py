@@ -25,8 +25,8 @@ from healthd.cli.hook_settings import GateSettings
 from healthd.model import NodeState, OrderReport, SyncAnswer, SyncRequest
 from tests import prepared
 from tests.fleet.parts import state
+from tests.fleet.service import free_port
 from tests.healthd.cli_kit import Said, end, environment, healthd, start
-from tests.healthd.preflight_kit import free_port
 from tests.patience import PATIENCE
 
 GOOD = ("n1", "n2", "n3")
