@@ -14,8 +14,8 @@ import pytest
 
 from healthd import wire
 from healthd.model import AdmittedNode, Decision, Verdict
+from tests.fleet.service import free_port
 from tests.healthd.cli_kit import Said, healthd
-from tests.healthd.preflight_kit import free_port
 
 HEALTH = "application/health+json"
 
