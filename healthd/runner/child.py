@@ -47,12 +47,14 @@ class Child:
     Raises OSError when the interpreter cannot be started.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.started = time.monotonic()
         self._results, result_end = os.pipe()
         try:
-            self._process = subprocess.Popen(
+            self._process = popen(
                 [*argv, str(result_end), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import difflib
 import logging
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,10 @@ class Remembered:
 class Runner:
     """Runs plans of checks. Lives in the main thread of its process, because its workers die with that thread."""
 
-    def __init__(self, settings: RunnerSettings) -> None:
+    def __init__(self, settings: RunnerSettings, *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> None:
+        """`popen` starts the workers; tests have one that forks them from a process in which torch is imported."""
         self.settings = settings
+        self._popen = popen
         self.probe_device_seconds = 0.0
         """How long workers have had devices, over all runs: what we cost."""
         self.latest: Survey | None = None
@@ -130,7 +133,7 @@ class Runner:
         """Ranks for the rounds of one validation over several nodes. `Session.open` comes first."""
         settings = self.settings.between_nodes()
         return Session(
-            make_workers=lambda on_progress: Workers(settings, self._corpses, self._versions, on_progress),
+            make_workers=lambda on_progress: self._workers_of(settings, on_progress),
             catalogue=self.catalogue,
             on_survey=lambda outcome: self._surveyed(outcome, ()),
             on_device_seconds=self._spent,
@@ -143,8 +146,10 @@ class Runner:
     # --- children that only answer ------------------------------------------------------------------------------------
 
     def _workers(self, on_progress: OnProgress | None) -> Workers:
-        settings = dataclasses.replace(self.settings, learned=self.learned)
-        return Workers(settings, self._corpses, self._versions, on_progress)
+        return self._workers_of(dataclasses.replace(self.settings, learned=self.learned), on_progress)
+
+    def _workers_of(self, settings: RunnerSettings, on_progress: OnProgress | None) -> Workers:
+        return Workers(settings, self._corpses, self._versions, on_progress, popen=self._popen)
 
     async def _ask(self, workers: Workers, command: dict[str, Any], name: str, timeout_seconds: float) -> Outcome:
         """One command to a child of its own. Raises nothing but CancelledError."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -63,6 +64,8 @@ class Workers:
         corpses: Corpses,
         versions: dict[str, str],
         on_progress: OnProgress | None,
+        *,
+        popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self.settings = settings
         self.inventory: dict[str, Any] = {}
@@ -74,6 +77,7 @@ class Workers:
         self._corpses = corpses
         self._versions = versions
         self._on_progress = on_progress
+        self._popen = popen
         self._children: list[tuple[str, Child]] = []
         self._node_corpses = 0
         self._env = environment(self.python, settings.env, os.environ)
@@ -83,7 +87,7 @@ class Workers:
         """Start a worker. Raises OSError."""
         # Without site-packages the interpreter starts a third faster; only checks from outside may need them.
         alone = target is None and not (self.settings.third_party or self.settings.directories)
-        child = Child([self.python, "-I", *(["-S"] if alone else []), WORKER], self._env)
+        child = Child([self.python, "-I", *(["-S"] if alone else []), WORKER], self._env, popen=self._popen)
         self._children = [(name, other) for name, other in self._children if not other.reaped.is_set()]
         self._children.append((target or "node", child))
         return child

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from tests import prepared
 from tests.fleet.service import ROOT, START_SECONDS, Command, Said, Service, free_port, until
 from tests.patience import PATIENCE
 
@@ -194,7 +195,7 @@ class Cluster:
 
     def start(self, *arguments: str) -> Command:
         """Start a command and leave it running."""
-        process = subprocess.Popen(
+        process = prepared.Popen(
             [*HEALTHD, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=self.env
         )
         self.others.append(process)

@@ -20,7 +20,7 @@ class Rule(enum.Enum):
 
 
 class Proxy:
-    """Listens on `url`; what is said to `rule` goes for everything that passes from then on. `lost` counts answers."""
+    """Listens on `url`; what is said to `rule` goes for everything that passes from then on. `lost` and `late` count answers."""
 
     def __init__(self, target: str, *, late_seconds: float = 0.5) -> None:
         host, _, port = target.rpartition("/")[2].rpartition(":")
@@ -33,6 +33,7 @@ class Proxy:
         self._over = False
         self.rule = Rule.PASS
         self.lost = 0
+        self.late = 0
 
     @property
     def url(self) -> str:
@@ -81,6 +82,7 @@ class Proxy:
             while data := source.recv(1 << 16):
                 if answers and self.rule is Rule.LATE:
                     time.sleep(self._late_seconds)
+                    self.late += 1
                 if answers and self.rule in (Rule.CUT, Rule.HALF):
                     self.lost += 1
                     if self.rule is Rule.HALF:

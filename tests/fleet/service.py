@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from tests import prepared
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,7 +43,7 @@ class Service:
         """Start it, and wait until it says where it answers."""
         before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=ROOT, env=self.env)
+            self.process = prepared.Popen(self.command, stdout=log, stderr=log, cwd=ROOT, env=self.env)
 
         def listening() -> bool:
             assert self.process is not None
@@ -126,13 +127,13 @@ def until(true: Callable[[], bool], seconds: float = 15.0, why: Callable[[], str
         time.sleep(0.05)
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now, outside the range that outgoing connections take theirs from."""
     low = 20000 + secrets.randbelow(10000)
     for port in range(low, low + 500):
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((host, port))
             except OSError:
                 continue
             return port

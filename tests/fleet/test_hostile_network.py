@@ -93,7 +93,7 @@ def test_late_answers_never_make_evidence_look_younger_than_it_is(cluster: Clust
         cluster.healthy("n1")
         until(lambda: aggregator.get("/v1/nodes/n1").json().get("health") == "healthy")
         proxy.rule = Rule.LATE
-        time.sleep(2.5)
+        until(lambda: proxy.late >= 2)
         decision = ask(aggregator.url, "train", ["n1"], wait=20)
         assert decision["decision"] == "admit"
         seen = decision["nodes"][0]["evidence_age_seconds"]

@@ -18,8 +18,33 @@ NODES = ("n1", "n2", "n3")
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Of the test's own, with nothing started."""
     with Cluster(tmp_path) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("fleet"), checks=("memory_free", "proof", "matmul")) as one:
+        one.fleet(*NODES)
+        yield one
+
+
+@pytest.fixture
+def fleet(shared: Cluster) -> Iterator[Cluster]:
+    """Three healthy nodes and an aggregator, given to each test as they were at the beginning: no job, no fault."""
+    yield shared
+    aggregator = shared.services["aggregator"]
+    for name in NODES:
+        for lease in aggregator.get(f"/v1/nodes/{name}").json()["grants"]:
+            release(aggregator.url, lease["gate"])
+    shared.prove(1.0)
+    shared.healthd("fault", "clear", "--run-dir", str(shared.run_dir("n2")))
+    shared.healthy(*NODES)
+
+
+def url_of(fleet: Cluster) -> str:
+    return fleet.services["aggregator"].url
 
 
 def test_health_turns_503_200_503_200_as_curl_sees_it(cluster: Cluster) -> None:
@@ -84,42 +109,41 @@ def test_a_job_that_holds_a_device_past_the_evidences_age_keeps_the_node_green_a
     assert "suspended" not in node.get("/health").text
 
 
-def test_gate_admits_rejects_by_name_takes_two_of_three_and_a_spare_from_the_pool(cluster: Cluster) -> None:
-    cluster.checks = ("memory_free", "proof", "matmul")
-    url = cluster.fleet(*NODES).url
-    admitted = cluster.gate(url, "one", *asked(NODES), "--hostfile-out", str(cluster.folder / "hosts"))
+def test_gate_admits_rejects_by_name_takes_two_of_three_and_a_spare_from_the_pool(fleet: Cluster) -> None:
+    url = url_of(fleet)
+    admitted = fleet.gate(url, "one", *asked(NODES), "--hostfile-out", str(fleet.folder / "hosts"))
     assert (admitted.code, admitted.json["decision"]) == (0, "admit")
-    assert (cluster.folder / "hosts").read_text().split() == list(NODES)
+    assert (fleet.folder / "hosts").read_text().split() == list(NODES)
     assert all(node["evidence_age_seconds"] < 60 for node in admitted.json["nodes"])
     release(url, admitted.json["id"])
-    said = cluster.healthd("fault", "set", "matmul@cpu:0=corrupt", "--run-dir", str(cluster.run_dir("n2")))
+    said = fleet.healthd("fault", "set", "matmul@cpu:0=corrupt", "--run-dir", str(fleet.run_dir("n2")))
     assert said.code == 0
-    cluster.aged("n2")
-    rejected = cluster.gate(url, "two", *asked(NODES), "--max-age", "1s")
+    fleet.aged("n2")
+    rejected = fleet.gate(url, "two", *asked(NODES), "--max-age", "1s")
     assert (rejected.code, rejected.json["decision"]) == (75, "reject")
     first = rejected.json["reasons"][0]
     assert (first["node"], first["check"], first["target"], first["code"]) == ("n2", "matmul", "cpu:0", "WrongResult")
     assert first["injected"]
-    some = cluster.gate(url, "three", *asked(NODES), "--min-nodes", "2")
+    some = fleet.gate(url, "three", *asked(NODES), "--min-nodes", "2")
     assert some.code == 0
     assert [node["node"] for node in some.json["nodes"]] == ["n1", "n3"]
     assert [node["node"] for node in some.json["excluded"]] == ["n2"]
     release(url, some.json["id"])
-    pool = cluster.gate(url, "four", "--pool", "a", "--count", "2")
+    pool = fleet.gate(url, "four", "--pool", "a", "--count", "2")
     assert pool.code == 0
     assert {node["node"] for node in pool.json["nodes"]} == {"n1", "n3"}
     for arguments in (("--pool", "b", "--count", "1"), ("--pool", "a", "--count", "4")):
-        impossible = cluster.gate(url, f"five-{arguments[1]}", *arguments)
+        impossible = fleet.gate(url, f"five-{arguments[1]}", *arguments)
         assert (impossible.code, impossible.json["decision"]) == (1, "reject"), impossible
-    usage = cluster.healthd("gate", "--aggregator", url, "--job", "six", "--count", "2")
+    usage = fleet.healthd("gate", "--aggregator", url, "--job", "six", "--count", "2")
     assert usage.code == 2
     assert "--count" in usage.line or "--node" in usage.line
-    explained = cluster.healthd("fleet", "explain", "two", "--aggregator", url)
+    explained = fleet.healthd("fleet", "explain", "two", "--aggregator", url)
     assert "n2: WrongResult matmul cpu:0" in " ".join(explained.out.split())
 
 
-def test_gate_holds_while_another_job_has_a_node_and_admits_after_the_release(cluster: Cluster) -> None:
-    url = cluster.fleet("n1", "n2").url
+def test_gate_holds_while_another_job_has_a_node_and_admits_after_the_release(fleet: Cluster) -> None:
+    url = url_of(fleet)
     first = ask(url, "first", ["n1"], wait=10)
     assert first["decision"] == "admit"
     held = ask(url, "second", ["n1", "n2"])
@@ -129,59 +153,59 @@ def test_gate_holds_while_another_job_has_a_node_and_admits_after_the_release(cl
     assert "job first attempt 0" in held["reasons"][0]["message"]
     release(url, first["id"])
     assert ask(url, "second", ["n1", "n2"], wait=10)["decision"] == "admit"
-    expired = cluster.gate(url, "third", "--node", "n2", wait="1s")
+    expired = fleet.gate(url, "third", "--node", "n2", wait="1s")
     assert (expired.code, expired.json["decision"]) == (75, "reject")
     assert any("job second" in reason["message"] for reason in expired.json["reasons"])
 
 
-def test_lease_with_a_process_ends_by_itself_when_the_process_does(cluster: Cluster) -> None:
-    aggregator = cluster.fleet("n1")
-    job = cluster.job(cluster.folder / "n1.toml")  # it holds no device: the node goes by the process alone
-    admitted = cluster.gate(aggregator.url, "train", "--node", "n1", "--workload", f"pid:{job.pid}")
+def test_lease_with_a_process_ends_by_itself_when_the_process_does(fleet: Cluster) -> None:
+    aggregator = fleet.services["aggregator"]
+    job = fleet.job(fleet.folder / "n1.toml")  # it holds no device: the node goes by the process alone
+    admitted = fleet.gate(aggregator.url, "process", "--node", "n1", "--workload", f"pid:{job.pid}")
     assert admitted.code == 0
     state = aggregator.get("/v1/nodes/n1").json()
-    assert "train" in str(state)
-    assert ask(aggregator.url, "next", ["n1"], wait=0.5)["decision"] == "hold"
+    assert "process" in str(state)
+    assert ask(aggregator.url, "after", ["n1"], wait=0.5)["decision"] == "hold"
     job.kill()
     job.wait()
-    assert ask(aggregator.url, "next", ["n1"], wait=10)["decision"] == "admit"
+    assert ask(aggregator.url, "after", ["n1"], wait=10)["decision"] == "admit"
 
 
-def test_lost_answer_is_asked_for_again_and_is_the_same_decision(cluster: Cluster) -> None:
-    url = cluster.fleet("n1", "n2").url
-    first = ask(url, "train", ["n1"], wait=10)
-    again = ask(url, "train", ["n1"], wait=10)
+def test_lost_answer_is_asked_for_again_and_is_the_same_decision(fleet: Cluster) -> None:
+    url = url_of(fleet)
+    first = ask(url, "lost", ["n1"], wait=10)
+    again = ask(url, "lost", ["n1"], wait=10)
     assert again == first
-    hook = cluster.gate(url, "train", "--node", "n1", wait="30s")
+    hook = fleet.gate(url, "lost", "--node", "n1", wait="30s")
     assert hook.code == 0
     assert hook.json["id"] == first["id"]
-    other = cluster.gate(url, "train", "--node", "n2", wait="30s")
+    other = fleet.gate(url, "lost", "--node", "n2", wait="30s")
     assert other.code == 2
-    assert "train" in other.line
-    newer = ask(url, "train", ["n1"], wait=10, attempt=1)
+    assert "lost" in other.line
+    newer = ask(url, "lost", ["n1"], wait=10, attempt=1)
     assert newer["decision"] == "admit"
     assert newer["id"] != first["id"]
 
 
-def test_quarantine_names_owner_and_reason_and_outlives_a_restart_and_a_time_out(cluster: Cluster) -> None:
+def test_quarantine_names_owner_and_reason_and_outlives_a_restart_and_a_time_out(fleet: Cluster) -> None:
     """Rival fault 19."""
-    aggregator = cluster.fleet("n1", "n2")
+    aggregator = fleet.services["aggregator"]
     url = aggregator.url
-    said = cluster.healthd("fleet", "quarantine", "n1", "--reason", "link flaps", "--aggregator", url)
+    said = fleet.healthd("fleet", "quarantine", "n1", "--reason", "link flaps", "--aggregator", url)
     assert said.code == 0, said.err
-    for job in ("before", "after"):
-        rejected = cluster.gate(url, job, *asked(("n1", "n2")))
+    for job in ("before", "restarted"):
+        rejected = fleet.gate(url, job, *asked(("n1", "n2")))
         assert rejected.code == 75
         (out,) = rejected.json["excluded"]
         assert out["node"] == "n1"
         assert re.search(r"n1 is quarantined by \w+: link flaps", out["reasons"][0]["message"])
-        timed_out = cluster.gate(url, f"{job}-only", "--node", "n1", wait="1s")
+        timed_out = fleet.gate(url, f"{job}-only", "--node", "n1", wait="1s")
         assert timed_out.code == 75
         aggregator.kill()
         aggregator.start()
         until(lambda: aggregator.get("/v1/nodes/n2").json().get("health") == "healthy")
-    assert cluster.healthd("fleet", "release", "n1", "--aggregator", url).code == 0
-    assert cluster.gate(url, "free", *asked(("n1", "n2"))).code == 0
+    assert fleet.healthd("fleet", "release", "n1", "--aggregator", url).code == 0
+    assert fleet.gate(url, "free", *asked(("n1", "n2"))).code == 0
 
 
 def test_observe_mode_admits_and_tells_what_it_would_have_said(cluster: Cluster) -> None:
@@ -194,19 +218,19 @@ def test_observe_mode_admits_and_tells_what_it_would_have_said(cluster: Cluster)
     assert 'mode="observe"' in aggregator.get("/metrics").text
 
 
-def test_override_admits_by_hand_and_shows(cluster: Cluster) -> None:
-    aggregator = cluster.fleet("n1")
+def test_override_admits_by_hand_and_shows(fleet: Cluster) -> None:
+    aggregator = fleet.services["aggregator"]
     url = aggregator.url
-    cluster.prove(0.5)
-    cluster.aged("n1")
-    assert cluster.gate(url, "train", "--node", "n1", "--max-age", "1s").code == 75
+    fleet.prove(0.5)
+    fleet.aged("n1")
+    assert fleet.gate(url, "override", "--node", "n1", "--max-age", "1s").code == 75
     words = ("--reason", "demo at ten", "--until", "1h", "--aggregator", url)
-    assert cluster.healthd("override", "train", *words).code == 0
-    said = cluster.gate(url, "train", "--attempt", "1", "--node", "n1", "--max-age", "1s")
+    assert fleet.healthd("override", "override", *words).code == 0
+    said = fleet.gate(url, "override", "--attempt", "1", "--node", "n1", "--max-age", "1s")
     assert (said.code, said.json["decision"]) == (0, "admit")
     assert "demo at ten" in str(said.json["reasons"])
     assert "healthd_overrides_active 1.0" in aggregator.get("/metrics").text
-    assert cluster.healthd("override", "train", *words, "--clear").code == 0
+    assert fleet.healthd("override", "override", *words, "--clear").code == 0
     assert "healthd_overrides_active 0.0" in aggregator.get("/metrics").text
 
 

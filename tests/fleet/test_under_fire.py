@@ -21,7 +21,7 @@ from tests.fleet.cluster import Cluster, ask, asked, mounted, release
 from tests.fleet.service import Service, until
 from tests.patience import PATIENCE
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+needs_root = pytest.mark.system(root=True)  # mounts a file system
 
 
 @pytest.fixture
@@ -104,7 +104,6 @@ class Killer(threading.Thread):
             service.start(ready=False)
 
 
-@pytest.mark.slow
 def test_processes_killed_at_random_moments_never_share_a_node_between_two_jobs(cluster: Cluster) -> None:
     """Seen from outside: every answer stays true, and no node is in two admissions that were not given back."""
     seed = random.randrange(1 << 30)
@@ -119,7 +118,9 @@ def test_processes_killed_at_random_moments_never_share_a_node_between_two_jobs(
         start = time.monotonic()
         jobs = (f"job-{number}" for number in itertools.count())
         job, nodes = next(jobs), list(names[:1])
-        while (lasted := time.monotonic() - start) < 14 or (len(answered) < 2 and lasted < 60 * PATIENCE):
+        while len(answered) < 4 or killer.kills < 8:
+            lasted = time.monotonic() - start
+            assert lasted < 60 * PATIENCE, f"seed {seed}: {killer.kills} kills, {len(answered)} admissions"
             if not answered:
                 killer.calm = max(1.0, lasted / 14)
             decision = {}
@@ -141,8 +142,6 @@ def test_processes_killed_at_random_moments_never_share_a_node_between_two_jobs(
     finally:
         killer.over.set()
         killer.join(20)
-    assert killer.kills > 5
-    assert answered, f"seed {seed}: nothing was ever admitted"
     until(lambda: _answers(aggregator))
     for gate, decision in answered.items():
         assert aggregator.get(f"/v1/gates/{gate}").json() == decision, f"seed {seed}"

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from tests import prepared
 from tests.patience import PATIENCE
+
+Command: TypeAlias = "subprocess.Popen[str]"
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,38 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**kept, **own, **more}
 
 
-def healthd(folder: Path, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 40.0) -> Said:
-    """Run to the end. Whatever goes wrong, nobody is shown a traceback."""
-    done = subprocess.run(
+def start(folder: Path, *arguments: str, env: Mapping[str, str] | None = None, executed: bool = False) -> Command:
+    """Start it. `executed`: by an interpreter of its own, which takes its time to import everything."""
+    popen = subprocess.Popen if executed else prepared.Popen
+    return popen(
         [sys.executable, "-m", "healthd", *arguments],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout * PATIENCE,
-        check=False,
         env=environment(folder, **(env or {})),
     )
-    assert "Traceback" not in done.stderr, done.stderr
-    assert "internal error" not in done.stderr, done.stderr
-    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def end(command: Command, *, timeout: float = 40.0) -> Said:
+    """What it came to. Whatever goes wrong, nobody is shown a traceback."""
+    with command:
+        try:
+            out, err = command.communicate(timeout=timeout * PATIENCE)
+        except subprocess.TimeoutExpired:
+            command.kill()
+            raise
+    assert "Traceback" not in err, err
+    assert "internal error" not in err, err
+    return Said(command.returncode, out, err)
+
+
+def healthd(
+    folder: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 40.0,
+    executed: bool = False,
+) -> Said:
+    """Run to the end."""
+    return end(start(folder, *arguments, env=env, executed=executed), timeout=timeout)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import httpx
 
+from tests import prepared
+from tests.fleet.service import free_port
 from tests.patience import PATIENCE
 
 CONFIG = """
@@ -45,12 +46,6 @@ time.sleep(float(os.environ.get("JOB_SECONDS", "0")))
 code = int(os.environ.get("JOB_CODE", "0"))
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -104,6 +99,7 @@ class Job:
         close_stdin: bool = False,
         folder: Path | None = None,
         key: int | None = None,
+        executed: bool = False,
     ) -> subprocess.Popen[str]:
         told = ["--nnodes", str(self.size), "--node-rank", str(rank), "--main", f"127.0.0.1:{self.port}"]
         # -P: as the installed command, which does not look into the working directory either.
@@ -111,7 +107,7 @@ class Job:
         line += [*(told if place is None else place), *options, "--", *command]
         if close_stdin:
             line = ["sh", "-c", 'exec "$@" <&-', "sh", *line]
-        process = subprocess.Popen(
+        process = (subprocess.Popen if executed else prepared.Popen)(
             line,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

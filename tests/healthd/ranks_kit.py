@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,13 @@ from typing import Any
 from checks.faults import parse_fault
 from healthd.model import CollectiveOrder, RankReport
 from healthd.runner import Runner, Session
+from tests.fleet.service import free_port
 from tests.healthd.runner_kit import make_runner, workers_left
 from tests.patience import PATIENCE
 
 SMALL = {name: {"sizes_bytes": [1024, 65536], "iterations": 2} for name in ("all_reduce", "all_gather")}
 
 _numbers = itertools.count(os.getpid())
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
 
 
 def orders(*ranks: int, checks: Sequence[str] = ("all_reduce",), **changes: Any) -> list[CollectiveOrder]:

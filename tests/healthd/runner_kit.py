@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,19 +15,21 @@ from checks.contract import Tier
 from checks.faults import parse_fault
 from healthd.model import CheckResult
 from healthd.runner import OnProgress, OnResult, Plan, Runner, RunnerSettings
+from tests import prepared
 from tests.patience import PATIENCE
 
 CHECKS = Path(__file__).parent / "runner_checks"
 
 
-def make_runner(**changes: Any) -> Runner:
+def make_runner(*, executed: bool = False, **changes: Any) -> Runner:
+    """A runner on the misbehaving checks. Its workers have torch imported already, unless they are to be executed."""
     values: dict[str, Any] = {
         "accelerator": "cpu",
         "directories": (CHECKS,),
         "retry_backoff_seconds": 0.01,
         "lock_wait_seconds": 0.2,
     }
-    return Runner(RunnerSettings(**{**values, **changes}))
+    return Runner(RunnerSettings(**{**values, **changes}), popen=subprocess.Popen if executed else prepared.Popen)
 
 
 def run_checks(

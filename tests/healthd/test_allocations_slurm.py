@@ -183,6 +183,8 @@ def cluster(tmp_path: Path) -> Iterator[Watched]:
 
 @pytest.mark.slow
 @pytest.mark.root
+@pytest.mark.system
+@pytest.mark.alone  # the daemons of a Slurm, with its time-outs
 @pytest.mark.skipif(bool(missing()), reason=missing() or "there")
 def test_real_job_is_seen_from_its_prolog_to_its_end(cluster: Watched) -> None:
     cluster.ready()

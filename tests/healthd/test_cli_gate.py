@@ -23,10 +23,11 @@ from healthd import wire
 from healthd.cli.gate import build_request
 from healthd.cli.hook_settings import GateSettings
 from healthd.model import NodeState, OrderReport, SyncAnswer, SyncRequest
+from tests import prepared
 from tests.fleet.parts import state
-from tests.healthd.cli_kit import Said, environment, healthd
+from tests.fleet.service import free_port
+from tests.healthd.cli_kit import Said, end, environment, healthd, start
 from tests.healthd.inside import run_inside
-from tests.healthd.preflight_kit import free_port
 from tests.patience import PATIENCE
 
 GOOD = ("n1", "n2", "n3")
@@ -117,7 +118,7 @@ def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator
     env = environment(folder, **{f"HEALTHD_POLICY_{name}": value for name, value in policy.items()})
     env.pop("HEALTHD_NODE_STATE_DIR")
     with (folder / "aggregator.log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "healthd", *line], env=env, stderr=log)
+        process = prepared.Popen([sys.executable, "-m", "healthd", *line], env=env, stderr=log)
     try:
         world = World(folder=folder, port=port, process=process)
         with httpx.Client(trust_env=False) as http:
@@ -284,17 +285,18 @@ def test_an_aggregator_that_is_away_is_answered_by_the_chosen_rule(tmp_path: Pat
 
 def test_an_aggregator_that_comes_back_while_the_hook_waits_answers_it(tmp_path: Path) -> None:
     port = free_port()
-    line = [sys.executable, "-m", "healthd", "gate", "--job", "j", "--node", "n1", "--wait", "90s"]
-    line += ["--aggregator", f"http://127.0.0.1:{port}", "--json"]
-    with subprocess.Popen(line, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as hook:
-        time.sleep(0.5)
-        assert hook.poll() is None
-        with aggregator(tmp_path, port=port) as world:
-            node = SpeakingNode(world.url, state("n1"), None)
-            out, _ = hook.communicate(timeout=30 * PATIENCE)
+    with aggregator(tmp_path, port=port) as world:
+        node = SpeakingNode(world.url, state("n1"), None)
+        assert node.heard.wait(20 * PATIENCE)
+    where = ("--aggregator", world.url, "--wait", "90s")
+    with start(tmp_path, "gate", "--job", "j", *nodes("n1"), *where) as hook:
+        assert hook.stderr is not None
+        assert "trying again until the wait is over" in hook.stderr.readline()
+        with aggregator(tmp_path, port=port):
+            said = end(hook, timeout=30)
             node.stop()
-    assert hook.returncode == 0, out
-    assert json.loads(out)["decision"] == "admit"
+    assert said.code == 0, said
+    assert "ADMIT" in said.out
 
 
 def test_a_hook_whose_server_never_answers_can_be_interrupted(tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_a_hook_whose_server_never_answers_can_be_interrupted(tmp_path: Path) ->
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         line = [sys.executable, "-m", "healthd", "gate", "--job", "j", "--node", "n1", "--aggregator", url]
-        with subprocess.Popen(line, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) as hook:
+        with prepared.Popen(line, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) as hook:
             silent.settimeout(20 * PATIENCE)
             held, _ = silent.accept()
             with held:
@@ -323,7 +325,7 @@ def test_a_hook_that_is_stopped_withdraws_its_gate_so_that_nobody_is_admitted(wo
     line = [sys.executable, "-m", "healthd", "gate", "--job", job, *nodes("n3"), "--aggregator", world.url]
     env = {**environment(world.folder), "HEALTHD_GATE_WAIT": "180s"}
     http = httpx.Client(trust_env=False, base_url=world.url)
-    with http, subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as hook:
+    with http, prepared.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as hook:
         for _ in range(600):
             if http.get("/v1/gates", params={"job": job}).json()["gates"]:
                 break
@@ -455,7 +457,7 @@ def test_faults_are_set_and_cleared_in_a_running_daemon(tmp_path: Path) -> None:
     assert away.err.count("\n") == 1
     env = environment(tmp_path, HEALTHD_NODE_CHECKS="memory_free")
     line = [sys.executable, "-m", "healthd", "node", "--listen", f"127.0.0.1:{free_port()}"]
-    with subprocess.Popen(line, env=env, stderr=subprocess.DEVNULL) as node:
+    with prepared.Popen(line, env=env, stderr=subprocess.DEVNULL) as node:
         try:
             for _ in range(600):
                 if (tmp_path / "run" / "node.sock").exists():
@@ -482,7 +484,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
         if text:
             python.write_text(text)
             python.chmod(0o755)
-        env = {"HEALTHD_PROBE_PYTHON": str(python), "HEALTHD_PROBE_START": "1s"}
+        env = {"HEALTHD_PROBE_PYTHON": str(python), "HEALTHD_PROBE_START": "0.5s"}
         said = healthd(tmp_path, "doctor", "--json", env=env)
         assert said.code == 1, name
         missing = [item for item in said.json if item["state"] == "missing"]

@@ -10,8 +10,8 @@ import pytest
 
 from checks.contract import Status
 from tests.fleet.parts import state
+from tests.fleet.service import free_port
 from tests.healthd.cli_kit import healthd
-from tests.healthd.preflight_kit import free_port
 from tests.healthd.test_cli_gate import SpeakingNode, World, aggregator, nodes
 from tests.patience import PATIENCE
 

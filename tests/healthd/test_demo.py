@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from tests.healthd.preflight_kit import free_port
+from tests.fleet.service import free_port
 from tests.patience import PATIENCE
 
 # One command of the demonstration, with a spinner of two seconds: nobody listens there.

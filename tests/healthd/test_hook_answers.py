@@ -14,9 +14,9 @@ import pytest
 
 from healthd import wire
 from healthd.model import AdmittedNode, Decision, Verdict
+from tests.fleet.service import free_port
 from tests.healthd.cli_kit import Said
 from tests.healthd.inside import run_inside
-from tests.healthd.preflight_kit import free_port
 
 Answer = tuple[int, str, bytes]
 

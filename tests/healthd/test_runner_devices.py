@@ -41,7 +41,7 @@ def test_real_quick_checks_and_collectives_pass_in_one_run(tmp_path: Path) -> No
     names = ("matmul", "memory", "digest", "transfer", "all_gather", "all_reduce", "reduce_scatter")
     steps: list[RunProgress] = []
     answered: list[str] = []
-    runner = make_runner(run_dir=tmp_path)
+    runner = make_runner(run_dir=tmp_path, executed=True)
     results = run_quick(
         *names, runner=runner, on_progress=steps.append, on_result=lambda result: answered.append(result.check)
     )
@@ -239,7 +239,7 @@ def test_device_that_a_job_holds_is_not_probed(tmp_path: Path) -> None:
     # A descendant of ours would not count as somebody else's: the runner is put into a process of its own.
     script = (
         "import sys, tests.healthd.runner_kit as kit; from pathlib import Path\n"
-        "results = kit.run_checks('present', 'fine', run_dir=Path(sys.argv[1]))\n"
+        "results = kit.run_checks('present', 'fine', executed=True, run_dir=Path(sys.argv[1]))\n"
         "for result in results.values(): print(result.status.value, result.findings[0].message)\n"
     )
     try:
@@ -372,7 +372,7 @@ def test_active_program_runs_only_on_free_devices_and_a_passive_one_always(tmp_p
     # As above: a descendant of ours would not count.
     script = (
         "import sys; from pathlib import Path; from tests.healthd.test_runner_devices import burning\n"
-        "results, ran = burning(Path(sys.argv[1]))\n"
+        "results, ran = burning(Path(sys.argv[1]), executed=True)\n"
         "print(ran, *(f'{result.check} {result.status.value}' for result in results.values()), sep=', ')\n"
     )
     argv = [sys.executable, "-c", script, str(tmp_path)]

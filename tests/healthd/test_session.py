@@ -25,6 +25,9 @@ from tests.healthd.ranks_kit import SMALL, blank, lost, nodes, orders
 from tests.healthd.runner_kit import make_runner, wait_gone, workers_left
 from tests.patience import PATIENCE
 
+# For ranks that are up already to meet, and then to get through a collective: what a test that has a rank fail waits.
+JOIN_SECONDS = 2.0
+
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
@@ -131,7 +134,7 @@ def test_faulty_rank_is_named_by_its_number_in_the_whole_group(
         # Rank 1 of this pair was rank 2 of the whole group, of which two nodes have left.
         async with nodes(tmp_path, 1, 1, faults=[f"all_reduce@rank:2={kind}"]) as two:
             await two.warm()
-            first, second = orders(1, 1, join_seconds=6.0, timeout_seconds=4.0)
+            first, second = orders(1, 1, join_seconds=JOIN_SECONDS, timeout_seconds=JOIN_SECONDS)
             reports = await two.join([first, blank(second, whole_rank=2)])
             assert lost(reports)[1] == reason
             assert [one.rank for one in reports if one.injected] == [1]
@@ -204,10 +207,10 @@ def test_main_node_that_never_comes_ends_the_waiting_in_time(tmp_path: Path) -> 
     async def main() -> None:
         async with nodes(tmp_path, 1, 1) as two:
             began = time.monotonic()
-            reports = await two.join([None, orders(1, 1, join_seconds=3.0)[1]])
+            reports = await two.join([None, orders(1, 1, join_seconds=1.0)[1]])
             assert time.monotonic() - began < 20.0 * PATIENCE
             assert lost(reports) == {1: "Timeout"}
-            assert "not whole within 3 s; last seen: joined rendezvous" in reports[0].message
+            assert "not whole within 1 s; last seen: joined rendezvous" in reports[0].message
 
     run(main())
 
@@ -216,7 +219,7 @@ def test_member_that_never_comes_leaves_the_others_at_the_same_place(tmp_path: P
     async def main() -> None:
         async with nodes(tmp_path, 1, 1) as two:
             await two.warm()
-            first, second, _ = orders(1, 1, 1, join_seconds=6.0)
+            first, second, _ = orders(1, 1, 1, join_seconds=JOIN_SECONDS)
             reports = await two.join([first, second])
             # Each node has a clock of its own, and who hears the main node end before its own time is up is its victim.
             assert lost(reports) in ({0: "Timeout", 1: "Timeout"}, {0: "Timeout", 1: "CheckError"})
@@ -228,7 +231,7 @@ def test_member_that_never_comes_leaves_the_others_at_the_same_place(tmp_path: P
 
 def test_port_that_is_taken_is_told_apart(tmp_path: Path) -> None:
     async def main() -> None:
-        wanted = orders(1, 1, join_seconds=4.0)
+        wanted = orders(1, 1, join_seconds=JOIN_SECONDS)
         with socket.socket() as taken:
             taken.bind(("0.0.0.0", wanted[0].port))
             taken.listen()
@@ -247,7 +250,7 @@ def test_deadline_of_the_order_ends_all_with_what_is_known(tmp_path: Path) -> No
         async with nodes(tmp_path, 1, 1, faults=["all_reduce@rank:1=hang"]) as two:
             assert lost(await two.join(orders(1, 1, checks=("all_gather",)))) == {}
             began = time.monotonic()
-            reports = await two.join(orders(1, 1, timeout_seconds=60.0), deadline_seconds=4.0)
+            reports = await two.join(orders(1, 1, timeout_seconds=60.0), deadline_seconds=JOIN_SECONDS)
             assert time.monotonic() - began < 20.0
             assert lost(reports) == {0: "Timeout", 1: "Timeout"}
             assert accused(reports) == [("rank:1", "RankHung")]
@@ -343,8 +346,8 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
         "from tests.healthd.ranks_kit import nodes, orders\n"
         "from tests.healthd.runner_kit import workers_left\n"
         "async def main():\n"
-        "    async with nodes(Path(sys.argv[1]), 2) as one:\n"
-        "        await one.join(orders(2))\n"
+        "    async with nodes(Path(sys.argv[1]), 1, executed=True) as one:\n"
+        "        await one.join(orders(1))\n"
         "        print(*(line.split()[0] for line in workers_left()), flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
@@ -357,7 +360,7 @@ def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     ) as daemon:
         assert daemon.stdout is not None
         pids = [int(word) for word in daemon.stdout.readline().split()]
-        assert len(pids) == 2
+        assert len(pids) == 1
         daemon.kill()
     assert all(wait_gone(pid) for pid in pids)
 

@@ -194,6 +194,7 @@ def test_unix_socket_answers_its_owner(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_unix_socket_turns_another_user_away_whatever_its_mode(tmp_path: Path) -> None:
     async def main() -> None:

@@ -1,0 +1,175 @@
+"""
+Real processes that need not import anything: forked from one that has imported it all before.
+
+`Popen` is `subprocess.Popen` for `PYTHON -I checks/worker.py ...` and `PYTHON -m healthd ...`: such a process is a
+child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
+and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
+seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
+
+What an interpreter does at its start, and what a process imports, is not tested by these: the tests that are about it
+use `subprocess.Popen`, below which everything is executed.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from healthd.runner.workers import WORKER
+
+ROOT = Path(__file__).parent.parent
+SERVER = Path(__file__).parent / "prepared_server.py"
+PR_SET_CHILD_SUBREAPER = 36
+SERVICES = (str(ROOT / "tests/healthd/node_process.py"),)
+PROGRAMS = (WORKER, *SERVICES)
+OPTIONS = ("-I", "-S", "-P")
+SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
+
+MODULES = (
+    "torch",
+    "healthd.cli.baseline",
+    "healthd.cli.check",
+    "healthd.cli.fleet",
+    "healthd.cli.gate",
+    "healthd.cli.joining",
+    "healthd.cli.preflight",
+    "healthd.cli.render",
+    "healthd.cli.services",
+    "healthd.client",
+    "healthd.fleet.app",
+    "healthd.node.daemon",
+    "healthd.preflight.hook",
+    "healthd.preflight.keeper",
+    "healthd.web",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.httptools_impl",
+    "rich.progress",
+    "sqlalchemy.dialects.sqlite",
+)
+
+# The arguments of `Popen._execute_child` after the first, in all versions of Python from 3.11 on.
+NAMES = (
+    "executable", "preexec_fn", "close_fds", "pass_fds", "cwd", "env", "startupinfo", "creationflags", "shell",
+    "p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite", "restore_signals", "gid", "gids", "uid",
+    "umask", "start_new_session", "process_group",
+)  # fmt: skip
+
+
+class Line:
+    """The way to a prepared process, which is a child of ours."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._lock = threading.Lock()
+
+    def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """The process id of a new child of ours."""
+        with self._lock, _adopting():
+            sent = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            self._line.sendmsg([json.dumps(request).encode()], sent)
+            answer = self._line.recv(64)
+        if not answer:
+            raise OSError("the prepared process has ended")
+        return int(answer)
+
+
+def line() -> Line | None:
+    """The way to the prepared process of this one, which is started when it is first asked for; None: there is none."""
+    pid = os.getpid()
+    if pid not in lines:
+        lines[pid] = None if lines else Line(start())
+    return lines[pid]
+
+
+lines: dict[int, Line | None] = {}
+"""By process id: a forked process knows those of its parents, and its own only where it was given one."""
+
+
+def start() -> socket.socket:
+    """Execute a process that imports it all."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                str(SERVER),
+                str(theirs.fileno()),
+                str(os.getpid()),
+                str(ROOT),
+                *MODULES,
+                " " * SHOWN_BYTES,
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "ROOM": " " * SHOWN_BYTES},
+            cwd="/",
+        )
+
+    def end() -> None:
+        ours.close()
+        process.kill()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def is_prepared(argv: list[str]) -> bool:
+    """Whether a process of this command line is forked instead of executed."""
+    python, *words = argv
+    while words and words[0] in OPTIONS:
+        words = words[1:]
+    return python == sys.executable and (words[:2] == ["-m", "healthd"] or words[0] in PROGRAMS)
+
+
+class Popen(subprocess.Popen[Any]):
+    """See the module."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        given = dict(zip(NAMES, rest, strict=True))
+        argv = [os.fspath(args)] if isinstance(args, (str, os.PathLike)) else [os.fspath(word) for word in args]
+        prepared = line() if is_prepared(argv) and not given["shell"] else None
+        if prepared is None:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        ours = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
+        passed = list(given["pass_fds"])
+        env = os.environ if given["env"] is None else given["env"]
+        request = {
+            "argv": argv,
+            "env": {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
+            "folder": os.fspath(given["cwd"]) if given["cwd"] is not None else os.getcwd(),
+            "session": given["start_new_session"],
+            "group": given["process_group"],
+            "numbers": [0, 1, 2, *passed],
+        }
+        try:
+            self.pid = prepared.fork(request, [n if one == -1 else one for n, one in enumerate(ours)] + passed)
+        finally:
+            self._child_created = True
+            self._close_pipe_fds(  # type: ignore[attr-defined]
+                *(given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+            )
+
+
+@contextlib.contextmanager
+def _adopting() -> Any:
+    """Orphans below us become our children, instead of those of the first process of the machine."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -1,0 +1,225 @@
+"""
+A process that has imported much and forks children that become other processes: see `tests.prepared`.
+
+    PYTHON -I prepared_server.py SOCKET PARENT_PID FOLDER MODULE ...
+
+It answers each request on SOCKET with the process id of a new child of the process that has started it.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1
+MAX_REQUEST_BYTES = 1 << 18
+MAX_DESCRIPTORS = 16
+ABOVE = 100  # descriptors are moved here first, so that none is in the way of another's number
+# Commands that start workers or services of their own: they get a prepared process too.
+STARTING = {"check", "node", "preflight", "demo", "--execute"}
+
+Found = tuple[dict[str, Any], list[int]]
+
+
+def receive(line: socket.socket) -> Found | None:
+    """The next request with its descriptors; None when nobody asks any more."""
+    descriptors = array.array("i")
+    text, ancillary, _, _ = line.recvmsg(MAX_REQUEST_BYTES, socket.CMSG_LEN(MAX_DESCRIPTORS * descriptors.itemsize))
+    for _, _, content in ancillary:
+        descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    return (json.loads(text), descriptors.tolist()) if text else None
+
+
+def serve(line: socket.socket) -> Found | None:
+    """Fork for each request. Returns the request in a child, None when nobody asks any more."""
+    while (found := receive(line)) is not None:
+        pid = fork_orphan()
+        if pid == 0:
+            return found
+        for one in found[1]:
+            os.close(one)
+        line.sendall(str(pid).encode())
+    return None
+
+
+def fork_orphan() -> int:
+    """
+    Fork a child whose parent ends at once, so that the process that asked adopts it.
+
+    Returns 0 in the child, once it is adopted; its process id here.
+    """
+    adopted, begun = os.pipe()
+    told, telling = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        pid = os.fork()
+        if pid:
+            os.write(telling, str(pid).encode())
+            os._exit(0)
+        os.close(begun)
+        os.read(adopted, 1)  # ends when the parent has ended and is reaped
+        return 0
+    os.close(adopted)
+    os.close(telling)
+    os.waitpid(middle, 0)
+    pid = int(os.read(told, 32))
+    os.close(told)
+    os.close(begun)
+    return pid
+
+
+def become(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Be the process that was asked for, to its end."""
+    code = 1
+    try:
+        code = code_of(lambda: perform(request, descriptors))
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of any program does
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    finally:
+        # An interpreter that takes itself to pieces would copy all memory that it shares with the prepared process.
+        os._exit(code)
+
+
+def code_of(program: Callable[[], None]) -> int:
+    """The exit code of a program that has ended, with its traceback or last word on standard error."""
+    try:
+        program()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+            return 1
+        return end.code or 0
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def perform(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Take on all that the process is given, and run its program."""
+    from tests import prepared
+
+    # The program stands where an interpreter's options end: `PYTHON -I worker.py ...`, `PYTHON -P -m healthd ...`.
+    words = request["argv"][1:]
+    while words[0] in prepared.OPTIONS:
+        words = words[1:]
+    numbers = [*request["numbers"]]
+    if words[0] in prepared.SERVICES or STARTING & set(words):
+        descriptors, numbers = [*descriptors, own_server()], [*numbers, max(numbers) + 1]
+    if request["session"]:
+        os.setsid()
+    elif request["group"] >= 0:
+        os.setpgid(0, request["group"])
+    atexit._clear()
+    place(descriptors, numbers)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    show(request["argv"], request["env"])
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    if len(numbers) > len(request["numbers"]):
+        os.set_inheritable(numbers[-1], False)
+        prepared.lines[os.getpid()] = prepared.Line(socket.socket(fileno=numbers[-1]))
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    if words[0] == prepared.WORKER:
+        # It loads the checks beside it, and knows nothing of the rest.
+        for name in [name for name in sys.modules if name.split(".")[0] in ("checks", "healthd", "tests")]:
+            del sys.modules[name]
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def own_server() -> int:
+    """A copy of this process that forks for the one that this process becomes: the descriptor on which it answers."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork() == 0:
+        null = os.open(os.devnull, os.O_RDWR)
+        place([null, null, null, theirs.detach()], [0, 1, 2, 3])
+        run(3, parent)
+    theirs.close()
+    return ours.detach()
+
+
+def run(number: int, parent: int) -> NoReturn:
+    """Fork for the parent as long as it lives, and end."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    line = socket.socket(fileno=number)
+    found = serve(line)
+    line.detach()
+    if found is None:
+        os._exit(0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    become(*found)
+    os._exit(0)
+
+
+def place(descriptors: list[int], numbers: list[int]) -> None:
+    """Give descriptors the numbers that are asked for, and close all others."""
+    import fcntl
+
+    moved = [fcntl.fcntl(one, fcntl.F_DUPFD, ABOVE + max(numbers)) for one in descriptors]
+    for one, number in zip(moved, numbers, strict=True):
+        os.dup2(one, number, inheritable=True)
+    low = 0
+    for number in sorted(set(numbers)):
+        if low < number:  # of none, it would close all
+            os.closerange(low, number)
+        low = number + 1
+    os.closerange(low, ABOVE + max(numbers) + 2 * MAX_DESCRIPTORS)
+
+
+def show(argv: list[str], env: dict[str, str]) -> None:
+    """Let /proc/PID/cmdline and /proc/PID/environ show what an executed process would."""
+    with open("/proc/self/stat") as file:
+        places = [int(word) for word in file.read().rpartition(")")[2].split()[45:49]]
+    shown = (argv, [f"{name}={value}" for name, value in env.items()])
+    for (start, end), words in zip((places[:2], places[2:]), shown, strict=True):
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def main() -> None:
+    number, parent, folder, *modules = (word for word in sys.argv[1:] if word.strip())
+    sys.path.insert(0, folder)
+    from tests import prepared
+
+    subprocess.Popen = prepared.Popen  # type: ignore[misc]  # before anything is imported that starts processes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in modules:
+            importlib.import_module(module)
+    gc.freeze()
+    run(int(number), int(parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A process that is forked from a prepared one is what it would have been, had it been executed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from healthd.runner.workers import WORKER
+from tests import prepared
+
+POPENS = pytest.mark.parametrize("popen", [subprocess.Popen, prepared.Popen], ids=["executed", "forked"])
+
+
+def worker(popen: type[subprocess.Popen[bytes]], end: int, folder: Path) -> subprocess.Popen[bytes]:
+    return popen(
+        [sys.executable, "-I", WORKER, str(end), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"PATH": os.defpath, "MARK": "of this test"},
+        cwd=folder,
+        pass_fds=(end,),
+        start_new_session=True,
+    )
+
+
+@POPENS
+def test_a_worker_is_a_child_with_its_own_session_folder_variables_and_command_line(
+    popen: type[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    results, end = os.pipe()
+    with worker(popen, end, tmp_path) as process:
+        os.close(end)
+        assert process.stdin is not None
+        process.stdin.write(b'{"kind": "setup", "id": 1}\n')  # it lacks what a setup holds
+        process.stdin.flush()
+        assert b'"kind":"raised"' in os.read(results, 65536).replace(b" ", b"")
+        proc = Path(f"/proc/{process.pid}")
+        assert proc.joinpath("stat").read_text().rpartition(")")[2].split()[1] == str(os.getpid())
+        assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+        assert proc.joinpath("cwd").resolve() == tmp_path
+        assert b"MARK=of this test\0" in proc.joinpath("environ").read_bytes()
+        words = proc.joinpath("cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        assert [os.fsdecode(word) for word in words] == process.args
+        assert {int(name) for name in os.listdir(proc / "fd")} >= {0, 1, 2, end}
+        process.stdin.close()
+        assert process.wait() == 0
+    os.close(results)
+
+
+@POPENS
+def test_a_worker_that_is_killed_ends_by_the_signal(popen: type[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    results, end = os.pipe()
+    with worker(popen, end, tmp_path) as process:
+        os.close(end)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    os.close(results)
+
+
+@POPENS
+def test_a_command_says_its_answer_and_its_code(popen: type[subprocess.Popen[bytes]]) -> None:
+    line = [sys.executable, "-m", "healthd", "checkk"]
+    with popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert "did you mean 'check'?" in err
+
+
+def test_any_other_command_is_executed() -> None:
+    with prepared.Popen([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE) as process:
+        assert process.communicate()[0] == b"1\n"
+    with prepared.Popen("exit 3", shell=True) as process:
+        assert process.wait() == 3
+    with pytest.raises(FileNotFoundError):
+        prepared.Popen(["/nowhere/python", "-m", "healthd"])
