@@ -55,7 +55,7 @@ def test_three_hooks_of_which_one_is_late_and_one_is_recreated_start_together(cl
     hooks[1].process.kill()
     hooks[1].process.communicate()
     hooks[1] = join(cluster, aggregator, 1)
-    time.sleep(1.0)
+    until(lambda: "2 of 3 members have come" in waiting(aggregator))
     assert all(hook.process.poll() is None for hook in hooks.values()), "nobody starts before all have come"
     hooks[2] = join(cluster, aggregator, 2, "--json")
     said = {rank: hook.said() for rank, hook in hooks.items()}
@@ -199,7 +199,7 @@ def test_an_executing_hook_that_is_stopped_leaves_its_group_and_nothing_behind(c
     aggregator = cluster.aggregator(config=POLICY).start()
     hook = executing(cluster, aggregator, 0)
     until(lambda: "1 of 2 members have come" in waiting(aggregator), 25)
-    time.sleep(1.5)
+    until(lambda: any("worker.py" in line for line in cluster.alive().values()))
     hook.process.send_signal(signal.SIGTERM)
     said = hook.said(10)
     assert said.code == 75
