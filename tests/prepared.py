@@ -140,7 +140,8 @@ class Popen(subprocess.Popen[Any]):
         given = dict(zip(NAMES, rest, strict=True))
         argv = [os.fspath(args)] if isinstance(args, (str, os.PathLike)) else [os.fspath(word) for word in args]
         before = given["preexec_fn"]
-        named = before is None or "<" not in before.__qualname__  # a function of a module is found there by its name
+        # A function of a module is found there by its name; with any other the process is executed.
+        named = before is None or getattr(before, "__qualname__", ".").isidentifier()
         prepared = line() if is_prepared(argv) and named and not given["shell"] else None
         if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]

@@ -164,7 +164,7 @@ def leaves_grandchild(ctx: Context[Folder]) -> Iterator[Finding]:
         os.setsid()
         with open(os.path.join(ctx.params.folder, "grandchild"), "w") as file:
             file.write(str(os.getpid()))
-        time.sleep(30)
+        time.sleep(120)
         os._exit(0)
     while not os.path.exists(os.path.join(ctx.params.folder, "grandchild")):
         time.sleep(0.005)
@@ -191,7 +191,7 @@ def traced(ctx: Context[Folder]) -> Iterator[Finding]:
         with open(seized + ".new", "w") as file:
             file.write(f"{os.getpid()} {done}")
         os.rename(seized + ".new", seized)
-        time.sleep(30)
+        time.sleep(120)
         os._exit(0)
     yield from ()
     time.sleep(600)
