@@ -25,13 +25,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from healthd.runner.workers import WORKER
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+WORKER = str(ROOT / "checks/worker.py")  # and nothing of healthd is imported: `prepared_server` says why
 SERVER = Path(__file__).parent / "prepared_server.py"
 PR_SET_CHILD_SUBREAPER = 36
 SERVICES = (str(ROOT / "tests/healthd/node_process.py"),)
-PROGRAMS = (WORKER, *SERVICES)
+PROGRAMS = ([WORKER], *([path] for path in SERVICES))
 OPTIONS = ("-I", "-S", "-P")
 SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
 
@@ -131,7 +130,7 @@ def is_prepared(argv: list[str]) -> bool:
     python, *words = argv
     while words and words[0] in OPTIONS:
         words = words[1:]
-    return python == sys.executable and (words[:2] == ["-m", "healthd"] or words[0] in PROGRAMS)
+    return python == sys.executable and (words[:2] == ["-m", "healthd"] or words[:1] in PROGRAMS)
 
 
 class Popen(subprocess.Popen[Any]):
@@ -140,7 +139,10 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = dict(zip(NAMES, rest, strict=True))
         argv = [os.fspath(args)] if isinstance(args, (str, os.PathLike)) else [os.fspath(word) for word in args]
-        prepared = line() if is_prepared(argv) and not given["shell"] else None
+        before = given["preexec_fn"]
+        # A function of a module is found there by its name; with any other the process is executed.
+        named = before is None or getattr(before, "__qualname__", ".").isidentifier()
+        prepared = line() if is_prepared(argv) and named and not given["shell"] else None
         if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
@@ -151,6 +153,7 @@ class Popen(subprocess.Popen[Any]):
             "argv": argv,
             "env": {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
             "folder": os.fspath(given["cwd"]) if given["cwd"] is not None else os.getcwd(),
+            "before": before and [before.__module__, before.__qualname__],
             "session": given["start_new_session"],
             "group": given["process_group"],
             "numbers": [0, 1, 2, *passed],

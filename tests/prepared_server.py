@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -140,6 +141,9 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    if request["before"]:
+        module, name = request["before"]
+        getattr(importlib.import_module(module), name)()
     if len(numbers) > len(request["numbers"]):
         os.set_inheritable(numbers[-1], False)
         prepared.lines[os.getpid()] = prepared.Line(socket.socket(fileno=numbers[-1]))
@@ -212,11 +216,12 @@ def main() -> None:
     sys.path.insert(0, folder)
     from tests import prepared
 
-    subprocess.Popen = prepared.Popen  # type: ignore[misc]  # before anything is imported that starts processes
+    subprocess.Popen = prepared.Popen  # type: ignore[misc]  # before any of healthd is imported, which takes it for a default
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in modules:
-            importlib.import_module(module)
+            with contextlib.suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest alone
+                importlib.import_module(module)
     gc.freeze()
     run(int(number), int(parent))
 

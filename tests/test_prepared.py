@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from checks.worker import NICE
 from healthd.runner.workers import WORKER
 from tests import prepared
 
@@ -79,3 +80,22 @@ def test_any_other_command_is_executed() -> None:
         assert process.wait() == 3
     with pytest.raises(FileNotFoundError):
         prepared.Popen(["/nowhere/python", "-m", "healthd"])
+
+
+def one_step_nicer() -> None:
+    os.nice(1)
+
+
+@POPENS
+def test_what_is_to_be_done_first_is_done(popen: type[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    results, end = os.pipe()
+    line = [sys.executable, "-I", WORKER, str(end), str(os.getpid())]
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with popen(line, stdin=subprocess.PIPE, pass_fds=(end,), preexec_fn=one_step_nicer) as process:
+        os.close(end)
+        assert process.stdin is not None
+        process.stdin.write(b'{"kind": "setup", "id": 1}\n')
+        process.stdin.flush()
+        assert os.read(results, 1)  # the worker has become nicer still, by five
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == before + 1 + NICE
+    os.close(results)

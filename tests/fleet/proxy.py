@@ -20,7 +20,11 @@ class Rule(enum.Enum):
 
 
 class Proxy:
-    """Listens on `url`; what is said to `rule` goes for everything that passes from then on. `lost` and `late` count answers."""
+    """
+    Listens on `url`; what is said to `rule` goes for everything that passes from then on.
+
+    `lost` and `late` count the answers that were.
+    """
 
     def __init__(self, target: str, *, late_seconds: float = 0.5) -> None:
         host, _, port = target.rpartition("/")[2].rpartition(":")

@@ -33,7 +33,8 @@ acknowledge = "15s"
 linger = "3s"
 """
 
-# What the job's command tells of itself. It ends with the code of its last argument by rank, or by a signal.
+# What the job's command tells of itself. It ends once the file JOB_UNTIL is there, if one is named, with the code
+# JOB_CODE, or by a signal where that is negative.
 COMMAND = """
 import os, signal, sys, time
 print("started", os.environ["HEALTHD_RANK"], os.environ["HEALTHD_NNODES"], os.environ["HEALTHD_MAIN"])
@@ -42,7 +43,8 @@ print("files", sorted(int(n) for n in os.listdir("/proc/self/fd") if os.path.exi
 print("ignored", [line.split()[1] for line in open("/proc/self/status") if line.startswith("SigIgn")][0])
 print("torchrun", *(os.environ.get(n, "-") for n in ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")))
 sys.stdout.flush()
-time.sleep(float(os.environ.get("JOB_SECONDS", "0")))
+while "JOB_UNTIL" in os.environ and not os.path.exists(os.environ["JOB_UNTIL"]):
+    time.sleep(0.02)
 code = int(os.environ.get("JOB_CODE", "0"))
 os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 """

@@ -28,6 +28,7 @@ def make_runner(*, executed: bool = False, **changes: Any) -> Runner:
         "directories": (CHECKS,),
         "retry_backoff_seconds": 0.01,
         "lock_wait_seconds": 0.2,
+        "start_timeout_seconds": 60.0 * PATIENCE,
     }
     return Runner(RunnerSettings(**{**values, **changes}), popen=subprocess.Popen if executed else prepared.Popen)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ from healthd.runner import RunnerSettings
 from healthd.runner.core import builtin_catalogue
 from healthd.runner.warm import compile_over_nodes, group_over_nodes
 from healthd.runner.workers import Corpses, Workers
+from tests import prepared
 from tests.fakes.neuron import NeuronMachine
 from tests.healthd.cli_kit import environment
 from tests.healthd.ranks_kit import lost, nodes, orders
@@ -155,7 +155,7 @@ def test_daemon_of_a_node_that_compiles_says_so_where_the_aggregator_reads_it(tm
     log = tmp_path / "log"
     command = [sys.executable, "-m", "healthd", "node", "--host-root", str(machine.root)]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment(tmp_path, **said))
+        process = prepared.Popen(command, stdout=file, stderr=file, env=environment(tmp_path, **said))
     try:
         deadline = time.monotonic() + 20 * PATIENCE
         node: dict[str, Any] = {}

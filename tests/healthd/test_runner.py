@@ -85,7 +85,9 @@ def test_hung_check_is_answered_in_time_by_name_and_the_rest_runs(name: str) -> 
         on_progress=progress,
         on_result=lambda result: answered.setdefault(result.check, time.monotonic()),
     )
-    assert 0.0 < answered[name] - started[name] < 5.0  # the limit counts from the order on, before `started` is heard
+    assert (
+        0.0 < answered[name] - started[name] < 5.0 * PATIENCE
+    )  # the limit counts from the order on, before `started` is heard
     assert only(results[name]) == (Status.UNKNOWN, "Timeout")
     assert results[name].findings[-1].message == "did not end within 0.5 s"
     assert results[name].findings[-1].target == "node"
@@ -93,10 +95,8 @@ def test_hung_check_is_answered_in_time_by_name_and_the_rest_runs(name: str) -> 
 
 
 def test_operators_timeout_beats_the_checks_own() -> None:
-    start = time.monotonic()
     result = run_checks("hangs", timeouts_seconds={"hangs": 0.1})["hangs"]
     assert result.findings[-1].message == "did not end within 0.1 s"
-    assert time.monotonic() - start < 10  # with the start of the worker
 
 
 def test_what_a_check_prints_gets_among_the_results_in_no_way() -> None:
@@ -118,7 +118,12 @@ def test_ten_megabytes_in_one_line_are_not_kept_in_memory() -> None:
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKS.parents[2], timeout=90
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=CHECKS.parents[2],
+        timeout=90 * PATIENCE,
     )
     assert int(done.stdout) < 4096  # KiB
 
@@ -244,7 +249,7 @@ def test_judge_that_hangs_is_unknown_and_keeps_what_it_said() -> None:
 
 def test_cancelled_run_kills_its_workers_at_once() -> None:
     async def cancel() -> float:
-        runner = make_runner(timeouts_seconds={"hangs": 60.0})
+        runner = make_runner(timeouts_seconds={"hangs": 600.0}, kill_grace_seconds=60.0)
         from checks.contract import Tier
 
         plan = Plan(tier=Tier.PASSIVE, checks=("hangs",), executor="test")
@@ -257,7 +262,7 @@ def test_cancelled_run_kills_its_workers_at_once() -> None:
             await run
         return time.monotonic() - start
 
-    assert asyncio.run(cancel()) < 2.5  # a worker that does not vanish is waited for 3 s
+    assert asyncio.run(cancel()) < 10 * PATIENCE  # a worker that does not vanish is waited for 60 s
     assert workers_left() == []
 
 

