@@ -20,7 +20,7 @@ from pathlib import Path
 from checks.contract import Evidence, Finding, Tier
 from healthd.runner import Plan, Runner, RunnerSettings
 from tests.benchmarks.both_ranks import CHECKS, ITERATIONS, SIZES_BYTES
-from tests.benchmarks.figures import Bench, Figure, Reading, percentile
+from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile
 from tests.benchmarks.processes import SEPARATE, end
 
 ROUNDS = 20
@@ -37,9 +37,9 @@ FIGURES = {
 Rounds = Mapping[str, Mapping[int, list[float]]]  # operation -> size in bytes -> bytes/s of each round
 
 
-def collectives() -> Iterator[Reading]:
+def collectives(scale: Scale) -> Iterator[Reading]:
     """Medians over the rounds, one reading an operation."""
-    told, plain = both_sides()
+    told, plain = both_sides(scale.of(ROUNDS, 2))
     whole = through_the_runner()
     for operation, figure in FIGURES.items():
         ours, theirs = told[operation][LARGE], plain[operation][LARGE]
@@ -57,13 +57,13 @@ def collectives() -> Iterator[Reading]:
         )
 
 
-def both_sides() -> tuple[Rounds, Rounds]:
+def both_sides(rounds: int) -> tuple[Rounds, Rounds]:
     """Bus bandwidths as the checks tell them, and by the plain loop."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
         argv = [sys.executable, "-m", "tests.benchmarks.both_ranks"]
         ranks = [
             subprocess.Popen(
-                [*argv, str(rank), str(RANKS), f"{folder}/meet", str(ROUNDS)],
+                [*argv, str(rank), str(RANKS), f"{folder}/meet", str(rounds)],
                 **SEPARATE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
