@@ -115,6 +115,7 @@ class CheckSettings:
             third_party=probe.third_party,
             directories=probe.directories,
             programs=programs,
+            times_file=None if self.node.host_root else self.node.state_dir / "collective-times.json",
             compile_cache=self.compile_cache(),
             on_cold_cache=probe.on_cold_cache,
             compile_timeout_seconds=probe.compile_timeout_seconds,
