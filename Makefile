@@ -66,6 +66,11 @@ types: $(STAMP)
 bench: $(STAMP) ## the measured figures, as ratios in one run
 	@$(BIN)/python -m tests.benchmarks
 
+.PHONY: bench-short
+bench-short: $(STAMP) ## can every figure still be measured? small sizes, no aims (a minute or two)
+	@$(BIN)/python -m tests.benchmarks --short
+	@$(BIN)/python -m tests.benchmarks.localize --short
+
 .PHONY: bench-localize
 bench-localize: $(STAMP) ## localisation over thousands of simulated fleets (about a minute; the table of docs/localisation.md)
 	@$(BIN)/python -m tests.benchmarks.localize

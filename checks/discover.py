@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "healthd.checks"
-PACKAGES = ("checks.system", "checks.device", "checks.collective")
+HOST_PACKAGES = ("checks.system",)
+"""Where all passive checks are: they need no device."""
+PACKAGES = (*HOST_PACKAGES, "checks.device", "checks.collective")
 
 
 def builtin_checks(packages: Sequence[str] = PACKAGES) -> dict[str, Check]:
@@ -37,7 +39,7 @@ def builtin_checks(packages: Sequence[str] = PACKAGES) -> dict[str, Check]:
 
 def find_builtin(name: str) -> Check | None:
     """One check by name; the passive ones are looked through first and alone, because importing little is fast."""
-    return builtin_checks(PACKAGES[:1]).get(name) or builtin_checks(PACKAGES[1:]).get(name)
+    return builtin_checks(HOST_PACKAGES).get(name) or builtin_checks(PACKAGES[1:]).get(name)
 
 
 def checks_in(module: ModuleType) -> list[Check]:

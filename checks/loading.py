@@ -27,14 +27,21 @@ def load_check(name: str, setup: Mapping[str, Any]) -> Check:
 
     Built-in checks come first, those of the host before those of devices: importing little keeps a passive round short.
     """
-    from checks.discover import builtin_checks, find_builtin
+    from checks.discover import find_builtin
 
-    if not _of_the_host:
-        _of_the_host.update(builtin_checks(("checks.system",)))
-    found = _of_the_host.get(name) or find_builtin(name) or load_all(setup).get(name, (None, ""))[0]
+    found = load_host().get(name) or find_builtin(name) or load_all(setup).get(name, (None, ""))[0]
     if found is None:
         raise LookupError(f"no such check: {name}")
     return found
+
+
+def load_host() -> dict[str, Check]:
+    """The built-in checks of the host, imported once."""
+    from checks.discover import HOST_PACKAGES, builtin_checks
+
+    if not _of_the_host:
+        _of_the_host.update(builtin_checks(HOST_PACKAGES))
+    return _of_the_host
 
 
 _of_the_host: dict[str, Check] = {}

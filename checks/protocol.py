@@ -1,7 +1,7 @@
 """
 The lines between a worker and its runner: JSON, one object a line, bounded on both sides.
 
-Down (standard input): `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`; the end of the input means exit.
+Down (standard input): `load`, `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`; the end of the input means exit.
 Up (a descriptor of its own): `ready`, `surveyed`, `warmed`, `started`, `progress`, `finding`, `evidence`, `done`,
 `raised`, `catalogue`. Every line up carries the `id` of the command that it answers.
 

@@ -66,6 +66,7 @@ class Worker:
         from checks.json_text import parse_json
 
         handlers = {
+            "load": self.load,
             "setup": self.setup,
             "survey": self.survey,
             "warm": self.warm,
@@ -82,6 +83,16 @@ class Worker:
                 self._raised(error)
 
     # --- commands -----------------------------------------------------------------------------------------------------
+
+    def load(self, _: Mapping[str, Any]) -> None:
+        """
+        Import what a passive round of the node needs, before it is asked for. Says nothing, whatever happens: the
+        command that needs what cannot be imported will.
+        """
+        with suppress(Exception):
+            from checks.loading import load_host
+
+            load_host()
 
     def setup(self, command: Mapping[str, Any]) -> None:
         """Load what will run; take and open the device, if this worker has one; then say ready."""

@@ -149,10 +149,13 @@ def _record(schema: type, field: dataclasses.Field[object]) -> type | None:
 
 
 def _meanings(schema: type) -> dict[str, str]:
-    """Field name -> the text below the field, in one line that a table can hold."""
+    """Field name -> the text below the field, in one line that a table can hold; also of the records it builds on."""
+    found: dict[str, str] = {}
+    for base in schema.__bases__:
+        if dataclasses.is_dataclass(base):
+            found |= _meanings(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(schema))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):

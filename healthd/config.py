@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import difflib
 import enum
 import re
-import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from healthd.errors import ConfigError, words_of
 from healthd.toml_text import parse_toml
@@ -100,6 +96,8 @@ def _read(file: Path) -> str:
 
 
 def _parse(file: Path, text: str) -> dict[str, Any]:
+    import tomllib
+
     try:
         return parse_toml(text)
     except tomllib.TOMLDecodeError as error:
@@ -254,11 +252,11 @@ def _leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text:
             value = {key: parse_duration(item) for key, item in value.items()}
             wanted = dict[typing.get_args(wanted)[0], float]  # type: ignore[misc]
         if wanted is Path:
-            return Path(value if isinstance(value, Path) else msgspec.convert(value, str)).expanduser()
+            return _path(wanted, value)
         if wanted is bool and text:
             return _boolean(value)
-        return msgspec.convert(value, wanted, strict=not text, dec_hook=_path)
-    except (ValueError, msgspec.ValidationError) as error:
+        return _converted(value, wanted, strict=not text)
+    except ValueError as error:
         choices = ", ".join(_choices(wanted))
         said = f"{value!r} is none of: {choices}" if choices else error
         raise ConfigError(f"{where}: {name}: {said}") from None
@@ -274,10 +272,22 @@ def _choices(wanted: Any) -> tuple[str, ...]:
 
 
 def _path(wanted: type[Any], value: Any) -> Path:
-    """Paths inside lists, which the converter does not know."""
+    """A path from text, also inside lists: the converter does not know them."""
     if wanted is not Path:
         raise NotImplementedError(f"settings have no {wanted}")
-    return Path(msgspec.convert(value, str)).expanduser()
+    return Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True)).expanduser()
+
+
+def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:
+    """A value as that type; ValueError says what is wrong with it."""
+    if wanted is str and isinstance(value, str):
+        return value
+    import msgspec  # here, since a passive round without a settings file converts nothing and is to be quick
+
+    try:
+        return msgspec.convert(value, wanted, strict=strict, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
 
 
 class _Seconds(float):
@@ -356,5 +366,7 @@ def _is_union(annotation: Any) -> bool:
 
 def nearest(key: str, known: Mapping[str, Any]) -> str:
     """The end of an error: `; did you mean 'x'?`, or what is known."""
+    import difflib
+
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(known)[:12])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -11,12 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from checks.contract import Status
+from healthd.model import PROTOCOL, Lease, Order, SyncAnswer, SyncRequest
+from healthd.wire import decode, encode
 from tests.benchmarks.__main__ import BENCHES, main
-from tests.benchmarks.bench_checks import union_seconds
+from tests.benchmarks.bench_checks import active_results, union_seconds
 from tests.benchmarks.bench_collectives import busbw_bytes_per_second
-from tests.benchmarks.bench_fleet import gate_times
-from tests.benchmarks.figures import Bench, Figure, Reading, measure, verdict
-from tests.benchmarks.processes import children, memory_bytes, own_cpu_seconds, service
+from tests.benchmarks.figures import SHORT, WHOLE, Bench, Figure, Reading, Scale, measure, verdict
+from tests.benchmarks.localize.__main__ import main as localize
+from tests.benchmarks.localize.__main__ import rows
+from tests.benchmarks.processes import children, free_port, memory_bytes, own_cpu_seconds, service
+from tests.benchmarks.simulated import SimulatedNode
+from tests.fleet.parts import result, spec, state
 
 FAST = Figure(name="fast", what="a trivial thing", unit="seconds", upper=1.0)
 SLOW = Figure(name="slow", what="a slow thing", unit="seconds", upper=1.0)
@@ -24,14 +31,14 @@ SHARE = Figure(name="share", what="a share", unit="ratio", lower=0.95, upper=1.0
 PLAIN = Figure(name="plain", what="shown for its own sake", unit="bytes")
 
 
-def trivial() -> Iterator[Reading]:
+def trivial(_: Scale) -> Iterator[Reading]:
     yield Reading(figure="fast", value=0.25, ratio=0.5, beside="another thing", note="n=1")
     yield Reading(figure="slow", value=1.25)
     yield Reading(figure="share", value=float("nan"))
     yield Reading(figure="plain", value=1e6)
 
 
-def failing() -> Iterator[Reading]:
+def failing(_: Scale) -> Iterator[Reading]:
     yield Reading(figure="fast", value=0.25)
     raise RuntimeError("the thing broke")
 
@@ -46,6 +53,7 @@ def test_every_figure_to_reach_is_there_with_its_aim() -> None:
         aims.items()
         >= {
             "passive_round": (None, 0.072),
+            "passive_command": (None, 0.2),
             "neuron_passive_round": (None, 0.25),
             "quick_command": (None, 1.0),  # of 2.5 imports of torch and the measuring itself
             "daemon_memory": (None, 60e6),
@@ -53,6 +61,7 @@ def test_every_figure_to_reach_is_there_with_its_aim() -> None:
             "health_p99": (None, 0.005),
             "gate_10000": (None, 0.020),
             "hung_check": (None, 2.2),
+            "hung_collective": (None, 10.0),
             "busbw_all_gather": (0.95, 1.05),
             "busbw_all_reduce": (0.95, 1.05),
             "busbw_reduce_scatter": (0.95, 1.05),
@@ -97,7 +106,7 @@ def test_what_could_not_be_measured_is_unknown_never_met() -> None:
 
 
 def test_a_bench_that_hangs_is_ended_by_its_limit() -> None:
-    def hang() -> Iterator[Reading]:
+    def hang(_: Scale) -> Iterator[Reading]:
         time.sleep(30)
         yield Reading(figure="fast", value=0.1)
 
@@ -133,19 +142,96 @@ def test_bandwidths_by_the_definitions_of_nccl_tests() -> None:
     assert busbw_bytes_per_second("reduce_scatter", 8_000_000, 4, 0.5) == pytest.approx(16e6 * 0.75)
 
 
-def test_the_output_of_the_gate_program_is_read_or_the_figure_is_unknown() -> None:
-    text = (
-        "nodes 10000, joined in 9.1 s; gates of 64: 99 in 15 s\n"
-        "                                         p50       p99       max\n"
-        "gate up to its leases on disk, ms        7.5      13.0      14.5\n"
-        "gate as its caller sees it, ms          41.0      80.5     101.0\n"
-        "syncs 1000/s; aggregator: 55% of one core, 400 MB; nodes lost: 0\n"
+def test_a_short_run_says_whether_each_figure_can_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scales = []
+
+    def measurable(scale: Scale) -> Iterator[Reading]:
+        scales.append(scale)
+        yield Reading(figure="slow", value=1.25)  # misses its aim, which does not matter
+
+    bench = Bench(name="measurable", figures=(SLOW,), run=measurable, limit_seconds=5)
+    assert main(["--short", "--json", str(tmp_path / "b.json")], benches=(bench,)) == 0
+    assert main(["--short"], benches=(bench, FAILING)) == 1
+    assert main([], benches=(bench,)) == 0
+    assert scales == [SHORT, SHORT, WHOLE]
+    written = json.loads((tmp_path / "b.json").read_text())
+    assert (written["short"], written["figures"][0]["verdict"]) == (True, "measured")
+    assert "RuntimeError: the thing broke" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_needs_root_is_skipped_without_and_must_be_measured_with() -> None:
+    bench = Bench(name="nets", figures=(FAST, SLOW), run=failing, limit_seconds=5, needs_root=True)
+    without = measure(bench, root=False)
+    assert [(verdict(FAST, one), one.note) for one in without] == [("skipped", "nets needs root")] * 2
+    assert [verdict(FAST, one) for one in measure(bench, root=True)] == ["met", "unknown"]
+
+
+def test_what_does_not_apply_here_is_no_failure_of_the_quick_figure() -> None:
+    ran = [f"probe_{number}" for number in range(7)]
+    specs = tuple(spec(name) for name in (*ran, "nccom"))
+    results = tuple(result(name) for name in ran)
+    skipped = result("nccom", status=Status.SKIP)
+    node = state("n1", checks=specs, results=(*results, skipped))
+    assert [one.check for one in active_results(node)] == ran
+    unknown = result("nccom", status=Status.UNKNOWN)
+    with pytest.raises(RuntimeError, match="not measured: nccom"):
+        active_results(state("n1", checks=specs, results=(*results, unknown)))
+    with pytest.raises(RuntimeError, match="6 active checks"):
+        active_results(state("n1", checks=specs, results=(*results[1:], skipped)))
+
+
+def test_a_simulated_node_says_and_heeds_what_the_product_does() -> None:
+    """Its JSON is put together from pieces, so a member that the product renames must show here."""
+    node = SimulatedNode("node-7", 0, 10.0)
+    first = decode(node.body(full=True), SyncRequest, what="sync")
+    assert first.state is not None
+    assert (first.protocol, first.state.node, first.state.leases) == (PROTOCOL, "node-7", ())
+    lease = Lease(
+        id="l1",
+        gate="g1",
+        job="j",
+        attempt=0,
+        issuer="db",
+        workload=None,
+        grace_seconds=60.0,
+        max_seconds=600.0,
+        age_seconds=0.0,
     )
-    grant, whole = gate_times(text)
-    assert grant == pytest.approx({"p50": 0.0075, "p99": 0.013, "max": 0.0145})
-    assert whole["p99"] == pytest.approx(0.0805)
-    with pytest.raises(RuntimeError, match="did not print"):
-        gate_times("nothing of the kind")
+    order = Order(id="l1", kind="lease", deadline_seconds=30.0, lease=lease)
+    node.heed(encode(_answer(order)))
+    second = decode(node.body(full=True), SyncRequest, what="sync")
+    assert second.state is not None
+    assert (second.last_answer, second.orders["l1"].status) == ("a1", "accepted")
+    assert [one.id for one in second.state.leases] == ["l1"]
+    node.heed(encode(_answer(acknowledged=("l1",))))
+    third = decode(node.body(full=False), SyncRequest, what="sync")
+    assert (third.state, third.orders["l1"].status) == (None, "cancelled")
+
+
+def _answer(*orders: Order, acknowledged: tuple[str, ...] = ()) -> SyncAnswer:
+    return SyncAnswer(
+        answer="a1",
+        seq=1,
+        issuer="db",
+        orders=orders,
+        acknowledged=acknowledged,
+        send_all=False,
+        retry_after_seconds=1.0,
+    )
+
+
+def test_a_short_localisation_fails_where_not_every_fleet_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    row = next(row for row in rows() if row.kind == "always" and row.members == 4)
+    assert localize(["--short"], [row]) == 0
+    assert "50 fleets" in capsys.readouterr().out
+    missed = dataclasses.replace(row, rounds=0)
+    assert localize(["--short"], [missed]) == 1
+    assert "always, 4 members, 1 culprits" in capsys.readouterr().err
+    assert localize(["--scale", "0.01"], [missed]) == 0
+    share = dataclasses.replace(missed, exact=0.95)  # a tenth of the fleets says nothing about a share
+    assert localize(["--short"], [share]) == 0
 
 
 SERVER = """
@@ -159,25 +245,23 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Quiet).serve_forever()
 """
 
 
-def test_a_service_is_measured_and_gone_afterwards(tmp_path: Path, free_port: int) -> None:
-    argv = (sys.executable, "-S", "-c", SERVER, str(free_port))
-    with service(argv, free_port, tmp_path / "s") as it:
+def test_a_service_is_measured_and_gone_afterwards(tmp_path: Path, port: int) -> None:
+    argv = (sys.executable, "-S", "-c", SERVER, str(port))
+    with service(argv, port, tmp_path / "s") as it:
         assert it.start_seconds > 0
         assert own_cpu_seconds(it.pid) > 0
         assert memory_bytes(it.pid, "Pss") <= memory_bytes(it.pid)
-        assert any(str(free_port) in line for line in children(os.getpid()))
+        assert any(str(port) in line for line in children(os.getpid()))
         assert it.connection().timed_get("/livez")[1] == 200
-    assert not any(str(free_port) in line for line in children(os.getpid()))
+    assert not any(str(port) in line for line in children(os.getpid()))
 
 
-def test_a_service_that_does_not_start_says_why(tmp_path: Path, free_port: int) -> None:
+def test_a_service_that_does_not_start_says_why(tmp_path: Path, port: int) -> None:
     argv = (sys.executable, "-S", "-c", "raise SystemExit('no such thing')")
-    with pytest.raises(RuntimeError, match="no such thing"), service(argv, free_port, tmp_path / "s"):
+    with pytest.raises(RuntimeError, match="no such thing"), service(argv, port, tmp_path / "s"):
         pass
 
 
 @pytest.fixture
-def free_port() -> int:
-    from tests.benchmarks.processes import free_port
-
+def port() -> int:
     return free_port()

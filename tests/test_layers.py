@@ -16,6 +16,7 @@ FOREIGN = {"torch", "torch_xla", "torch_neuronx", "numpy"}
 COMMON = {
     "healthd.model",
     "healthd.errors",
+    "healthd.lazy",
     "healthd.wire",
     "healthd.config",
     "healthd.evidence",

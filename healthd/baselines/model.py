@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import hashlib
 from dataclasses import dataclass
 
 LEAST_SAMPLES = 11
@@ -39,6 +38,8 @@ class Sample:
     @property
     def rank(self) -> int:
         """A number by chance, the same for ever: those with the smallest are kept where not all can be."""
+        import hashlib
+
         text = f"{self.node}\n{self.target}\n{self.day}".encode(errors="replace")
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
@@ -126,5 +127,7 @@ class Series:
 @functools.lru_cache(maxsize=8192)
 def series_id(kind: Kind, name: str) -> str:
     """What stands for a series."""
+    import hashlib
+
     parts = (kind.hardware, kind.accelerator, *(f"{n}={v}" for n, v in kind.versions), name)
     return hashlib.sha256("\n".join(parts).encode(errors="replace")).hexdigest()[:12]

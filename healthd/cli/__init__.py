@@ -6,7 +6,8 @@ Each command imports what it needs when it runs: a passive round must not wait f
 
 from __future__ import annotations
 
-import difflib
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -68,6 +69,8 @@ class Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As always; a name that is none of ours is told with the nearest one."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            import difflib
+
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(COMMANDS)}"
             raise click.UsageError(f"no such command: {args[0]!r}{hint}", ctx)
@@ -87,6 +90,8 @@ def healthd() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command and exit; whatever goes wrong is one line on standard error and the right exit code."""
+    # The collection at the end of the interpreter frees nothing that the kernel would not, and takes 20 ms.
+    atexit.register(gc.freeze)
     arguments = sys.argv[1:] if argv is None else argv
     name = next((argument for argument in arguments if argument in COMMANDS), "")
     config_code, known_code, internal_code = EXIT_CODES.get(name, DEFAULT_EXIT_CODES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import difflib
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checks.contract import SEVERITY, Status, Tier, worst
-from healthd.cli.options import common_options, load_settings
-from healthd.cli.settings import Settings
+from healthd.cli.check_settings import CheckSettings
+from healthd.cli.options import common_options, load_check_settings
 from healthd.errors import ConfigError
 from healthd.model import NodeState
 
 if TYPE_CHECKING:
     from checks.faults import Fault
     from healthd.model import CheckResult, Inventory
-    from healthd.runner import CheckInfo, RunProgress
+    from healthd.runner import CheckInfo, Runner, RunProgress
+
+PRINTER_SECONDS = 0.005  # after the run has begun: its commands have been sent by then
 
 # As monitoring plug-ins: the worst status, not the largest code.
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
@@ -58,7 +60,7 @@ def check(
     Exit code: 0 pass, 1 warn, 2 fail, 3 unknown (also for usage and configuration), the worst of all. With
     --exit-style npd: 0 pass or warn, 1 fail, 2 and above unknown; slurm: 0 pass or warn, else not 0.
     """
-    settings = load_settings(options, section="node")
+    settings = load_check_settings(options)
     state = asyncio.run(examine(settings, names, _tier(tier), quiet=as_json, localize=localize))
     if not names:
         for name in unused_limits(settings.limits, state):
@@ -85,24 +87,38 @@ def one_line(state: NodeState) -> str:
 
 
 async def examine(
-    settings: Settings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool = False
+    settings: CheckSettings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool = False
 ) -> NodeState:
     """
     Run and report: a NodeState whose health answers strictly what was asked.
 
     Raises ConfigError for a name that matches nothing or a fault that makes no sense.
     """
+    from healthd.runner import Runner
+
+    runner = Runner(settings.runner())
+    async with runner.ahead():  # from here on the child imports at the same time as this process
+        return await _examine(runner, settings, names, tier, quiet=quiet, localize=localize)
+
+
+async def _examine(
+    runner: Runner, settings: CheckSettings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool
+) -> NodeState:
     from healthd.evidence import judge_tier
     from healthd.node.catalogue import enabled_checks
     from healthd.node.clock import system_clock
     from healthd.node.state import NodeBook
-    from healthd.runner import Plan, Runner
+    from healthd.runner import Plan
 
-    runner = Runner(settings.runner())
-    catalogue = await runner.catalogue()
+    host_alone = tier is Tier.PASSIVE and not (
+        names or settings.node.checks or settings.node.disabled or settings.node.faults
+    )
+    catalogue = await runner.catalogue(Tier.PASSIVE if host_alone else Tier.SOAK)  # names are looked for among all
     specs = enabled_checks(catalogue, settings.node)
     for name in names:
         if name not in catalogue:
+            import difflib
+
             near = difflib.get_close_matches(name, catalogue, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "'healthd checks' lists all"
             raise ConfigError(f"no such check: {name!r}; {hint}")
@@ -128,6 +144,9 @@ async def examine(
             book.record(result)
             on_result(result)
 
+        # What prints the result is loaded while the children work.
+        printer = "msgspec" if quiet else "healthd.cli.render"
+        asyncio.get_running_loop().call_later(PRINTER_SECONDS, importlib.import_module, printer)
         await runner.run(plan, faults=faults, on_result=record, on_progress=on_progress)
     if runner.latest is not None:
         _check_targets(faults, runner.latest.inventory)
@@ -139,7 +158,7 @@ async def examine(
     return dataclasses.replace(state, health=health, reasons=reasons)
 
 
-async def given_away(settings: Settings) -> str | None:
+async def given_away(settings: CheckSettings) -> str | None:
     """
     Why the devices are a job's by the word of the host's schedulers; None where they have given nothing away.
 
@@ -161,6 +180,8 @@ async def given_away(settings: Settings) -> str | None:
 
 def unused_limits(limits: Mapping[str, object], state: NodeState) -> tuple[str, ...]:
     """Limits that judged nothing in a whole run: a name that is misspelt would otherwise go unnoticed."""
+    if not limits:
+        return ()
     from healthd import launching
     from healthd.runner.settings import BETWEEN_NODES
 

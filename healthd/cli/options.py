@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.settings import Settings
+from healthd.cli.check_settings import CheckSettings
 from healthd.config import load
 from healthd.errors import ConfigError
 from healthd.file_trust import check_file
 
+if TYPE_CHECKING:
+    from healthd.cli.settings import Settings
+
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=CheckSettings)
 
 DEFAULT_FILE = Path("/etc/healthd/healthd.toml")
 
@@ -51,13 +54,32 @@ def common_options(command: F) -> F:
 
 def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
     """The settings of a command: its options over the variables over the file. ConfigError with one line."""
+    from healthd.cli.settings import Settings
+
+    return _load(Settings, options, section)
+
+
+def load_check_settings(options: Mapping[str, Any]) -> CheckSettings:
+    """
+    The same for a command that runs checks and nothing else.
+
+    Its part of the settings is loaded without the others; only where the file or a variable has more is the whole tree
+    needed to say whether that is right.
+    """
+    try:
+        return _load(CheckSettings, options, "node")
+    except ConfigError:
+        return load_settings(options, section="node")
+
+
+def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
     given = dict(options)
     file = given.pop("config", None) or _file_from_environment()
     if file is not None:
         check_file(file, "settings file")
     arguments = {KEYS.get(name, name): value for name, value in given.items()}
     settings = load(
-        Settings,
+        schema,
         file=file,
         environ=os.environ,
         arguments=arguments,
@@ -66,7 +88,7 @@ def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
             "node.name": socket.gethostname(),
             "node.state_dir": _state_dir(),
             "node.run_dir": _run_dir(),
-            "aggregator.state_dir": _state_dir(),
+            **({} if schema is CheckSettings else {"aggregator.state_dir": _state_dir()}),
         },
     )
     # Workers run in a directory of their own: a relative path would mean another place to them.
@@ -101,5 +123,7 @@ def _state_dir() -> Path:
 def _run_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/run/healthd")
+    import tempfile
+
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"

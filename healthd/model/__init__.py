@@ -4,36 +4,34 @@ The data of healthd: frozen, one definition for memory and wire (JSON by `health
 Nothing here does anything. Ages cross the wire, not clocks: `age_seconds` counts up to the moment of sending;
 times (`*_at`, seconds since the epoch) are for people to read and never decide anything.
 
-`results` is what checks came to, `node` what is known of a node, `gates` the question and its answer, `orders` what an
-aggregator wants of a node, `sync` how the two talk. Import from here.
+`results` is what checks came to, `node` what is known of a node, `learned` limits by baselines, `modes` the words of
+gates, `gates` the question and its answer, `orders` what an aggregator wants of a node, `sync` how the two talk. Import
+from here: a module is loaded when a name in it is first asked for, because a record costs a millisecond to define and a
+passive round of `healthd check` needs few of them.
 """
 
 from __future__ import annotations
 
-from healthd.model.gates import (
-    LARGEST_ATTEMPT,
-    AdmittedNode,
-    Decision,
-    ExcludedNode,
-    GateRequest,
-    Join,
-    Mode,
-    Verdict,
-)
-from healthd.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
-from healthd.model.orders import (
-    RANK_READY,
-    CollectiveOrder,
-    Launch,
-    LaunchOrder,
-    NccomGroup,
-    Order,
-    OrderReport,
-    RankReport,
-    RunOrder,
-)
-from healthd.model.results import CheckResult, CheckSpec, Health, Reason
-from healthd.model.sync import PROTOCOL, LearnedBounds, LearnedLimits, Problem, SyncAnswer, SyncRequest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from healthd.model.gates import LARGEST_ATTEMPT, AdmittedNode, Decision, ExcludedNode, GateRequest, Join
+    from healthd.model.learned import LearnedBounds, LearnedLimits
+    from healthd.model.modes import Mode, Verdict
+    from healthd.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
+    from healthd.model.orders import (
+        RANK_READY,
+        CollectiveOrder,
+        Launch,
+        LaunchOrder,
+        NccomGroup,
+        Order,
+        OrderReport,
+        RankReport,
+        RunOrder,
+    )
+    from healthd.model.results import CheckResult, CheckSpec, Health, Reason
+    from healthd.model.sync import PROTOCOL, Problem, SyncAnswer, SyncRequest
 
 __all__ = [
     "LARGEST_ATTEMPT",
@@ -70,3 +68,9 @@ __all__ = [
     "SyncRequest",
     "Verdict",
 ]
+
+if not TYPE_CHECKING:
+    from healthd.lazy import names_of
+
+    # In the order in which they need each other, the lightest first.
+    __getattr__ = names_of(__name__, __all__, ("results", "modes", "learned", "node", "orders", "gates", "sync"))

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Tier
+from healthd.model.modes import Mode, Verdict
 from healthd.model.results import Reason
 
 LARGEST_ATTEMPT = 2**31 - 1
 """The largest attempt of a job: what the database's column holds, and seconds since the epoch until 2038."""
-
-
-class Mode(str, enum.Enum):
-    """ENFORCE means what it says; OBSERVE admits always and records what it would have said."""
-
-    ENFORCE = "enforce"
-    OBSERVE = "observe"
-
-
-class Verdict(str, enum.Enum):
-    """The answer of a gate. HOLD is "not yet" and never the last word."""
-
-    ADMIT = "admit"
-    HOLD = "hold"
-    REJECT = "reject"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,34 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthd.model.learned import LearnedLimits
 from healthd.model.node import NodeState, Quarantine
 from healthd.model.orders import Order, OrderReport
 
 PROTOCOL = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedBounds:
-    """A learned limit of one measurement."""
-
-    lower: float | None
-    upper: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedLimits:
-    """
-    The approved baselines of one kind of machine, by names of limits (`matmul_flops_per_second/bf16`).
-
-    They hold for machines of this `hardware` (see `checks.learned`) and these library versions alone. `digest` names
-    them; a node says which it has. Without limits: what was told before is revoked.
-    """
-
-    digest: str
-    hardware: str
-    accelerator: str
-    versions: Mapping[str, str]
-    limits: Mapping[str, LearnedBounds]
 
 
 @dataclass(frozen=True, kw_only=True)

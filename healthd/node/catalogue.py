@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 
 from checks.contract import Tier
@@ -23,6 +22,8 @@ def enabled_checks(catalogue: Mapping[str, CheckInfo], settings: NodeSettings) -
     for key, names in (("checks", settings.checks), ("disabled", settings.disabled)):
         for name in names:
             if name not in catalogue:
+                import difflib
+
                 near = difflib.get_close_matches(name, catalogue, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else "; see 'healthd checks' for those there are"
                 raise ConfigError(f"node.{key}: no such check: {name!r}{hint}")

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import secrets
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +35,8 @@ def prepare(directory: Path) -> None:
 
     A disk that is full is one line in the log: the node has to say so itself, and what must be stored is refused later.
     """
+    import secrets
+
     probe = directory / f".probe-{secrets.token_hex(4)}"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -135,6 +136,8 @@ def node_key(state_dir: Path) -> str:
             return key
         if key:
             log.error("%s: holds no key; a new one is made, an admin must accept it at the aggregator", path)
+        import secrets
+
         key = secrets.token_hex(32)
         new = path.with_name(".node.key.new")
         new.unlink(missing_ok=True)

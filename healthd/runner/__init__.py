@@ -12,20 +12,23 @@ Run a plan of checks in child processes, bound them, kill them, and turn anythin
 
 from __future__ import annotations
 
-from healthd.runner.core import Remembered, Runner
-from healthd.runner.ranks import OnReport
-from healthd.runner.session import RefusedError, Session
-from healthd.runner.settings import (
-    CheckInfo,
-    Limits,
-    OnProgress,
-    OnResult,
-    Plan,
-    ProgramSpec,
-    RunnerSettings,
-    RunProgress,
-    Survey,
-)
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from healthd.runner.core import Remembered, Runner
+    from healthd.runner.ranks import OnReport
+    from healthd.runner.session import RefusedError, Session
+    from healthd.runner.settings import (
+        CheckInfo,
+        Limits,
+        OnProgress,
+        OnResult,
+        Plan,
+        ProgramSpec,
+        RunnerSettings,
+        RunProgress,
+        Survey,
+    )
 
 __all__ = [
     "CheckInfo",
@@ -43,3 +46,8 @@ __all__ = [
     "Session",
     "Survey",
 ]
+
+if not TYPE_CHECKING:
+    from healthd.lazy import names_of
+
+    __getattr__ = names_of(__name__, __all__, ("settings", "core", "ranks", "session"))

@@ -5,26 +5,30 @@ The runner: one object for a service's life, one Execution for each run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import difflib
 import logging
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checks.contract import Check, Evidence, Previous, Scope, Tier
+from checks.discover import HOST_PACKAGES, PACKAGES, builtin_checks
 from checks.faults import COUNTING_CHECK, Fault, without_missing
 from healthd.errors import ConfigError
 from healthd.model import CheckResult, DeviceRecord, Inventory
 from healthd.runner.account import Request
+from healthd.runner.child import Child
 from healthd.runner.execution import Execution
 from healthd.runner.lane import Job, Lane
 from healthd.runner.outcome import Outcome
-from healthd.runner.session import Session
 from healthd.runner.settings import CheckInfo, OnProgress, OnResult, Plan, RunnerSettings, Survey
 from healthd.runner.workers import Corpses, Workers
+
+if TYPE_CHECKING:
+    from healthd.runner.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -59,26 +63,48 @@ class Runner:
         self.learned = settings.learned
         """Approved baselines that the next run judges by; the daemon changes them."""
         self._corpses = Corpses()
+        self._ahead: Child | None = None
         self._versions: dict[str, str] = {}
         self._catalogue: dict[str, CheckInfo] | None = None
+        self._catalogue_tier = Tier.PASSIVE  # the heaviest of which all checks are in it
         self._previous: dict[str, Remembered] = {}
 
     def stuck(self) -> tuple[str, ...]:
         """Where a killed worker is still there: device targets, and `node/CHECK`."""
         return self._corpses.keys()
 
-    async def catalogue(self) -> Mapping[str, CheckInfo]:
+    async def catalogue(self, tier: Tier = Tier.SOAK) -> Mapping[str, CheckInfo]:
         """
-        All checks that could be enabled, by name. Read once.
+        The checks that could be enabled, by name: at least those of `tier` and lighter ones. Read once.
 
         Raises ConfigError, in one line, when a check that is configured cannot be loaded.
         """
-        if self._catalogue is None:
+        if self._catalogue is None or tier.rank > self._catalogue_tier.rank:
+            self._catalogue_tier = Tier.SOAK
             if self.settings.third_party or self.settings.directories or self.settings.programs:
                 self._catalogue = await self._ask_catalogue()
+            elif tier is Tier.PASSIVE:
+                self._catalogue, self._catalogue_tier = builtin_catalogue(HOST_PACKAGES), Tier.PASSIVE
             else:
                 self._catalogue = builtin_catalogue()
         return self._catalogue
+
+    @contextlib.asynccontextmanager
+    async def ahead(self) -> AsyncIterator[None]:
+        """
+        The node's child of the next run starts now, so that it imports while the caller still reads what to ask for.
+
+        A child that no run has taken over is ended on leaving.
+        """
+        with contextlib.suppress(OSError):  # the run will say why there can be none
+            self._ahead = self._workers(None).spawn_ahead()
+        try:
+            yield
+        finally:
+            if self._ahead is not None:
+                child, self._ahead = self._ahead, None
+                child.kill()
+                await child.gone(self.settings.kill_grace_seconds)
 
     async def survey(self, *, faults: Sequence[Fault] = ()) -> Survey:
         """The machine as it is now; what cannot be told is None, and holders None count as taken."""
@@ -101,6 +127,10 @@ class Runner:
         `previous` is the last evidence by check; without it the runner's own memory of node checks serves.
         Raises nothing but CancelledError, and then no worker is left.
         """
+        workers = self._workers(on_progress)
+        if self._ahead is not None:
+            workers.take_over(self._ahead)
+            self._ahead = None
         execution = Execution(
             Request(
                 plan=plan,
@@ -110,12 +140,12 @@ class Runner:
                 on_evidence=self._remember,
                 on_survey=lambda outcome: self._surveyed(outcome, ()),
             ),
-            self._workers(on_progress),
+            workers,
         )
         limit = asyncio.timeout(plan.timeout_seconds)
         try:
             async with limit:
-                await execution.perform(await self.catalogue())
+                await execution.perform(await self.catalogue(plan.tier))
         except ConfigError as error:
             execution.give_up("CheckError", str(error))
         except Exception as error:  # the one place where any error of our own becomes a result
@@ -131,6 +161,8 @@ class Runner:
 
     def session(self, faults: Sequence[Fault] = ()) -> Session:
         """Ranks for the rounds of one validation over several nodes. `Session.open` comes first."""
+        from healthd.runner.session import Session
+
         settings = self.settings.between_nodes()
         return Session(
             make_workers=lambda on_progress: self._workers_of(settings, on_progress),
@@ -227,11 +259,9 @@ def info_of(check: Check, origin: str) -> CheckInfo:
     )
 
 
-def builtin_catalogue() -> dict[str, CheckInfo]:
-    """The checks that come with healthd; imported here, which costs a few milliseconds and no torch."""
-    from checks.loading import load_builtin
-
-    return {name: info_of(check, BUILT_IN) for name, check in load_builtin().items()}
+def builtin_catalogue(packages: Sequence[str] = PACKAGES) -> dict[str, CheckInfo]:
+    """The checks that come with healthd; imported here, which costs some tens of milliseconds and no torch."""
+    return {name: info_of(check, BUILT_IN) for name, check in builtin_checks(packages).items()}
 
 
 def _innermost(error: BaseException) -> str:
@@ -242,6 +272,8 @@ def _innermost(error: BaseException) -> str:
 
 def nearest_check(name: str, known: Mapping[str, object]) -> str:
     """A hint for a name that matches nothing."""
+    import difflib
+
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 

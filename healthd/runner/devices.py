@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from checks.contract import Scope, Tier
 from healthd.runner.account import Account
@@ -16,9 +17,11 @@ from healthd.runner.lane import Lane
 from healthd.runner.node_lane import NodeLane
 from healthd.runner.outcome import Outcome
 from healthd.runner.settings import CheckInfo
-from healthd.runner.subgroups import Subgroups, Unclear, is_open
 from healthd.runner.warm import Warming, lost_like, seconds_of
 from healthd.runner.workers import Workers, worker_targets
+
+if TYPE_CHECKING:
+    from healthd.runner.subgroups import Unclear
 
 
 class Devices:
@@ -106,8 +109,10 @@ class Devices:
         )
 
     async def _run_groups(self, infos: Sequence[CheckInfo]) -> None:
+        from healthd.runner.subgroups import Unclear, is_open
+
         self._folder = Path(tempfile.mkdtemp(prefix="healthd-"))
-        collective = Collective(self._workers, self._lanes, self._folder, self._warming)
+        collective = Collective(self._workers, self._lanes, self._folder, self._warming, learns=True)
         search = self._plan.localize or self._plan.tier.rank >= Tier.DEEP.rank
         unclear: list[Unclear] = []
         for info in infos:
@@ -140,6 +145,8 @@ class Devices:
 
     async def _search(self, unclear: Sequence[Unclear]) -> None:
         """Let smaller groups of ranks say who is at fault in collectives that failed, and add it to their results."""
+        from healthd.runner.subgroups import Subgroups
+
         within = self._workers.settings.search_seconds
         if self._plan.timeout_seconds is not None:  # what is known must be told before the run's time is up
             within = min(within, 0.8 * (self._account.began + self._plan.timeout_seconds - time.monotonic()))

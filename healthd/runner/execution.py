@@ -7,17 +7,19 @@ Whatever is not passive runs only while we have the lock, nobody holds devices a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from checks.contract import Tier
 from healthd.model import CheckResult
 from healthd.runner.account import Account, Request
-from healthd.runner.devices import Devices
 from healthd.runner.node_lane import NodeLane
-from healthd.runner.outcome import HOLDERS_CHECK
+from healthd.runner.outcome import HOLDERS_CHECK, Outcome
 from healthd.runner.settings import CheckInfo
-from healthd.runner.taking import Taking
 from healthd.runner.workers import Workers
+
+if TYPE_CHECKING:
+    from healthd.runner.devices import Devices
 
 
 class Execution:
@@ -28,8 +30,7 @@ class Execution:
         self._plan = request.plan
         self._account = Account(request, workers.settings)
         self._node = NodeLane(workers, self._account)
-        self._devices = Devices(workers, self._account, self._node)
-        self._taking = Taking(workers, self._account, self._node, self._devices)
+        self._devices: Devices | None = None
 
     async def perform(self, catalogue: Mapping[str, CheckInfo]) -> None:
         """Run all checks of the plan."""
@@ -50,8 +51,15 @@ class Execution:
                 self._node.submit_check(info)
             active = [info for info in infos if info.tier is not Tier.PASSIVE]
             if active:
-                await self._taking.run(active, await surveyed, tasks)
+                await self._run_active(active, await surveyed, tasks)
             self._node.close()
+
+    async def _run_active(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
+        from healthd.runner.devices import Devices  # not needed for a passive round, which is to be quick
+        from healthd.runner.taking import Taking
+
+        self._devices = Devices(self.workers, self._account, self._node)
+        await Taking(self.workers, self._account, self._node, self._devices).run(infos, surveyed, tasks)
 
     def give_up(self, reason: str, message: str) -> None:
         """Every check that has no result yet is unknown, for this reason."""
@@ -61,7 +69,8 @@ class Execution:
         """Kill what is left, wait a moment for it, remove what was written."""
         self._account.tell_held()  # cut short while groups were asked: what the whole has shown stands
         self.workers.kill_all()
-        self._devices.clean_up()
+        if self._devices is not None:
+            self._devices.clean_up()
         await self.workers.bury_all(self.workers.settings.kill_grace_seconds)
 
     def results(self) -> tuple[CheckResult, ...]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import os
 import secrets
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,13 @@ from checks.faults import Fault
 from healthd.runner.lane import Job, Lane
 from healthd.runner.outcome import Outcome
 from healthd.runner.settings import CheckInfo
+from healthd.runner.shown_times import ShownTimes, Silence, longest_silence, waited_seconds
 from healthd.runner.warm import Warming, group_of
 from healthd.runner.workers import Workers
 
 # Beyond our own deadline: the operation must not give up before we have looked at who is where.
 BEYOND_DEADLINE_SECONDS = 30.0
+LOOK_SECONDS = 0.5  # at what silent ranks wait for
 
 Command = Callable[[CheckInfo, Sequence[str], dict[str, Any]], dict[str, Any]]
 
@@ -33,7 +38,8 @@ class Collective:
     """
     The ranks of one run: rank R is the R-th device of the inventory.
 
-    `numbers` are the ranks by which faults may mean them, where these lanes are not all of the node's.
+    `numbers` are the ranks by which faults may mean them, where these lanes are not all of the node's. `learns`: good
+    runs teach how long ranks may be silent, and a collective that has run before is held to it.
     """
 
     def __init__(
@@ -44,7 +50,10 @@ class Collective:
         warming: Warming | None = None,
         *,
         numbers: Sequence[int] | None = None,
+        learns: bool = False,
     ) -> None:
+        self._learns = learns
+        self._times: ShownTimes | None = None
         self._numbers = tuple(range(len(lanes)) if numbers is None else numbers)
         self._workers = workers
         self._lanes = lanes
@@ -78,7 +87,13 @@ class Collective:
             if not_whole:
                 return not_whole, False
             compiling = self._warming.allowance_seconds(self._lanes) if self._warming is not None else 0.0
-            outcomes = await self._attempt(info, timeout_seconds + compiling, command)
+            times = self._shown_times() if self._learns and not compiling else None
+            name = self._name(info)
+            began = time.monotonic()
+            silence = Silence(times.silence_seconds(name) if times else None, began)
+            outcomes = await self._attempt(info, timeout_seconds + compiling, command, silence)
+            if times and not faults and all(outcome.missing is None for outcome in outcomes):
+                times.learn(name, longest_silence(_moments(began, outcomes)))
             for outcome in outcomes:
                 outcome.attempts, outcome.crashes = attempt, crashes.get(outcome.target, ())
             dead = [o for o in outcomes if o.missing is not None and o.missing.reason == "Crashed"]
@@ -88,6 +103,21 @@ class Collective:
                 if outcome.missing is not None:
                     crashes[outcome.target] = (*crashes.get(outcome.target, ()), outcome.missing.message)
             await self._workers.back_off(attempt)
+
+    def _shown_times(self) -> ShownTimes | None:
+        """Once all workers are ready, since then their libraries are known. None where it is not known which boot."""
+        workers = self._workers
+        if self._times is None and workers.boot_id is not None:
+            identity = {"boot": workers.boot_id, "machine": workers.identity, "libraries": dict(workers.versions)}
+            settings = workers.settings
+            floor_seconds = settings.silence_floor_seconds
+            self._times = ShownTimes(settings.times_file, identity, floor_seconds=floor_seconds)
+        return self._times
+
+    def _name(self, info: CheckInfo) -> str:
+        """What has the same times: the check with its parameters and its number of ranks."""
+        params = json.dumps(self._workers.settings.params.get(info.name, {}), sort_keys=True, default=str)
+        return f"{info.name} {len(self._lanes)} {zlib.crc32(params.encode()):08x}"
 
     async def _gather(self, info: CheckInfo, faults: Sequence[Fault]) -> list[Outcome]:
         """Have all workers ready; the outcomes of those that cannot be, when the group cannot be whole."""
@@ -154,7 +184,9 @@ class Collective:
     async def _absent(self, lane: Lane) -> Missing:
         return Missing(target=lane.target, reason="MissingDevice", message=f"no such device: {lane.target}")
 
-    async def _attempt(self, info: CheckInfo, timeout_seconds: float, command: Command) -> list[Outcome]:
+    async def _attempt(
+        self, info: CheckInfo, timeout_seconds: float, command: Command, silence: Silence
+    ) -> list[Outcome]:
         """One round of all ranks; afterwards all are well, or all are gone."""
         rendezvous = (self._folder / f"rendezvous-{self._generation}").as_uri()
         jobs = []
@@ -173,7 +205,7 @@ class Collective:
             for rank, (lane, job) in enumerate(zip(self._lanes, jobs, strict=True))
         ]
         try:
-            outcomes = await self._supervise(tasks, timeout_seconds)
+            outcomes = await self._supervise(tasks, timeout_seconds, silence)
         finally:
             for task in tasks:
                 task.cancel()
@@ -191,9 +223,12 @@ class Collective:
             lane.child.send(lane.line(job, lane.child))
         return await lane.collect(job, None)
 
-    async def _supervise(self, tasks: Sequence[asyncio.Task[Outcome]], timeout_seconds: float) -> list[Outcome]:
+    async def _supervise(
+        self, tasks: Sequence[asyncio.Task[Outcome]], timeout_seconds: float, silence: Silence
+    ) -> list[Outcome]:
         """
-        Wait for all; when the time is up, or a rank has ended badly and the others have had their grace, kill the rest.
+        Wait for all; when the time is up, or nothing was heard of any for too long, or a rank has ended badly and the
+        others have had their grace, kill the rest.
 
         All that are late are noted before the first is killed, so that the kill of one does not pass for what ailed
         another.
@@ -201,8 +236,15 @@ class Collective:
         deadline = time.monotonic() + timeout_seconds
         pending = set(tasks)
         why = f"did not end within {timeout_seconds:g} s"
-        ended_badly = False
+        ended_badly = doubted = False
         while pending and (left := deadline - time.monotonic()) > 0:
+            if silence.limit_seconds is not None:
+                still = silence.left_seconds(time.monotonic(), *self._signs_of_life())
+                if still <= 0 and doubted:
+                    why = f"was silent for {silence.limit_seconds:.3g} s, far longer than in runs that went well here"
+                    break
+                doubted = still <= 0  # what was said just now may be still unread: look once more
+                left = min(left, LOOK_SECONDS if doubted else min(still, LOOK_SECONDS))
             done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not ended_badly and any(task.result().missing is not None for task in done):
                 ended_badly = True
@@ -211,6 +253,11 @@ class Collective:
                     deadline = time.monotonic() + grace_seconds
                     why = f"was still waiting {grace_seconds:g} s after another rank had ended"
         return await end_late(self._lanes, tasks, why)
+
+    def _signs_of_life(self) -> tuple[float, dict[int, float]]:
+        """When a rank was last heard of, and how long the threads of the ranks and of this process waited to run."""
+        pids = [os.getpid(), *(lane.child.pid for lane in self._lanes if lane.child is not None)]
+        return max(lane.heard_at for lane in self._lanes), waited_seconds(pids)
 
 
 async def end_late(lanes: Sequence[Lane], tasks: Sequence[asyncio.Task[Outcome]], why: str) -> list[Outcome]:
@@ -228,6 +275,13 @@ async def end_late(lanes: Sequence[Lane], tasks: Sequence[asyncio.Task[Outcome]]
         seen = f"; last seen: {last.event} {last.step}" if last else "; it never joined"
         outcomes[rank].worker_gone("Timeout", why + seen, error=f"{why}{seen}\n{words.get(rank, '')}".strip())
     return outcomes
+
+
+def _moments(began: float, outcomes: Sequence[Outcome]) -> list[float]:
+    """When something was heard of any rank in a run that is over: by the clock of this host, which all share."""
+    ended = max(outcome.ended for outcome in outcomes)
+    said = (progress.monotonic_seconds for outcome in outcomes for progress in outcome.progress)
+    return [began, *(at for at in said if began <= at <= ended), *(outcome.ended for outcome in outcomes)]
 
 
 def _is_missing(info: CheckInfo, faults: Sequence[Fault], rank: int, lane: Lane) -> bool:

@@ -57,6 +57,8 @@ class Lane:
         self._next_id = 0
         self._free_at = 0.0  # when the worker could begin with what it does now
         self._ready_at: float | None = None
+        self.heard_at = 0.0
+        """When the worker last said something of the command under way (monotonic)."""
         self._starts = 0  # that the present worker took, or the last attempt at one
 
     def submit(self, job: Job) -> None:
@@ -238,7 +240,7 @@ class Lane:
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 while not hear(await child.next(), job.id, outcome, child, tell):
-                    pass
+                    self.heard_at = time.monotonic()
         except TimeoutError:
             child.kill()
             seen = f"; last seen: {last_step(outcome)}" if outcome.progress else ""

@@ -49,7 +49,7 @@ class NodeLane:
                     "accelerator": found["inventory"]["accelerator"],
                     "versions": found["versions"],
                 }
-                self.boot_id = found["boot_id"]
+                self.boot_id = self._workers.boot_id = found["boot_id"]
             self._request.on_survey(outcome)
             if not answer.done():
                 answer.set_result(outcome)

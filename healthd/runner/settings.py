@@ -13,6 +13,7 @@ from typing import Any, Literal
 from checks.compiling import ACCELERATORS
 from checks.contract import Limit, Scope, Tier
 from healthd.model import CheckResult, Inventory, LearnedLimits
+from healthd.runner.shown_times import FLOOR_SECONDS
 
 BETWEEN_NODES = "nodes_"
 """How the name of a limit begins that judges collectives between nodes: `nodes_all_reduce_busbw_bytes_per_second`."""
@@ -127,6 +128,10 @@ class RunnerSettings:
     them. The ranks of a collective always run together."""
     start_timeout_seconds: float = 60.0
     """From the start of a worker to its ready: importing torch from a cold network file system takes long."""
+    times_file: Path | None = None
+    """Where it is kept how long collectives took here (see `shown_times`). None: their own time limits hold alone."""
+    silence_floor_seconds: float = FLOOR_SECONDS
+    """The least time without a sign of life after which a collective that has run before hangs."""
     compile_cache: Path | None = None
     """Where compiled graphs of the probes are kept, for accelerators that compile. None: whatever their compiler does,
     and nothing is ever cold."""

@@ -16,7 +16,6 @@ from typing import Any
 import checks
 from checks.contract import Missing
 from checks.protocol import from_limits
-from healthd.baselines.judging import unsilenced
 from healthd.runner.child import Child
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 
@@ -70,6 +69,7 @@ class Workers:
         self.settings = settings
         self.inventory: dict[str, Any] = {}
         self.identity: dict[str, Any] | None = None  # hardware and versions, as of the survey: see checks.learned
+        self.boot_id: str | None = None  # as of the survey
         self.compile: dict[str, Any] | None = None  # what new workers are told of compilation (see healthd.runner.warm)
         self.group: dict[str, Any] | None = None  # the group that new workers become ranks of, where they must know
         self.device_seconds = 0.0
@@ -79,12 +79,27 @@ class Workers:
         self._on_progress = on_progress
         self._popen = popen
         self._children: list[tuple[str, Child]] = []
+        self._ahead: Child | None = None
         self._node_corpses = 0
         self._env = environment(self.python, settings.env, os.environ)
         self._extra_files = check_files(settings.directories)
 
+    def spawn_ahead(self) -> Child:
+        """Start the node's child and let it import its checks, for a later run to `take_over`. Raises OSError."""
+        child = self.spawn(None)
+        child.send(b'{"kind":"load","id":0}\n')
+        return child
+
+    def take_over(self, child: Child) -> None:
+        """The first child of the node that is wanted is this one, which was started ahead."""
+        self._ahead = child
+        self._children.append(("node", child))
+
     def spawn(self, target: str | None) -> Child:
         """Start a worker. Raises OSError."""
+        if target is None and self._ahead is not None:
+            child, self._ahead = self._ahead, None
+            return child
         # Without site-packages the interpreter starts a third faster; only checks from outside may need them.
         alone = target is None and not (self.settings.third_party or self.settings.directories)
         child = Child([self.python, "-I", *(["-S"] if alone else []), WORKER], self._env, popen=self._popen)
@@ -108,18 +123,7 @@ class Workers:
             "compile": self.compile if target is not None else None,
             "options": options,
             "limits": from_limits(settings.limits),
-            "learned": [
-                {
-                    "hardware": one.hardware,
-                    "accelerator": one.accelerator,
-                    "versions": dict(one.versions),
-                    "limits": {
-                        name: {"lower": bounds.lower, "upper": bounds.upper}
-                        for name, bounds in unsilenced(one, settings.limits).items()
-                    },
-                }
-                for one in settings.learned
-            ],
+            "learned": self._learned(),
             "identity": self.identity if target is not None else None,
             "extra_files": self._extra_files,
             "third_party": list(settings.third_party),
@@ -136,10 +140,33 @@ class Workers:
             ],
         }
 
+    def _learned(self) -> list[dict[str, Any]]:
+        if not self.settings.learned:
+            return []
+        from healthd.baselines.judging import unsilenced
+
+        return [
+            {
+                "hardware": one.hardware,
+                "accelerator": one.accelerator,
+                "versions": dict(one.versions),
+                "limits": {
+                    name: {"lower": bounds.lower, "upper": bounds.upper}
+                    for name, bounds in unsilenced(one, self.settings.limits).items()
+                },
+            }
+            for one in self.settings.learned
+        ]
+
     def learn_versions(self, versions: object) -> None:
         """What a worker says of its libraries."""
         if isinstance(versions, dict):
             self._versions.update({str(k)[:64]: str(v)[:64] for k, v in list(versions.items())[:32]})
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the libraries, as far as workers have said them."""
+        return self._versions
 
     def progress(self, event: RunProgress) -> None:
         """Tell who watches."""

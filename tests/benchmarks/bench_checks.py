@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -12,16 +11,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from checks.contract import Tier
+from checks.contract import Status, Tier
 from checks.faults import parse_fault
-from healthd.model import CheckResult
+from healthd.model import CheckResult, NodeState
 from healthd.runner import Plan, Runner, RunnerSettings, RunProgress
-from tests.benchmarks.figures import Bench, Figure, Reading, spread
+from healthd.wire import decode
+from tests.benchmarks.figures import Bench, Figure, Reading, Scale, spread
 from tests.benchmarks.processes import HEALTHD, children, timed
 
 PASSIVE_ROUNDS = 15
 COMMAND_ROUNDS = 7
 QUICK_ROUNDS = 3
+ACTIVE_CHECKS = 7  # of the quick tier on any accelerator: four probes, three collectives
 IMPORT_SHARE = 2.5  # of the time of importing torch that a quick tier may take besides its measuring
 HUNG_LIMIT_SECONDS = 2.0
 HUNG_ROUNDS = 3
@@ -37,12 +38,14 @@ awk '$4 ~ /^ro/ && $2 == "/" { bad = 1 } END { exit bad }' /proc/mounts || echo 
 """
 
 PASSIVE = Figure(name="passive_round", what="passive round, child started for it", unit="seconds", upper=0.072)
-COMMAND = Figure(name="passive_command", what="`healthd check --tier passive`, whole process", unit="seconds")
+COMMAND = Figure(
+    name="passive_command", what="`healthd check --tier passive`, whole process", unit="seconds", upper=0.2
+)
 QUICK = Figure(name="quick_command", what="`healthd check --tier quick` of its allowance", unit="ratio", upper=1.0)
 HUNG = Figure(name="hung_check", what="hung check with a 2 s limit, from ready", unit="seconds", upper=2.2)
 
 
-def passive() -> Iterator[Reading]:
+def passive(scale: Scale) -> Iterator[Reading]:
     """Rounds of the runner, of the whole command and of five checks in bash, in turns."""
     rounds: list[float] = []
     commands: list[float] = []
@@ -57,7 +60,7 @@ def passive() -> Iterator[Reading]:
             names = tuple(name for name, info in catalogue.items() if info.tier is Tier.PASSIVE)
             plan = Plan(tier=Tier.PASSIVE, checks=names, executor="bench")
             await runner.run(plan)
-            for number in range(PASSIVE_ROUNDS):
+            for number in range(scale.of(PASSIVE_ROUNDS, 2)):
                 began = time.perf_counter()
                 results = await runner.run(plan)
                 rounds.append(time.perf_counter() - began)
@@ -77,7 +80,7 @@ def passive() -> Iterator[Reading]:
         yield Reading(figure=figure.name, value=median, ratio=median / shell, beside=beside, note=note)
 
 
-def quick() -> Iterator[Reading]:
+def quick(scale: Scale) -> Iterator[Reading]:
     """
     The whole command against 2.5 imports of torch and its own measuring.
 
@@ -87,19 +90,14 @@ def quick() -> Iterator[Reading]:
     imports: list[float] = []
     wholes: list[float] = []
     measuring: list[float] = []
-    for _ in range(QUICK_ROUNDS):
+    for _ in range(scale.of(QUICK_ROUNDS, 1)):
         with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
             imports.append(timed((sys.executable, "-W", "ignore", "-c", "import torch"))[0])
             argv = (*HEALTHD, "check", "--tier", "quick", "--json", "--run-dir", folder, "--state-dir", folder)
             seconds, text = timed(argv, codes=(0, 1, 2, 3))
-            state = json.loads(text)
-            active = {spec["name"] for spec in state["checks"] if spec["tier"] != Tier.PASSIVE.value}
-            results = [result for result in state["results"] if result["check"] in active]
-            lame = [result["check"] for result in results if result["status"] in ("unknown", "skip")]
-            if lame or len(results) < 7:
-                raise RuntimeError(f"{len(results)} active checks, not measured: {', '.join(lame) or 'none'}")
+            ran = active_results(decode(text.encode(), NodeState, what="the output of healthd check"))
             wholes.append(seconds)
-            measuring.append(union_seconds([(r["started_at"], r["duration_seconds"]) for r in results]))
+            measuring.append(union_seconds([(result.started_at, result.duration_seconds) for result in ran]))
     shares = [w / (IMPORT_SHARE * i + m) for w, i, m in zip(wholes, imports, measuring, strict=True)]
     whole, one = statistics.median(wholes), statistics.median(imports)
     note = f"whole {COMMAND.shown(whole)}, measuring {COMMAND.shown(statistics.median(measuring))}; "
@@ -112,6 +110,20 @@ def quick() -> Iterator[Reading]:
     )
 
 
+def active_results(state: NodeState) -> list[CheckResult]:
+    """
+    What measured on the devices; what does not apply to this machine (nccom-test on a CPU) is left out.
+
+    RuntimeError when one of them could not measure, or fewer than the four probes and three collectives are there.
+    """
+    active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
+    results = [r for r in state.results if r.check in active and r.status is not Status.SKIP]
+    unknown = [result.check for result in results if result.status is Status.UNKNOWN]
+    if unknown or len(results) < ACTIVE_CHECKS:
+        raise RuntimeError(f"{len(results)} active checks, not measured: {', '.join(unknown) or 'none'}")
+    return results
+
+
 def union_seconds(spans: list[tuple[float, float]]) -> float:
     """How long at least one of some spans (start, length) was under way."""
     total, reached = 0.0, float("-inf")
@@ -121,10 +133,10 @@ def union_seconds(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def hung() -> Iterator[Reading]:
+def hung(scale: Scale) -> Iterator[Reading]:
     """A device check that hangs on one of two devices: from its start there to its result, and what is left then."""
     seconds = []
-    for _ in range(HUNG_ROUNDS):
+    for _ in range(scale.of(HUNG_ROUNDS, 1)):
         with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
             settings = RunnerSettings(run_dir=Path(folder), timeouts_seconds={"matmul": HUNG_LIMIT_SECONDS})
             began: list[float] = []
@@ -157,7 +169,7 @@ def hung() -> Iterator[Reading]:
 
 
 BENCHES = (
-    Bench(name="passive", figures=(PASSIVE, COMMAND), run=passive, limit_seconds=30),
-    Bench(name="quick", figures=(QUICK,), run=quick, limit_seconds=60),
-    Bench(name="hung", figures=(HUNG,), run=hung, limit_seconds=40),
+    Bench(name="passive", figures=(PASSIVE, COMMAND), run=passive, limit_seconds=60),
+    Bench(name="quick", figures=(QUICK,), run=quick, limit_seconds=110),
+    Bench(name="hung", figures=(HUNG,), run=hung, limit_seconds=80),
 )

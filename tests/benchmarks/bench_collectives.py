@@ -14,16 +14,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from checks.contract import Evidence, Finding, Tier
-from healthd.runner import Plan, Runner, RunnerSettings
+from checks.faults import Fault, parse_fault
+from healthd.model import CheckResult
+from healthd.runner import OnProgress, Plan, Runner, RunnerSettings, RunProgress
 from tests.benchmarks.both_ranks import CHECKS, ITERATIONS, SIZES_BYTES
-from tests.benchmarks.figures import Bench, Figure, Reading, percentile
+from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile
 from tests.benchmarks.processes import SEPARATE, end
 
 ROUNDS = 20
+HUNG_ROUNDS = 2
 RANKS = 2
 MIDDLE, LARGE = SIZES_BYTES[1], SIZES_BYTES[-1]
 
@@ -34,12 +38,17 @@ FIGURES = {
     for name in CHECKS
 }
 
+LIMIT_SECONDS = CHECKS["all_reduce"].timeout_seconds
+HUNG = Figure(
+    name="hung_collective", what="hung collective that has run before, from its start", unit="seconds", upper=10.0
+)
+
 Rounds = Mapping[str, Mapping[int, list[float]]]  # operation -> size in bytes -> bytes/s of each round
 
 
-def collectives() -> Iterator[Reading]:
+def collectives(scale: Scale) -> Iterator[Reading]:
     """Medians over the rounds, one reading an operation."""
-    told, plain = both_sides()
+    told, plain = both_sides(scale.of(ROUNDS, 2))
     whole = through_the_runner()
     for operation, figure in FIGURES.items():
         ours, theirs = told[operation][LARGE], plain[operation][LARGE]
@@ -57,13 +66,13 @@ def collectives() -> Iterator[Reading]:
         )
 
 
-def both_sides() -> tuple[Rounds, Rounds]:
+def both_sides(rounds: int) -> tuple[Rounds, Rounds]:
     """Bus bandwidths as the checks tell them, and by the plain loop."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
         argv = [sys.executable, "-m", "tests.benchmarks.both_ranks"]
         ranks = [
             subprocess.Popen(
-                [*argv, str(rank), str(RANKS), f"{folder}/meet", str(ROUNDS)],
+                [*argv, str(rank), str(RANKS), f"{folder}/meet", str(rounds)],
                 **SEPARATE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -136,4 +145,41 @@ def _quartiles(values: list[float]) -> str:
     return "/".join(f"{percentile(values, q) / 1e9:.2f}" for q in (25, 50, 75))
 
 
-BENCHES = (Bench(name="collectives", figures=tuple(FIGURES.values()), run=collectives, limit_seconds=100),)
+def hung(scale: Scale) -> Iterator[Reading]:
+    """One rank hangs in an all-reduce that this machine has run before: from the ranks' start to the named rank."""
+    seconds = []
+    for _ in range(scale.of(HUNG_ROUNDS, 1)):
+        with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
+            settings = RunnerSettings(run_dir=Path(folder), times_file=Path(folder) / "times.json")
+            _all_reduce(settings)
+            began: list[float] = []
+
+            def heard(event: RunProgress, began: list[float] = began) -> None:
+                if event.event == "started":
+                    began.append(time.perf_counter())
+
+            result = _all_reduce(settings, faults=(parse_fault("all_reduce@rank:1=hang"),), on_progress=heard)
+            seconds.append(time.perf_counter() - began[0])
+            if [finding.target for finding in result.findings] != ["rank:1"]:
+                raise RuntimeError(f"not rank 1 alone was named: {result.findings}")
+    yield Reading(
+        figure=HUNG.name,
+        value=max(seconds),
+        ratio=max(seconds) / LIMIT_SECONDS,
+        beside=f"the time limit of the check, {HUNG.shown(LIMIT_SECONDS)}",
+        note=f"worst of {len(seconds)}; after one good run",
+    )
+
+
+def _all_reduce(
+    settings: RunnerSettings, *, faults: Sequence[Fault] = (), on_progress: OnProgress | None = None
+) -> CheckResult:
+    plan = Plan(tier=Tier.QUICK, checks=("all_reduce",), executor="bench")
+    (result,) = asyncio.run(Runner(settings).run(plan, faults=faults, on_progress=on_progress))
+    return result
+
+
+BENCHES = (
+    Bench(name="collectives", figures=tuple(FIGURES.values()), run=collectives, limit_seconds=100),
+    Bench(name="hung_ranks", figures=(HUNG,), run=hung, limit_seconds=120),
+)

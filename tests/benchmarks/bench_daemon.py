@@ -13,7 +13,7 @@ from pathlib import Path
 from checks.contract import Tier
 from healthd.model import OrderReport
 from healthd.node.control import node_state, run_now
-from tests.benchmarks.figures import Bench, Figure, Reading, percentile, spread
+from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile, spread
 from tests.benchmarks.processes import (
     Service,
     bare_app,
@@ -37,11 +37,11 @@ MEDIAN = Figure(name="health_p50", what="GET /health while a quick tier runs, p5
 P99 = Figure(name="health_p99", what="GET /health while a quick tier runs, p99", unit="seconds", upper=0.005)
 
 
-def start() -> Iterator[Reading]:
+def start(scale: Scale) -> Iterator[Reading]:
     """Starts of the daemon and of a bare application, in turns."""
     daemons, bares = [], []
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder:
-        for number in range(STARTS):
+        for number in range(scale.of(STARTS, 1)):
             with bare_app(Path(folder) / f"bare{number}") as bare:
                 bares.append(bare.start_seconds)
             with daemon(Path(folder) / f"node{number}", "--unprompted", "off") as node:
@@ -53,7 +53,7 @@ def start() -> Iterator[Reading]:
     )
 
 
-def rest() -> Iterator[Reading]:
+def rest(scale: Scale) -> Iterator[Reading]:
     """The daemon after its first unprompted quick tier, and a bare application, over the same half minute."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder, contextlib.ExitStack() as stack:
         bare = stack.enter_context(bare_app(Path(folder) / "bare"))
@@ -63,7 +63,7 @@ def rest() -> Iterator[Reading]:
         time.sleep(1.0)
         before = [own_cpu_seconds(service.pid) for service in (node, bare)]
         children_before, began = children_cpu_seconds(node.pid), time.perf_counter()
-        time.sleep(REST_SECONDS)
+        time.sleep(scale.of(REST_SECONDS, 2.0))
         seconds = time.perf_counter() - began
         used, bare_used = (
             (own_cpu_seconds(service.pid) - cpu) / seconds for service, cpu in zip((node, bare), before, strict=True)
@@ -93,21 +93,22 @@ def _has_checked(socket: Path) -> bool:
     return state.running is None and wanted <= {result.check for result in state.results}
 
 
-def busy() -> Iterator[Reading]:
+def busy(scale: Scale) -> Iterator[Reading]:
     """Requests by one kept connection to the daemon and one to a bare application, in turns, under the same load."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder, contextlib.ExitStack() as stack:
         bare = stack.enter_context(bare_app(Path(folder) / "bare"))
         node = stack.enter_context(daemon(Path(folder) / "node", "--unprompted", "off"))
         reports: list[OrderReport] = []
+        runs = scale.of(BUSY_RUNS, 1)
 
         def order() -> None:
-            reports.extend(run_now(node.folder / "node.sock", Tier.QUICK) for _ in range(BUSY_RUNS))
+            reports.extend(run_now(node.folder / "node.sock", Tier.QUICK) for _ in range(runs))
 
         thread = threading.Thread(target=order, name="quick tiers")
         thread.start()
         times, bare_times = _ask_while(thread, node, bare)
         thread.join()
-    if [report.status for report in reports] != ["done"] * BUSY_RUNS:
+    if [report.status for report in reports] != ["done"] * runs:
         raise RuntimeError(f"the runs did not end well: {reports}")
     for figure, percent in ((MEDIAN, 50), (P99, 99)):
         value, bare_value = percentile(times, percent), percentile(bare_times, percent)
@@ -116,7 +117,7 @@ def busy() -> Iterator[Reading]:
             value=value,
             ratio=value / bare_value,
             beside=f"bare FastAPI /livez, {figure.shown(bare_value)}",
-            note=f"{len(times)} requests over {BUSY_RUNS} quick tiers, slowest {figure.shown(max(times))}",
+            note=f"{len(times)} requests over {runs} quick tiers, slowest {figure.shown(max(times))}",
         )
 
 
@@ -133,7 +134,7 @@ def _ask_while(thread: threading.Thread, node: Service, bare: Service) -> tuple[
 
 
 BENCHES = (
-    Bench(name="start", figures=(START,), run=start, limit_seconds=40),
+    Bench(name="start", figures=(START,), run=start, limit_seconds=80),
     Bench(name="rest", figures=(MEMORY, CPU), run=rest, limit_seconds=110),
-    Bench(name="busy", figures=(MEDIAN, P99), run=busy, limit_seconds=60),
+    Bench(name="busy", figures=(MEDIAN, P99), run=busy, limit_seconds=110),
 )

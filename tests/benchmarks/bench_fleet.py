@@ -3,95 +3,104 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.figures import Bench, Figure, Reading, percentile
+from checks.contract import Tier
+from healthd.model import Decision, GateRequest
+from healthd.wire import decode, encode
+from tests.benchmarks.bench_gate import GateRun
+from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile, spread
 from tests.benchmarks.processes import Keeper, aggregator, daemon, timed, wait_until
 
 NODES = ("b1", "b2", "b3")
 GATES = 20
-HEALTHY_SECONDS = 60.0
+VALIDATED = 5
+WAIT_SECONDS = 80.0
 
 LARGE = Figure(
     name="gate_10000", what="gate for 64 of 10,000 nodes, p99 before leases travel", unit="seconds", upper=0.020
 )
 SMALL = Figure(name="gate_3", what="gate for 3 of 3 nodes, leases confirmed, p50", unit="seconds")
+TOGETHER = Figure(name="gate_3_collective", what="the same with collectives over the 3 nodes, p50", unit="seconds")
 
 
-def large() -> Iterator[Reading]:
-    """Run the program and read its table."""
-    program = Path(__file__).with_name("bench_gate.py")
-    if not program.exists():
-        raise RuntimeError(f"{program.name} is missing")
-    _, text = timed((sys.executable, str(program), "--nodes", "10000", "--seconds", "15"))
-    grant, whole = gate_times(text)
-    last = text.strip().splitlines()[-1]
+def large(scale: Scale) -> Iterator[Reading]:
+    """Run the program."""
+    size = scale.of(
+        ("--nodes", "10000", "--seconds", "15"), ("--nodes", "300", "--seconds", "1", "--sync-seconds", "1")
+    )
+    _, text = timed((sys.executable, "-m", "tests.benchmarks.bench_gate", "--json", *size))
+    run = decode(text.encode(), GateRun, what="the output of bench_gate")
+    if run.lost:
+        raise RuntimeError(f"{run.lost} of {run.nodes} nodes lost their connection")
+    p50, p99 = statistics.median(run.grants), percentile(run.grants, 99)
     yield Reading(
         figure=LARGE.name,
-        value=grant["p99"],
-        ratio=grant["p99"] / grant["p50"],
-        beside=f"its own p50, {LARGE.shown(grant['p50'])}",
-        note=f"as the caller sees it p99 {LARGE.shown(whole['p99'])}; {last}",
+        value=p99,
+        ratio=p99 / p50,
+        beside=f"its own p50, {LARGE.shown(p50)}",
+        note=f"{run.nodes} nodes, {len(run.grants)} gates; as the caller sees it p99 "
+        f"{LARGE.shown(percentile(run.wholes, 99))}; {run.syncs_per_second:.0f} syncs/s; aggregator: "
+        f"{run.cpu_ratio:.0%} of one core, {run.resident_bytes / 1e6:.0f} MB",
     )
 
 
-def gate_times(text: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds at p50, p99 and max from the program's output: up to the leases on disk, and as its caller sees it."""
-    found = []
-    for line in ("gate up to its leases on disk, ms", "gate as its caller sees it, ms"):
-        match = re.search(rf"^{re.escape(line)}\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$", text, re.MULTILINE)
-        if match is None:
-            raise RuntimeError(f"bench_gate.py did not print {line!r}")
-        values = (float(group) / 1e3 for group in match.groups())
-        found.append(dict(zip(("p50", "p99", "max"), values, strict=True)))
-    return found[0], found[1]
-
-
-def small() -> Iterator[Reading]:
+def small(scale: Scale) -> Iterator[Reading]:
     """Gates one after the other over an aggregator and three daemons, each lease ended before the next."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench-") as folder, contextlib.ExitStack() as stack:
         center = stack.enter_context(aggregator(Path(folder) / "aggregator"))
         url = f"http://127.0.0.1:{center.port}"
-        nodes = [
-            stack.enter_context(daemon(Path(folder) / name, "--aggregator", url, "--label", "pool=bench"))
-            for name in NODES
-        ]
-        doors = [stack.enter_context(contextlib.closing(node.connection())) for node in nodes]
-        for name, door in zip(NODES, doors, strict=True):
-            wait_until(lambda door=door: door.timed_get("/health")[1] == 200, HEALTHY_SECONDS, f"{name} healthy")
-        http = stack.enter_context(contextlib.closing(center.connection()))
-        seconds = [_ask(http, number, doors) for number in range(GATES)]
-    median = statistics.median(seconds)
-    ping = percentile(seconds, 99)
+        # Nothing unprompted: three daemons that all start torch would be measured, and not the gate.
+        arguments = ("--aggregator", url, "--label", "pool=bench", "--unprompted", "off")
+        cpus = {"HEALTHD_CPU_DEVICES": scale.of("2", "1")}
+        nodes = [stack.enter_context(daemon(Path(folder) / name, *arguments, extra=cpus)) for name in NODES]
+        fleet = [node.connection() for node in nodes]
+        http = center.connection()
+        for one in (*fleet, http):
+            stack.callback(one.close)
+        _gate(http, "first", fleet, collective=False)  # waits until all nodes have reported
+        alone = [_gate(http, f"alone-{n}", fleet, collective=False) for n in range(scale.of(GATES, 3))]
+        together = [_gate(http, f"together-{n}", fleet, collective=True) for n in range(scale.of(VALIDATED, 1))]
+    median, late = statistics.median(alone), percentile(alone, 99)
     yield Reading(
         figure=SMALL.name,
         value=median,
-        ratio=ping / median,
-        beside=f"p99, {SMALL.shown(ping)}",
-        note=f"{len(seconds)} gates; orders and confirmations by the nodes' own sync",
+        ratio=late / median,
+        beside=f"p99, {SMALL.shown(late)}",
+        note=f"{len(alone)} gates, passive tier; orders and confirmations by the nodes' own sync",
+    )
+    yield Reading(
+        figure=TOGETHER.name,
+        value=statistics.median(together),
+        ratio=statistics.median(together) / median,
+        beside=f"a gate without, {SMALL.shown(median)}",
+        note=f"3 collectives over 3 nodes; {spread(TOGETHER, together)}",
     )
 
 
-def _ask(http: Keeper, number: int, doors: list[Keeper]) -> float:
-    body = {"job": f"bench-{number}", "nodes": list(NODES)}
+def _gate(http: Keeper, job: str, fleet: Sequence[Keeper], *, collective: bool) -> float:
+    """Seconds from the question to `admit`; the lease has ended everywhere afterwards."""
+    asked = GateRequest(job=f"bench-{job}", nodes=NODES, tier=Tier.PASSIVE, collective=collective)
     began = time.perf_counter()
-    status, decision = http.json("POST", "/v1/gates?wait=20", body)
+    status, text = http.exchange("POST", f"/v1/gates?wait={WAIT_SECONDS:.0f}", encode(asked))
     seconds = time.perf_counter() - began
-    if status >= 300 or decision["decision"] != "admit":
-        raise RuntimeError(f"gate {number}: HTTP {status}: {str(decision)[:300]}")
-    http.json("DELETE", f"/v1/gates/{decision['id']}/lease")
-    for door in doors:
-        wait_until(lambda door=door: not door.json("GET", "/v1/node")[1]["leases"], 20, "the lease's end on a node")
+    if status >= 300:
+        raise RuntimeError(f"gate {job}: HTTP {status}: {text[:300]!r}")
+    decision = decode(text, Decision, what="the decision")
+    if decision.decision != "admit":
+        raise RuntimeError(f"gate {job}: {decision.decision}: {'; '.join(r.message for r in decision.reasons)[:300]}")
+    http.exchange("DELETE", f"/v1/gates/{decision.id}/lease")
+    for node in fleet:
+        wait_until(lambda node=node: not node.json("/v1/node")["leases"], 20, "the lease's end on a node")
     return seconds
 
 
 BENCHES = (
-    Bench(name="gate", figures=(LARGE,), run=large, limit_seconds=80),
-    Bench(name="fleet", figures=(SMALL,), run=small, limit_seconds=90),
+    Bench(name="gate", figures=(LARGE,), run=large, limit_seconds=100),
+    Bench(name="fleet", figures=(SMALL, TOGETHER), run=small, limit_seconds=110),
 )

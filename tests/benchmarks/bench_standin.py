@@ -19,7 +19,7 @@ from checks.contract import Tier
 from checks.host import Host
 from healthd.model import CheckResult
 from healthd.runner import Plan, Runner, RunnerSettings, RunProgress
-from tests.benchmarks.figures import Bench, Figure, Reading, spread
+from tests.benchmarks.figures import Bench, Figure, Reading, Scale, spread
 from tests.benchmarks.processes import timed
 from tests.fakes.hollow_torch import make_python
 from tests.fakes.neuron import NeuronMachine
@@ -51,7 +51,7 @@ def nothing(ctx: Context[NoParams]) -> Iterator[Finding]:
 '''
 
 
-def passive() -> Iterator[Reading]:
+def passive(scale: Scale) -> Iterator[Reading]:
     """Rounds as the daemon has them: one runner, its children anew, neuron-ls once in each."""
     ours: list[float] = []
     wholes: list[float] = []
@@ -64,7 +64,7 @@ def passive() -> Iterator[Reading]:
             names = tuple(name for name, info in (await runner.catalogue()).items() if info.tier is Tier.PASSIVE)
             plan = Plan(tier=Tier.PASSIVE, checks=names, executor="bench")
             _all_well(await runner.run(plan))  # asks libfabric, which then is not asked for ten minutes
-            for _ in range(ROUNDS):
+            for _ in range(scale.of(ROUNDS, 2)):
                 began = time.perf_counter()
                 results = await runner.run(plan)
                 whole = time.perf_counter() - began
@@ -100,8 +100,9 @@ def _all_well(results: tuple[CheckResult, ...]) -> None:
         raise RuntimeError(f"the round is not what it should be: {', '.join(bad)}")
 
 
-def plan() -> Iterator[Reading]:
+def plan(scale: Scale) -> Iterator[Reading]:
     """Workers that load nothing, at most half the cores at once: their number at a time is counted as well."""
+    count = scale.of(WORKERS, 8)
     at_once = RunnerSettings().max_workers_at_once
     seconds: list[float] = []
     most = 0
@@ -115,9 +116,9 @@ def plan() -> Iterator[Reading]:
             probe_python=python,
             run_dir=Path(folder),
             directories=(checks,),
-            options={"cpu_devices": WORKERS},
+            options={"cpu_devices": count},
         )
-        for _ in range(PLAN_ROUNDS):
+        for _ in range(scale.of(PLAN_ROUNDS, 1)):
             runner, running = Runner(settings), set[str]()
             asyncio.run(runner.catalogue())
 
@@ -130,13 +131,13 @@ def plan() -> Iterator[Reading]:
             work = runner.run(Plan(tier=Tier.QUICK, checks=("nothing",), executor="bench"), on_progress=heard)
             (result,) = asyncio.run(work)
             seconds.append(time.perf_counter() - began)
-            if result.status.value != "pass" or len(result.findings) != WORKERS:
-                raise RuntimeError(f"{len(result.findings)} of {WORKERS} workers: {result.status.value} {result.error}")
-        bare = statistics.median(timed((str(python), "-I", "-c", "pass"))[0] for _ in range(ROUNDS))
+            if result.status.value != "pass" or len(result.findings) != count:
+                raise RuntimeError(f"{len(result.findings)} of {count} workers: {result.status.value} {result.error}")
+        bare = statistics.median(timed((str(python), "-I", "-c", "pass"))[0] for _ in range(scale.of(ROUNDS, 3)))
     if most > at_once:
         raise RuntimeError(f"{most} workers ran at once, and {at_once} is the bound")
     median = statistics.median(seconds)
-    each = median / math.ceil(WORKERS / at_once)
+    each = median / math.ceil(count / at_once)
     yield Reading(
         figure=PLAN.name,
         value=median,
@@ -147,6 +148,6 @@ def plan() -> Iterator[Reading]:
 
 
 BENCHES = (
-    Bench(name="neuron", figures=(PASSIVE,), run=passive, limit_seconds=30),
-    Bench(name="plan", figures=(PLAN,), run=plan, limit_seconds=60),
+    Bench(name="neuron", figures=(PASSIVE,), run=passive, limit_seconds=80),
+    Bench(name="plan", figures=(PLAN,), run=plan, limit_seconds=100),
 )

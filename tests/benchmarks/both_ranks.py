@@ -20,7 +20,7 @@ from typing import Any
 from checks.accelerators import cpu
 from checks.collective.all_gather import all_gather
 from checks.collective.all_reduce import all_reduce
-from checks.collective.ranks import Params, join
+from checks.collective.ranks import Params, join, reach
 from checks.collective.reduce_scatter import reduce_scatter
 from checks.contract import Context, Evidence, Group, Tier
 from checks.host import Host
@@ -55,7 +55,7 @@ def main(rank: int, size: int, file: str, rounds: int) -> None:
         limits={},
     )
     assert context.group is not None
-    distributed = join(context.group, device)
+    distributed = join(context.group, device, reach(context.group, device))
     told: dict[str, list[Any]] = {name: [] for name in CHECKS}
     plain: dict[str, dict[int, list[float]]] = {name: {s: [] for s in SIZES_BYTES} for name in CHECKS}
     for number in range(rounds):

@@ -8,12 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from checks.limits import quantity
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured. `short` is enough to see that a figure can be measured, and too little to compare it."""
+
+    short: bool = False
+
+    def of(self, whole: T, short: T) -> T:
+        """A number of rounds, nodes or seconds at this scale."""
+        return short if self.short else whole
+
+
+WHOLE, SHORT = Scale(), Scale(short=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +68,7 @@ class Reading:
     What was measured of a figure; `value` None means that it could not be.
 
     `ratio` compares it with `beside`, something measured in the same run. `note` holds spread and circumstances.
+    `skipped`: it was not tried, and `note` says why.
     """
 
     figure: str
@@ -57,21 +76,25 @@ class Reading:
     ratio: float | None = None
     beside: str = ""
     note: str = ""
+    skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A piece of measuring that gives some figures, within `limit_seconds`."""
+    """A piece of measuring that gives some figures, within `limit_seconds`. `needs_root`: it is skipped without."""
 
     name: str
     figures: tuple[Figure, ...]
-    run: Callable[[], Iterator[Reading]]
+    run: Callable[[Scale], Iterator[Reading]]
     limit_seconds: float
+    needs_root: bool = False
 
 
 def verdict(figure: Figure, reading: Reading) -> str:
-    """One of met, missed, shown (there is no aim), unknown (not measured, which is never met)."""
+    """One of met, missed, shown (there is no aim), skipped (not tried), unknown (not measured, which is never met)."""
     value = reading.value
+    if reading.skipped:
+        return "skipped"
     if value is None or not math.isfinite(value):
         return "unknown"
     if figure.lower is None and figure.upper is None:
@@ -81,17 +104,22 @@ def verdict(figure: Figure, reading: Reading) -> str:
     return "met" if low_enough and high_enough else "missed"
 
 
-def measure(bench: Bench) -> tuple[Reading, ...]:
+def measure(bench: Bench, scale: Scale = WHOLE, *, root: bool | None = None) -> tuple[Reading, ...]:
     """
     A reading for each figure of a bench, in order; what it did not tell, for whatever cause, has none as value.
 
+    `root`: whether this process may do what root may; None asks the system.
+
     Call it in the main thread: the time limit is an alarm.
     """
+    if bench.needs_root and not (os.geteuid() == 0 if root is None else root):
+        note = f"{bench.name} needs root"
+        return tuple(Reading(figure=figure.name, value=None, note=note, skipped=True) for figure in bench.figures)
     found: dict[str, Reading] = {}
     trouble = "the bench gave no reading of it"
     try:
         with time_limit(bench.limit_seconds):
-            for reading in bench.run():
+            for reading in bench.run(scale):
                 found[reading.figure] = reading
     except Exception as error:  # noqa: BLE001  a bench that fails is a row that says so; the others still run
         trouble = f"{type(error).__name__}: {error}"

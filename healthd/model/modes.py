@@ -1,0 +1,20 @@
+"""How a gate answers: in earnest or to watch, and which answers there are."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Mode(str, enum.Enum):
+    """ENFORCE means what it says; OBSERVE admits always and records what it would have said."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+
+
+class Verdict(str, enum.Enum):
+    """The answer of a gate. HOLD is "not yet" and never the last word."""
+
+    ADMIT = "admit"
+    HOLD = "hold"
+    REJECT = "reject"

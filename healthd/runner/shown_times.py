@@ -1,0 +1,147 @@
+"""
+For how long the ranks of a collective may be silent here: learned from the runs that went well on this machine.
+
+A collective says now and then how far it is. What matters for a hang is not how long it
+takes in all but how long nobody says anything, and a machine that has run the collective has shown how long that is.
+The rules, which docs/operations.md explains to people:
+
+- Nothing learned: the check's own time limit alone. It stays the upper bound of everything.
+- Learned: `FACTOR` times the longest silence of the last `KEPT_RUNS` good runs, and never less than `FLOOR_SECONDS`.
+- Another boot, driver, library version or kind of hardware: nothing is learned yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+FACTOR = 10.0
+"""Ten times what was ever seen: throttled clocks and a slow disk under the same boot cost less than that."""
+FLOOR_SECONDS = 8.0
+"""Silences are milliseconds on a quiet machine; stalls of a virtual machine and of swapping reach seconds."""
+KEPT_RUNS = 20
+MAX_BYTES = 64 * 1024
+MAX_COLLECTIVES = 64
+
+
+class ShownTimes:
+    """
+    The longest silences of good runs, by collective, in one file.
+
+    `file` None, a file that cannot be read and one about another `identity` mean that nothing is known; one that cannot
+    be written is no error, since the time limit of the check holds anyway.
+    """
+
+    def __init__(self, file: Path | None, identity: Mapping[str, Any], *, floor_seconds: float = FLOOR_SECONDS) -> None:
+        self._file = file
+        self._floor_seconds = floor_seconds
+        self._identity = json.loads(json.dumps(identity))
+        self._silences = self._read()
+
+    def silence_seconds(self, collective: str) -> float | None:
+        """How long its ranks may be silent before they hang; None where that is not known."""
+        shown = self._silences.get(collective)
+        return max(self._floor_seconds, FACTOR * max(shown)) if shown else None
+
+    def learn(self, collective: str, silence_seconds: float) -> None:
+        """The longest silence of a run that went well."""
+        if not 0.0 <= silence_seconds < math.inf:
+            return
+        shown = [*self._silences.get(collective, []), round(silence_seconds, 6)][-KEPT_RUNS:]
+        others = {name: seconds for name, seconds in self._silences.items() if name != collective}
+        while len(others) >= MAX_COLLECTIVES:
+            del others[next(iter(others))]
+        self._silences = {**others, collective: shown}
+        self._write()
+
+    def _read(self) -> dict[str, list[float]]:
+        if self._file is None:
+            return {}
+        try:
+            with self._file.open("rb") as stream:
+                content = json.loads(stream.read(MAX_BYTES))
+            if content["identity"] != self._identity:
+                return {}
+            return {str(name): _seconds(values) for name, values in content["silences"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.info("%s: not used, the time limits of the checks hold: %s", self._file, error)
+            return {}
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        content = json.dumps({"identity": self._identity, "silences": self._silences})
+        new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        try:
+            new.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(content, encoding="utf-8")
+            new.replace(self._file)
+        except OSError as error:
+            log.info("%s: not written, the time limits of the checks hold: %s", self._file, error)
+            with contextlib.suppress(OSError):
+                new.unlink()
+
+
+def _seconds(values: Sequence[Any]) -> list[float]:
+    seconds = [float(value) for value in values[-KEPT_RUNS:]]
+    if not all(0.0 <= value < math.inf for value in seconds):
+        raise ValueError("a silence is no number of seconds")
+    return seconds
+
+
+def longest_silence(moments: Sequence[float]) -> float:
+    """The longest time between two moments (monotonic) at which something was heard of any rank."""
+    ordered = sorted(moments)
+    return max((later - earlier for earlier, later in itertools.pairwise(ordered)), default=0.0)
+
+
+class Silence:
+    """
+    How long the ranks of one collective have been silent, without what they waited for a processor meanwhile.
+
+    `limit_seconds` None: they may be as silent as they like. A rank that was ready to run and did not get a processor
+    is slow because of others: on a machine that is overloaded the clock of the silence stands still.
+    """
+
+    def __init__(self, limit_seconds: float | None, began: float) -> None:
+        self.limit_seconds = limit_seconds
+        self._heard_at = began
+        self._waited: dict[int, float] | None = None
+
+    def left_seconds(self, now: float, heard_at: float, waited: Mapping[int, float]) -> float:
+        """
+        How long they may still be silent; infinite without a limit.
+
+        `heard_at` is when something was last heard of any rank; `waited` the seconds that each of their threads, by its
+        id, has waited for a processor in its life.
+        """
+        if self.limit_seconds is None:
+            return math.inf
+        if self._waited is None or heard_at > self._heard_at:
+            self._heard_at, self._waited = max(heard_at, self._heard_at), dict(waited)
+        before = self._waited
+        starved = max((seconds - before.get(thread, 0.0) for thread, seconds in waited.items()), default=0.0)
+        return self.limit_seconds - max(0.0, now - self._heard_at - starved)
+
+
+def waited_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """How long each thread of these processes has waited for a processor (schedstat); none where that is not told."""
+    found: dict[int, float] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    words = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+                    found[int(thread)] = int(words[1]) / 1e9
+    return found

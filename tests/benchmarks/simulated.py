@@ -1,0 +1,113 @@
+"""
+Simulated nodes for `bench_gate.py`: each keeps a connection, its sync held and sent again, and takes its leases.
+
+Nodes must cost less than the aggregator, so their JSON is put together from pieces; a test decodes it by the product's
+own types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from typing import Any
+
+from checks.contract import Tier
+from healthd.wire import encode
+from tests.fleet.parts import result, spec, state
+
+KEY = "0123456789abcdef0123456789abcdef"
+PASSIVE, QUICK = [f"passive_{n}" for n in range(12)], [f"quick_{n}" for n in range(7)]
+
+
+def state_template() -> bytes:
+    """A node named @ with the checks of the quick tier, all passed a moment ago, as JSON."""
+    specs = [spec(n, tier=Tier.PASSIVE, expires=300.0) for n in PASSIVE] + [spec(n) for n in QUICK]
+    results = [result(s.name, age=1.0, tier=s.tier) for s in specs]
+    return encode(state("@", pool="bench", checks=tuple(specs), results=tuple(results)))
+
+
+STATE = state_template()
+AGES = encode(dict.fromkeys((*PASSIVE, *QUICK), 1.0))
+
+
+class SimulatedNode:
+    """One node on one connection. `sync_seconds` is how long it lets the aggregator hold a sync."""
+
+    def __init__(self, name: str, port: int, sync_seconds: float) -> None:
+        self.name, self.port, self.sync_seconds = name, port, sync_seconds
+        self.seq, self.digest, self.received = 0, 0, 0.0
+        self.answer: str | None = None
+        self.leases: dict[str, Any] = {}
+        self.reports: dict[str, Any] = {}
+        self.told = True
+        """False when there is something that a held request would keep to itself."""
+
+    async def open(self) -> None:
+        """Connect, and be known to the aggregator."""
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+        await self.sync(full=True, wait=0)
+        await self.sync(wait=0)
+
+    async def live(self) -> None:
+        """Sync for ever, from a moment of its own on."""
+        await asyncio.sleep(random.uniform(0, self.sync_seconds))
+        while True:
+            full, self.told = not self.told, True
+            await self.sync(full=full, wait=0 if full else self.sync_seconds)
+
+    async def sync(self, *, full: bool = False, wait: float) -> None:
+        """One request and its answer. An answer that is none ends the benchmark."""
+        body = self.body(full=full)
+        head = f"POST /v1/nodes/{self.name}/sync?wait={wait:.0f} HTTP/1.1\r\nhost: a\r\nx-healthd-node-key: {KEY}\r\n"
+        self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.heed((await read_answer(self.reader))[1])
+
+    def body(self, *, full: bool) -> bytes:
+        """The next sync: with the whole state, or with the ages alone."""
+        self.seq += 1
+        self.digest += full
+        since = json.dumps(time.monotonic() - self.received if self.answer else None)
+        last = json.dumps(self.answer)
+        said = f'"incarnation":"i1","seq":{self.seq},"last_answer":{last},"since_answer_seconds":{since}'
+        more = f'"digest":"{self.digest}","orders":{json.dumps(self.reports)},"issuer":null'
+        state, ages = (self.state(), b"{}") if full else (b"null", AGES)
+        return b'{"protocol":1,%s,%s,"state":%s,"ages":%s}' % (said.encode(), more.encode(), state, ages)
+
+    def state(self) -> bytes:
+        """What it would report of itself."""
+        held = [{"by": "lease", "holder": lease["job"]} for lease in self.leases.values()]
+        return (
+            STATE.replace(b'"node":"@"', f'"node":"{self.name}"'.encode())
+            .replace(b'"allocated":[]', f'"allocated":{json.dumps(held)}'.encode())
+            .replace(b'"leases":[]', f'"leases":{json.dumps(list(self.leases.values()))}'.encode())
+        )
+
+    def heed(self, text: bytes) -> None:
+        """Take the leases that an answer orders, and end those that it no longer lists."""
+        answer = json.loads(text)
+        self.answer, self.received = answer["answer"], time.monotonic()
+        self.reports = {i: r for i, r in self.reports.items() if i not in answer["acknowledged"]}
+        if answer["orders"] is None:
+            return
+        orders = {order["id"]: order for order in answer["orders"]}
+        for order_id, order in orders.items():
+            if order["kind"] == "lease" and order_id not in self.leases:
+                self.leases[order_id] = order["lease"]
+                self.reports[order_id] = {"status": "accepted"}
+                self.told = False
+        for order_id in set(self.leases) - set(orders):
+            del self.leases[order_id]
+            self.reports[order_id] = {"status": "cancelled"}
+            self.told = False
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[float, bytes]:
+    """The milliseconds up to the grant (nan where none is told) and the body; an error ends the benchmark."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    body = await reader.readexactly(length)
+    if b" 200 " not in head.split(b"\r\n")[0]:
+        raise SystemExit(f"{head.decode()}{body.decode()}")
+    return float(head.partition(b"server-timing: grant;dur=")[2].split(b"\r\n")[0] or b"nan"), body
