@@ -38,6 +38,7 @@ QUERIES: tuple[bytes, ...] = (
     b"\xff",
     b"%ff=%fe",
     b"next=//[",
+    b"job=%00&before=%00",
     b"wait=nan",
     b"wait=" + b"9" * 5000,
     b"=&=&;",

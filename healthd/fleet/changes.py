@@ -273,7 +273,9 @@ def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]
 
 
 def read_gates(connection: Connection, *, limit: int, before: str | None, job: str | None) -> tuple[Gate, ...]:
-    """Gates, newest first; `before` is the id to go on from."""
+    """Gates, newest first; `before` is the id to go on from. A name that no gate can have is none's, and not asked."""
+    if not all(text is None or text.isprintable() for text in (before, job)):
+        return ()  # PostgreSQL drops the connection over a NUL
     query = select(GATES.c.id, GATES.c.record).order_by(GATES.c.id.desc()).limit(limit)
     query = query if before is None else query.where(GATES.c.id < before)
     query = query if job is None else query.where(GATES.c.job == job)

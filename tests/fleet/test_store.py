@@ -135,6 +135,20 @@ def test_all_that_must_survive_does(url: str) -> None:
     asyncio.run(main())
 
 
+def test_name_that_no_database_can_hold_is_no_gates_and_no_failure(url: str) -> None:
+    """PostgreSQL refuses a NUL, and whoever may read could have the connection dropped with it."""
+
+    async def main() -> None:
+        store = Store.open(url)
+        for name in ("a\0b", "\ud800"):
+            assert await store.run(lambda c, job=name: changes.read_gates(c, limit=1, before=None, job=job)) == ()
+            assert await store.run(lambda c, gate=name: changes.read_gates(c, limit=1, before=gate, job=None)) == ()
+        assert (store.failures, store.failing) == (0, False)
+        store.close()
+
+    asyncio.run(main())
+
+
 def test_the_migrations_make_exactly_the_tables_of_the_code(url: str) -> None:
     store = Store.open(url)
     store.close()
