@@ -103,9 +103,15 @@ def log_to_stderr(level: int) -> None:
 
 def guard_streams() -> None:
     """Make the standard streams careful and printable ones; one that the caller has closed leads nowhere."""
-    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
-    sys.stdout = cast("TextIO", PrintableOutput(out))
-    sys.stderr = cast("TextIO", PrintableOutput(err, forgiving=True))
+    sys.stdout = cast("TextIO", PrintableOutput(sys.stdout or _nowhere()))
+    sys.stderr = cast("TextIO", PrintableOutput(sys.stderr or _nowhere(), forgiving=True))
+
+
+def _nowhere() -> TextIO:
+    """For a stream that is closed: the lowest number is that stream's, and what is started here must find it open."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    os.set_inheritable(descriptor, True)
+    return open(descriptor, "w", encoding="utf-8", closefd=False)
 
 
 def styled(stream: TextIO) -> TextIO:

@@ -84,7 +84,7 @@ def test_of_nothing_no_share_is_given_and_observe_goes_on() -> None:
     assert {name for name, value in given.items() if value is None} == {
         *("since", "success", "success_without_infra", "false_alarms", "false_alarms_observed"),
         *("false_alarms_overridden", "misses", "infra_after_clean", "stopped_ok", "stopped_infra"),
-        *("device_seconds", "device_seconds_per_gate"),
+        *("device_seconds", "device_seconds_per_gate", "ungated"),
     }
     assert not report.exit.ready
     assert "no job was observed" in report.exit.why[0]

@@ -99,6 +99,7 @@ class Job:
         env: Mapping[str, str] | None = None,
         place: Sequence[str] | None = None,
         close_stdin: bool = False,
+        full_stdout: bool = False,
         folder: Path | None = None,
         key: int | None = None,
         executed: bool = False,
@@ -109,6 +110,8 @@ class Job:
         line += [*(told if place is None else place), *options, "--", *command]
         if close_stdin:
             line = ["sh", "-c", 'exec "$@" <&-', "sh", *line]
+        if full_stdout:
+            line = ["sh", "-c", 'exec "$@" >/dev/full', "sh", *line]
         process = (subprocess.Popen if executed else prepared.Popen)(
             line,
             stdin=subprocess.DEVNULL,

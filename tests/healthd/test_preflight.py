@@ -95,6 +95,16 @@ def test_when_all_are_good_all_run_with_clean_files_and_signals_and_their_codes_
     job.nothing_left()
 
 
+def test_a_decision_that_cannot_be_told_starts_nothing(tmp_path: Path) -> None:
+    with Job(tmp_path, size=1) as job:
+        job.start(0, *PASSIVE, "--json", full_stdout=True, command=("touch", str(tmp_path / "started")))
+        ended = job.end(0)
+        assert (ended.code, (tmp_path / "started").exists()) == (75, False), ended.err
+        assert "healthd: standard output cannot be written: No space left on device\n" in ended.err
+        assert "internal error" not in ended.err
+        job.nothing_left()
+
+
 # SIGPIPE (13) and SIGXFSZ (25), as bits of SigIgn.
 BY_PYTHON = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
 
