@@ -23,6 +23,7 @@ from healthd.config import nearest
 from healthd.errors import BadInputError, HealthdError
 from healthd.fleet import api_baselines, api_gates, api_nodes, api_preflight, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
+from healthd.fleet.bulkheads import Where
 from healthd.fleet.handling import Parts, answer, needs, parts_of
 from healthd.fleet.page import add_to as add_page_to
 from healthd.fleet.page.entry import check_origin
@@ -149,13 +150,14 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     tripped = "".join(f"the breaker of the rules is open: {reason}\n" for reason in reasons)
     faults = parts.engine.faults()
     if verbose is None:
-        stopped = f"internal errors stop {len(faults)} gates or nodes; ?verbose names them\n" if faults else ""
+        stopped = f"internal errors stop gates or nodes ({len(faults)}); ?verbose names them\n" if faults else ""
     else:
         stopped = "".join(
             printable_line(f"{f.where.value} {f.name}: internal error ({f.message}), {f.times} times") + "\n"
             for f in faults
         )
-    return PlainTextResponse(said + tripped + stopped)
+    all_stand = any(fault.where is Where.TURN for fault in faults)
+    return PlainTextResponse(said + tripped + stopped, status_code=503 if all_stand else 200)
 
 
 @router.api_route("/metrics", methods=["GET", "HEAD"], dependencies=[Depends(needs(Scope.READ))])

@@ -17,11 +17,9 @@ CONNECT_SECONDS = 4
 LOCKED_SECONDS = 4.0
 """How long a statement waits for what another program has locked; likewise."""
 # So that a server lets go of an aggregator that is frozen in a transaction, or cut off: else nobody could take over.
-# Names that a server does not know (`client_connection_check_interval` came with PostgreSQL 14) are left out.
 SERVER_SETTINGS = {
     "lock_timeout": f"{LOCKED_SECONDS:.0f}s",
     "idle_in_transaction_session_timeout": "10s",
-    "client_connection_check_interval": "2s",
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",

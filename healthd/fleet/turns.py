@@ -138,11 +138,11 @@ class Turns:
                 log.debug("time is up for a gate")
             self._wake.clear()
             try:
-                with contained(Where.TURN, "the turn"):
+                with contained(Where.TURN, "engine"):
                     await self.turn()
                     if self._clock() >= self._prune_at:
                         await self._prune()
-                self._bulkheads.passed(Where.TURN, "the turn")
+                self._bulkheads.passed(Where.TURN, "engine")
             except ContainedError as stopped:
                 self._begin_again(stopped)
 
@@ -178,9 +178,9 @@ class Turns:
         self._retry_at = -math.inf
         self._rules.committed()
         try:
-            with contained(Where.TURN, "telling nodes and clients"):
+            with contained(Where.TURN, "answers"):
                 self._tell(batch, done.heard)
-            self._bulkheads.passed(Where.TURN, "telling nodes and clients")
+            self._bulkheads.passed(Where.TURN, "answers")
         except ContainedError as stopped:
             self._begin_again(stopped)
         if done.accused:

@@ -246,6 +246,7 @@ class Writer:
         if isinstance(error, RefusedWorkError):
             self.failing, self._outage = True, ""
             return
-        if str(error) != self._outage or not self.failing:
+        news = str(error) != self._outage or not self.failing
+        if news and not isinstance(error, FencedError):  # the aggregator ends with that, as its last word
             log.error("%s", error)
         self.failing, self._outage, self._failed_at = True, str(error), time.monotonic()

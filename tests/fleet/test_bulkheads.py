@@ -214,7 +214,7 @@ def test_readiness_page_and_metrics_tell_of_internal_errors(tmp_path: Path) -> N
                 await run.engine.turn()
                 plain, told = await client.get("/readyz"), await client.get("/readyz?verbose")
                 assert (plain.status_code, told.status_code) == (200, 200)
-                assert "internal errors stop 1 gates or nodes" in plain.text
+                assert "internal errors stop gates or nodes (1)" in plain.text
                 assert f"gate {gate}: internal error (ZeroDivisionError: planted in n1)" in told.text
                 assert 'healthd_internal_errors_total{where="gate"} 1.0' in (await client.get("/metrics")).text
                 page = (await client.get("/")).text

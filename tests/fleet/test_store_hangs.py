@@ -224,6 +224,7 @@ def test_gate_and_sigterm_keep_their_time_while_the_server_is_frozen(tmp_path: P
             until(lambda: _connects(late.pid, server.port))
             late.signal(signal.SIGTERM)
             assert late.ended(2) == 0
+            assert "Traceback" not in late.said()
 
 
 def _connects(pid: int, port: int) -> bool:
