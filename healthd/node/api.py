@@ -43,7 +43,7 @@ class NodeApi:
     def __init__(self, book: NodeBook, task_errors: Mapping[str, int] | None = None) -> None:
         """`task_errors` are those of `Tasks.errors`; None where no tasks run."""
         self._book = book
-        self._registry = registry_of(book, task_errors or {})
+        self._registry = registry_of(book, {} if task_errors is None else task_errors)
         self._cached_of: NodeState | None = None
         self._cache: dict[Demand | None, tuple[int, bytes]] = {}
         self._app = Starlette(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 
 from healthd.model import CheckResult, Order
+from healthd.node.api import NodeApi
 from healthd.node.metrics import exposition, registry_of
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.tasks import Tasks
@@ -48,6 +50,12 @@ def test_eternal_task_that_fails_or_ends_is_started_again_logged_and_counted(
         async with World(tmp_path) as world:
             text, _ = exposition(registry_of(world.book, tasks.errors), "text/plain")
             assert b'healthd_task_errors_total{task="orders"} 2.0' in text
+            later = Tasks()
+            transport = httpx.ASGITransport(app=NodeApi(world.book, later.errors))  # type: ignore[arg-type]
+            later.eternal("sync", asyncio.Event().wait)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://n1") as client:
+                assert 'task_errors_total{task="sync"} 0.0' in (await client.get("/metrics")).text
+            await later.stop(1.0)
 
     run(main())
 
