@@ -38,7 +38,7 @@ def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
              (no Neuron; links go through switches, which the driver does not list).
     Cost:    under 1 ms; harmless to jobs.
     Source:  aws-neuron-driver, v2/neuron_dhal_v2.c and v3/neuron_dhal_v3.c (fw_io_topology); checks/catalog.py.
-    Unverified on hardware.
+    Unverified on hardware: what the driver and neuron-ls list is from the driver's source.
     """
     other = not_concerned(ctx)
     if other is not None:
