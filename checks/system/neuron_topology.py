@@ -81,7 +81,7 @@ def _judge(known: InstanceType, devices: list[dict[str, Any]]) -> Iterator[Findi
     if not different and len(links) == len(devices):
         count = sum(map(len, links.values()))
         whole = sum(len(_expected(known, index) or ()) for index in links)
-        yield _measured(count, whole, known, f"the driver lists the links of {len(links)} devices:")
+        yield _measured(count, whole, known, f"the driver lists links of {len(links)} devices:")
 
 
 def _why_none(known: InstanceType, devices: list[dict[str, Any]]) -> str:
