@@ -38,7 +38,7 @@ def neuron_topology(ctx: Context[Params]) -> Iterator[Finding]:
              (no Neuron; links go through switches, which the driver does not list).
     Cost:    under 1 ms; harmless to jobs.
     Source:  aws-neuron-driver, v2/neuron_dhal_v2.c and v3/neuron_dhal_v3.c (fw_io_topology); checks/catalog.py.
-    Unverified on hardware.
+    Unverified on hardware: what the driver and neuron-ls list is from the driver's source.
     """
     other = not_concerned(ctx)
     if other is not None:
@@ -81,7 +81,7 @@ def _judge(known: InstanceType, devices: list[dict[str, Any]]) -> Iterator[Findi
     if not different and len(links) == len(devices):
         count = sum(map(len, links.values()))
         whole = sum(len(_expected(known, index) or ()) for index in links)
-        yield _measured(count, whole, known, f"the driver lists the links of {len(links)} devices:")
+        yield _measured(count, whole, known, f"the driver lists links of {len(links)} devices:")
 
 
 def _why_none(known: InstanceType, devices: list[dict[str, Any]]) -> str:

@@ -330,6 +330,7 @@ def test_owner_is_not_called_stuck_where_the_tool_does_not_say_it_twice(
 
 def test_owner_is_not_called_stuck_from_inside_a_container(trn1: NeuronMachine) -> None:
     trn1.fault("stuck_core", "neuron:3", "900")
+    trn1.remove("/proc/self/ns/pid")
     trn1.write("/proc/self/ns/pid", "pid:[4026532512]\n")
     found = find(trn1)
     assert [owner["alive"] for owner in found["core_holders"]] == [None]
@@ -337,6 +338,7 @@ def test_owner_is_not_called_stuck_from_inside_a_container(trn1: NeuronMachine) 
 
 
 def test_devices_are_not_seen_to_be_free_from_inside_a_container_outside_of_a_job(trn1: NeuronMachine) -> None:
+    trn1.remove("/proc/self/ns/pid")
     trn1.write("/proc/self/ns/pid", "pid:[4026532512]\n")
     assert holders(trn1) is None
     assert holders(trn1, in_job=True) == []

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.accelerators import cpu
+from checks.catalog import TYPES
 from checks.contract import Evidence, Finding, Limit, Previous, Status
 from checks.efa import address_of, count_efa, name_at
 from checks.host import Host
@@ -98,6 +99,14 @@ def test_whole_machine_passes_with_its_count_and_every_port_up(name: str, count:
     counted = number(findings, "efa_interfaces_count")
     assert (counted.value, counted.lower, counted.origin) == (count, count, "catalogue")
     assert number(findings, "efa_ports_up_count").value == count
+
+
+@pytest.mark.parametrize(
+    "name", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge", "trn3.48xlarge"]
+)
+def test_published_map_has_an_interface_for_each_device_of_the_type(name: str) -> None:
+    assert len(MAPS[name]) == TYPES[name].devices
+    assert len(set(MAPS[name])) == TYPES[name].efa_interfaces
 
 
 def test_missing_interface_is_named_with_its_devices_and_the_remedy_with_launch_template_and_key(

@@ -67,6 +67,13 @@ FAULTS = [
     ("Neuron hang in collectives", Status.WARN, "NEURON_HW_ERR=HANG_ON_COLLECTIVES nd-id=2"),
     ("Neuron hardware error of an unknown kind", Status.FAIL, "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR_2 nd-id=2"),
     ("Neuron hardware error of an unknown kind", Status.FAIL, "NEURON_HW_ERR="),
+    ("Neuron device in an invalid state", Status.FAIL, "neuron:ncdev_open: nd5 is in an invalid state"),
+    ("Neuron device that could not be reset", Status.FAIL, "neuron:nr_reset_thread_fn: nd5: reset request 1 failed"),
+    (
+        "Neuron device without an index",
+        Status.FAIL,
+        "neuron:neuron_pci_get_device_id_v2: Could not retrieve device index (read timeout)",
+    ),
     *(
         ("GPU Xid", Status.FAIL, f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=4711, name=python")
         for code in (46, 48, 62, 74, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
