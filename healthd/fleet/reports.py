@@ -129,12 +129,12 @@ class Reports:
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
-    def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
-        """Follow the leases of the nodes that were heard."""
+    def take_in(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+        """Follow the leases of the nodes that were heard; `nodes` are as this turn sees them."""
         if not self._established and batch.now >= max(self._proved_at, self._recovering_until):
             self._set(batch, recovering_until=-math.inf, established=True)
         for name in sorted(heard):
-            node = self._registry.node(name)
+            node = nodes.get(name)
             if node is not None and node.heard_seconds is not None:
                 self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
             if node is None or node.state is None or node.duplicate:
@@ -193,15 +193,19 @@ class Reports:
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def tell(self, batch: Batch, heard: Iterable[str]) -> None:
-        """All of it is on disk: nodes get their orders, and need not repeat what is final."""
+    def tell(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+        """
+        All of it is on disk: nodes get their orders, and need not repeat what is final.
+
+        `nodes` are as `take_in` saw them: what they have said since is taken in by the next turn.
+        """
         taken_in = set(heard)
         for name in batch.forgotten:
             self._met.discard(name)
             for kept in (self._labels, self._heard_at, self._stamped):
                 kept.pop(name, None)
         for name in sorted(taken_in | batch.touched):
-            node = self._registry.node(name)
+            node = nodes.get(name)
             if name in taken_in and node is not None and node.state is not None and not node.duplicate:
                 self._labels[name] = node.state.labels
                 if name not in self._met:

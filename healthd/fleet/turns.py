@@ -147,8 +147,9 @@ class Turns:
             pruning.forget_gone(batch, self._ledger, self._rules, self._reports, self.policy)
             self._expiring = False
         heard, self._heard = self._heard, set()
-        self._reports.take_in(batch, heard)
-        self._rules.take_in(batch, heard)
+        nodes = LookedUp(self._registry)
+        self._reports.take_in(batch, heard, nodes)
+        self._rules.take_in(batch, heard, nodes)
         stepped = self._step_all(batch, heard)
         accused = self._rules.accuse(batch)
         try:
@@ -162,7 +163,7 @@ class Turns:
             self._trouble = ""
         self._retry_at = -math.inf
         self._rules.committed()
-        self._tell(batch, heard)
+        self._tell(batch, heard, nodes)
         if accused:
             # Gates that look at these nodes see the rule's word in the next turn.
             self._heard |= accused
@@ -321,9 +322,12 @@ class Turns:
             if not future.done():
                 future.set_exception(error)
 
-    def _tell(self, batch: Batch, heard: set[str]) -> None:
-        """All of it is on disk: tell nodes, clients and metrics."""
-        self._reports.tell(batch, heard)
+    def _tell(self, batch: Batch, heard: set[str], nodes: LookedUp) -> None:
+        """All of it is on disk: tell metrics, nodes and clients."""
+        if self._observer is not None:
+            for gate in batch.ready:  # first, since it is measured until the leases are on disk
+                self._observer.gate_ready(gate, batch.now - gate.created_at)
+        self._reports.tell(batch, heard, nodes)
         for name in batch.forgotten:
             self._registry.forget(name)
         if any(gate.request.join is not None for gate in batch.decided):
@@ -335,8 +339,6 @@ class Turns:
             if follower is not None:
                 follower.set()
         if self._observer is not None:
-            for gate in batch.ready:
-                self._observer.gate_ready(gate, batch.now - gate.created_at)
             for gate in batch.decided:
                 self._observer.gate_decided(gate)
 

@@ -86,13 +86,13 @@ class Rules:
         self.counted.update(self._told)
         self._told.clear()
 
-    def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
-        """Look at the nodes that were heard, and at those whose time is up."""
+    def take_in(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+        """Look at the nodes that were heard, and at those whose time is up; `nodes` are as this turn sees them."""
         if not self._policy.rules:
             return
         due = [name for name, at in self._memory.due.items() if at <= batch.now]
         for name in sorted({*heard, *due}):
-            node = self._registry.node(name)
+            node = nodes.get(name)
             if node is None or node.state is None or node.duplicate or not node.confirmed:
                 self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
             elif self._concerns(batch, node):
