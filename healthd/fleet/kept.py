@@ -42,6 +42,7 @@ class KeptState:
         "_bytes",
         "_counted",
         "_expiring",
+        "_oldest_seconds",
         "_rest",
         "_taken_at",
         "at",
@@ -73,21 +74,26 @@ class KeptState:
         # Judged now, while the state is open: a gate that takes this node must not wait for it to be opened again.
         self.judged = {tier: _judged(state, tier) for tier in JUDGED_TIERS}
         self.stale_at = self._stale_at()
+        self._oldest_seconds: float | None = None
 
     @property
     def oldest_seconds(self) -> float:
-        """The age of the oldest result, as of `at`: infinite where one has none, 0 without any."""
+        """The age of the oldest result, as of `at`: infinite where one has none, 0 without any. Counted once a sync."""
+        if self._oldest_seconds is not None:
+            return self._oldest_seconds
         ages, moved = self._ages, self.at - self._taken_at
         oldest = 0.0
         for check, age in self._counted:
             now = ages.get(check, age + moved)
             if not now <= oldest:  # NaN is older than everything
                 oldest = now if now == now else math.inf
+        self._oldest_seconds = oldest
         return oldest
 
     def refresh(self, ages: Mapping[str, float], at: float) -> None:
         """Newer ages of the same state; those that are not among them count on."""
         self._ages, self.at = ages, at
+        self._oldest_seconds = None
         self.stale_at = self._stale_at()
 
     def open(self) -> NodeState:

@@ -117,16 +117,15 @@ class Reports:
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
-    def take_in(self, batch: Batch, heard: Iterable[str]) -> None:
-        """Follow the leases of the nodes that were heard."""
+    def take_in(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+        """Follow the leases of the nodes that were heard; `nodes` are as this turn sees them."""
         self._recovery.prove(batch)
         for name in sorted(heard):
             with contained(Where.NODE, name):
-                self._take_in(batch, name)
+                self._take_in(batch, name, nodes.get(name))
         self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
 
-    def _take_in(self, batch: Batch, name: str) -> None:
-        node = self._registry.node(name)
+    def _take_in(self, batch: Batch, name: str, node: FleetNode | None) -> None:
         if node is not None and node.heard_seconds is not None:
             self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
         if node is None or node.state is None or node.duplicate:
@@ -187,8 +186,12 @@ class Reports:
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def tell(self, batch: Batch, heard: Iterable[str]) -> None:
-        """All of it is on disk: nodes get their orders, and need not repeat what is final."""
+    def tell(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+        """
+        All of it is on disk: nodes get their orders, and need not repeat what is final.
+
+        `nodes` are as `take_in` saw them: what they have said since is taken in by the next turn.
+        """
         taken_in = set(heard)
         for name in batch.forgotten:
             self._met.discard(name)
@@ -196,7 +199,7 @@ class Reports:
             for kept in (self._labels, self._heard_at, self._stamped):
                 kept.pop(name, None)
         for name in sorted(taken_in | batch.touched):
-            node = self._registry.node(name)
+            node = nodes.get(name)
             if name in taken_in and node is not None and node.state is not None and not node.duplicate:
                 self._labels[name] = node.state.labels
                 if name not in self._met:

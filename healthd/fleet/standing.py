@@ -87,7 +87,9 @@ class JudgeMemory:
             if not oldest <= max_age_seconds:
                 return judge(node, tier, max_age_seconds, require)
             found = node.judged[tier]
-            return found if found.age_seconds is None else dataclasses.replace(found, age_seconds=oldest)
+            if found.age_seconds is None:
+                return found
+            return Judged(health=found.health, reasons=found.reasons, age_seconds=oldest)
         key = (node.node, tier, require)
         known = self._known.get(key)
         if known is None or known[0] != node.version:

@@ -25,6 +25,7 @@ from healthd.fleet.bulkheads import Bulkheads, ContainedError, Where, contained
 from healthd.fleet.changes import Loaded
 from healthd.fleet.leadership import FencedError
 from healthd.fleet.ledger import Batch, Ledger
+from healthd.fleet.lookup import LookedUp
 from healthd.fleet.model import Gate, Observer, Registry
 from healthd.fleet.policy import Policy
 from healthd.fleet.reports import Reports
@@ -60,11 +61,16 @@ _Asked = tuple[Action, asyncio.Future[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """What a turn came to, before it is on disk: `accused` nodes are quarantined for what a validation said."""
+    """
+    What a turn came to, before it is on disk.
+
+    `nodes` are those that it looked at, as it saw them. `accused` ones are quarantined for what a validation said.
+    """
 
     batch: Batch
     results: list[tuple[asyncio.Future[Any], Any]]
     heard: set[str]
+    nodes: LookedUp
     stepped: set[str]
     accused: set[str]
 
@@ -179,7 +185,7 @@ class Turns:
         self._rules.committed()
         try:
             with contained(Where.TURN, "answers"):
-                self._tell(batch, done.heard)
+                self._tell(batch, done.heard, done.nodes)
             self._bulkheads.passed(Where.TURN, "answers")
         except ContainedError as stopped:
             self._begin_again(stopped)
@@ -237,8 +243,9 @@ class Turns:
             self._expiring = False
         resting = self._bulkheads.resting(Where.NODE, now)
         heard = heard - resting.keys()
-        self._reports.take_in(batch, heard)
-        self._rules.take_in(batch, heard, resting)
+        nodes = LookedUp(self._registry)
+        self._reports.take_in(batch, heard, nodes)
+        self._rules.take_in(batch, heard, nodes, resting)
         self._bulkheads.keep(Where.NODE, resting)
         stepped, again = self._stepper.step_all(batch, heard)
         if again:
@@ -248,7 +255,7 @@ class Turns:
         for fault in self._bulkheads.faults():
             if fault.where is Where.GATE:
                 self._stepper.hold(fault)
-        return _Done(batch=batch, results=results, heard=heard, stepped=stepped, accused=accused)
+        return _Done(batch=batch, results=results, heard=heard, nodes=nodes, stepped=stepped, accused=accused)
 
     def _begin_again(self, stopped: ContainedError) -> None:
         """
@@ -349,9 +356,12 @@ class Turns:
             if not future.done():
                 future.set_exception(error)
 
-    def _tell(self, batch: Batch, heard: set[str]) -> None:
-        """All of it is on disk: tell nodes, clients and metrics."""
-        self._reports.tell(batch, heard)
+    def _tell(self, batch: Batch, heard: set[str], nodes: LookedUp) -> None:
+        """All of it is on disk: tell metrics, nodes and clients."""
+        if self._observer is not None:
+            for gate in batch.ready:  # first, since it is measured until the leases are on disk
+                self._observer.gate_ready(gate, batch.now - gate.created_at)
+        self._reports.tell(batch, heard, nodes)
         for name in batch.forgotten:
             self._registry.forget(name)
         if any(gate.request.join is not None for gate in batch.decided):
@@ -363,8 +373,6 @@ class Turns:
             if follower is not None:
                 follower.set()
         if self._observer is not None:
-            for gate in batch.ready:
-                self._observer.gate_ready(gate, batch.now - gate.created_at)
             for gate in batch.decided:
                 self._observer.gate_decided(gate)
 

@@ -87,14 +87,20 @@ class Rules:
         self.counted.update(self._told)
         self._told.clear()
 
-    def take_in(self, batch: Batch, heard: Iterable[str], resting: Collection[str] = ()) -> None:
-        """Look at the nodes that were heard, and at those whose time is up unless they are `resting` after a fault."""
+    def take_in(
+        self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode], resting: Collection[str] = ()
+    ) -> None:
+        """
+        Look at the nodes that were heard, and at those whose time is up unless they are `resting` after a fault.
+
+        `nodes` are as this turn sees them.
+        """
         if not self._policy.rules:
             return
         due = [name for name, at in self._memory.due.items() if at <= batch.now and name not in resting]
         for name in sorted({*heard, *due}):
             with contained(Where.NODE, name):
-                node = self._registry.node(name)
+                node = nodes.get(name)
                 if node is None or node.state is None or node.duplicate or not node.confirmed:
                     self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
                 elif self._concerns(batch, node):
