@@ -29,7 +29,6 @@ from healthd.runner.workers import Corpses, Workers
 from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left
 from tests.patience import PATIENCE
 
-
 SMALL = {
     "matmul": {"sizes": [64, 64], "repeats": 1},
     "memory": {"max_bytes": 2**20, "repeats": 1},
