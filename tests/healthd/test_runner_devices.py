@@ -29,8 +29,18 @@ from healthd.runner.workers import Corpses, Workers
 from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left
 from tests.patience import PATIENCE
 
+SMALL = {
+    "matmul": {"sizes": [64, 64], "repeats": 1},
+    "memory": {"max_bytes": 2**20, "repeats": 1},
+    "transfer": {"size_bytes": 2**16, "repeats": 1},
+}
 
-def run_quick(*names: str, faults: Sequence[str] = (), **changes: Any) -> Mapping[str, CheckResult]:
+
+def run_quick(
+    *names: str, faults: Sequence[str] = (), params: Mapping[str, Any] | None = None, **changes: Any
+) -> Mapping[str, CheckResult]:
+    if "runner" not in changes:
+        changes["params"] = {**SMALL, **(params or {})}
     return run_checks(*names, faults=faults, tier=Tier.QUICK, **changes)
 
 
@@ -133,7 +143,8 @@ def test_slow_device_is_really_slow_and_a_failure_fails() -> None:
             if m.name == "matmul_flops_per_second"
         )
 
-    results = run_quick("matmul", "present", faults=("matmul@cpu:1=slow:20", "present@cpu:0=fail"))
+    whole = {"matmul": {}}  # of a size at which the operation takes the time
+    results = run_quick("matmul", "present", faults=("matmul@cpu:1=slow:20", "present@cpu:0=fail"), params=whole)
     assert flops(results["matmul"], "cpu:1") < flops(results["matmul"], "cpu:0") / 3
     assert results["matmul"].injected
     assert by_target(results["present"]) == {"cpu:0": ("fail", "InjectedFault"), "cpu:1": ("pass", None)}
