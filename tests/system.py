@@ -14,15 +14,15 @@ import pytest
 
 # Program -> Debian package, where the name differs.
 PACKAGES = {
-    "chromium": "chromium",
+    "check_dummy": "monitoring-plugins-basic",
     "ip": "iproute2",
     "mpirun": "openmpi-bin",
     "orted": "openmpi-bin",
-    "prometheus": "prometheus",
     "promtool": "prometheus",
     "sbatch": "slurm-wlm",
     "scontrol": "slurm-wlm",
     "slurmctld": "slurm-wlm",
+    "sinfo": "slurm-wlm",
     "slurmd": "slurm-wlm",
     "systemctl": "systemd",
     "systemd-analyze": "systemd",
@@ -35,7 +35,8 @@ def missing(*programs: str, root: bool = False) -> str:
     """Why a test with these needs cannot run here; empty when it can. A program may be a path."""
     for program in programs:
         if shutil.which(program) is None:
-            return f"{program} is not installed: apt-get install {PACKAGES.get(program, program)}"
+            name = program.rpartition("/")[2]
+            return f"{program} is not installed: apt-get install {PACKAGES.get(name, name)}"
     return "needs root" if root and os.geteuid() != 0 else ""
 
 

@@ -190,8 +190,7 @@ def test_holder_in_a_recorded_machine_is_found_by_path(recorded: Any) -> None:
     assert find_holders(proc, files, [99]) == []  # its parent
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+@pytest.mark.system(root=True)  # to become somebody else
 def test_holder_that_may_not_be_looked_into_is_unseen_never_nobody(tmp_path: Path) -> None:
     """As an ordinary user: root's processes are closed to us, but the kernel tells whether the file is open."""
     tmp_path.chmod(0o777)

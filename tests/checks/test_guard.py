@@ -134,8 +134,7 @@ def test_group_is_ours_only_where_it_is_delegated() -> None:
     assert own is None or guard._is_marked(own) or Path(own, "cgroup.events").exists()
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make control groups")
+@pytest.mark.system(root=True)  # to make control groups
 def test_delegated_control_group_takes_the_program_and_is_ended_as_a_whole(tmp_path: Path) -> None:
     """Also what a guard that was killed has left: the next one ends it."""
     mounts = [

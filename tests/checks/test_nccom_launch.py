@@ -411,15 +411,7 @@ def inside(namespace: str, host_name: str, argv: Sequence[str]) -> list[str]:
             host_name, *argv]  # fmt: skip
 
 
-def can_have_namespaces() -> bool:
-    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "mpirun", "orted", "hostname"))):
-        return False
-    return subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True).returncode == 0
-
-
-needs_namespaces = pytest.mark.skipif(
-    not can_have_namespaces(), reason="needs root, network namespaces and Open MPI (apt-get install openmpi-bin)"
-)
+needs_namespaces = pytest.mark.system("ip", "unshare", "mpirun", "orted", "hostname", root=True)
 
 
 @pytest.fixture
@@ -476,7 +468,6 @@ def environment(folder: Path, told: Plan) -> dict[str, str]:
     }
 
 
-@pytest.mark.root
 @needs_namespaces
 def test_round_without_ssh_runs_on_nodes_that_share_only_a_network(short: Path) -> None:
     """The real mpirun and orted; both ends judge the words; the numbers are added up on every node."""
@@ -503,7 +494,6 @@ def test_round_without_ssh_runs_on_nodes_that_share_only_a_network(short: Path) 
     assert [row.size_bytes for row in rows] == list(STEP.sizes_bytes)
 
 
-@pytest.mark.root
 @needs_namespaces
 def test_round_that_a_node_refuses_fails_and_ends(short: Path) -> None:
     """Of another round: mpirun hears the refusal, and nobody waits for ever."""

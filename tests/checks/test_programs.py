@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections.abc import Callable
@@ -227,10 +226,7 @@ def test_program_that_cannot_be_meant_is_refused_when_it_is_configured(changes: 
 
 # --- the real thing ---------------------------------------------------------------------------------------------------
 
-needs_plugins = pytest.mark.skipif(
-    not os.access(PLUGINS / "check_dummy", os.X_OK),
-    reason="the package monitoring-plugins-basic is not installed: apt-get install monitoring-plugins-basic",
-)
+needs_plugins = pytest.mark.system(str(PLUGINS / "check_dummy"))
 
 
 @needs_plugins

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sqlite3
 import subprocess
@@ -149,8 +148,7 @@ async def readiness(client: httpx.AsyncClient, status: int) -> str:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+@pytest.mark.system(root=True)  # to mount a small disk
 def test_readiness_tells_of_a_full_disk(tmp_path: Path) -> None:
     async def main() -> None:
         settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
@@ -204,7 +202,6 @@ def test_statement_of_a_server_that_froze_is_ended_and_the_store_goes_on(server:
 
 
 @pytest.mark.system
-@pytest.mark.alone
 def test_gate_and_sigterm_keep_their_time_while_the_server_is_frozen(tmp_path: Path, server: Server) -> None:
     with Cluster(tmp_path) as cluster:
         service = cluster.aggregator("--database", server.url).start()

@@ -16,7 +16,7 @@ from healthd.node.allocations import slurm
 from healthd.node.allocations.processes import read_processes
 from healthd.node.allocations.record import Reading
 from tests.healthd.allocation_kit import process, slurm_config
-from tests.slurm.slurm_kit import Slurm, missing, until
+from tests.slurm.slurm_kit import Slurm, until
 
 
 def read(root: Path) -> Reading:
@@ -181,11 +181,8 @@ def cluster(tmp_path: Path) -> Iterator[Watched]:
         made.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.root
-@pytest.mark.system
-@pytest.mark.alone  # the daemons of a Slurm, with its time-outs
-@pytest.mark.skipif(bool(missing()), reason=missing() or "there")
+@pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", root=True)
+@pytest.mark.xdist_group("slurm")
 def test_real_job_is_seen_from_its_prolog_to_its_end(cluster: Watched) -> None:
     cluster.ready()
     assert cluster.look() == Reading(scheduler="Slurm", workloads=())

@@ -124,7 +124,6 @@ def test_folder_that_is_called_like_a_log_hides_no_log(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.slow
 def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path: Path, machine: Machine) -> None:
     found = bundled(tmp_path, machine)
     assert next(iter(found)) == "README.txt"
@@ -160,14 +159,12 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
         assert private not in everything
 
 
-@pytest.mark.slow
 def test_bundle_that_is_not_redacted_says_so(tmp_path: Path, machine: Machine, python: Path) -> None:
     found = bundled(tmp_path, machine, "--no-redact", python=python)
     assert "NOTHING WAS REMOVED" in found["README.txt"]
     assert "hunter2" in found["tools/neuron-ls.json"]
 
 
-@pytest.mark.slow
 def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, python: Path) -> None:
     program = Path(__file__).with_name("node_process.py")
     daemon = subprocess.Popen([sys.executable, str(program), str(tmp_path), "127.0.0.1:0", "disk_space"], cwd=tmp_path)

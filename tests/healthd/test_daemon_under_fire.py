@@ -131,8 +131,7 @@ def test_corrupt_state_is_set_aside_and_the_daemon_starts_from_nothing(cluster: 
     cluster.healthy("n1")
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@pytest.mark.system(root=True)  # mounting a file system
 def test_run_directory_that_cannot_be_written_is_one_clear_line(cluster: Cluster) -> None:
     place = cluster.folder / "n1" / "run"
     node = cluster.node("n1")
@@ -144,8 +143,7 @@ def test_run_directory_that_cannot_be_written_is_one_clear_line(cluster: Cluster
     assert "ead-only file system" in line
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@pytest.mark.system(root=True)  # mounting a file system
 def test_daemon_that_restarts_on_a_full_disk_is_there_and_says_that_it_is_full(cluster: Cluster) -> None:
     cluster.checks = ("memory_free", "disk_space")
     with full_disk(cluster.folder / "small") as place:

@@ -132,8 +132,7 @@ def test_directory_of_checks_that_everybody_may_add_to_is_refused_in_spite_of_a_
         load_settings({"config": settings}, section="node").runner()
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+@pytest.mark.system(root=True)  # only root can give files to others
 def test_settings_of_another_user_are_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "healthd.toml")
     os.chown(file, 12345, -1)
@@ -141,8 +140,7 @@ def test_settings_of_another_user_are_refused(tmp_path: Path) -> None:
         load(file)
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.system(root=True)  # only root can mount
 def test_what_a_mount_makes_read_only_is_read_as_in_a_pod(tmp_path: Path) -> None:
     """A ConfigMap's volume is a directory of mode 0777 that is mounted read-only."""
     file = written(tmp_path / "open" / "healthd.toml")

@@ -43,8 +43,7 @@ def test_only_old_folders_that_no_hook_holds_are_removed(tmp_path: Path) -> None
     assert not held.exists(), "its hook has ended, however it did"
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to somebody else needs root")
+@pytest.mark.system(root=True)  # giving a folder to somebody else
 def test_folder_of_another_user_stays(tmp_path: Path) -> None:
     theirs = folder(tmp_path, "theirs", age_seconds=LEFT_SECONDS + 60)
     os.chown(theirs, 65534, 65534)

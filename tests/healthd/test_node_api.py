@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -303,8 +302,7 @@ def test_at_most_500_series_at_32_cores_and_the_worst_findings_are_kept(tmp_path
     assert len([name for name in found if name.startswith("healthd_collective_")]) == 18
 
 
-@pytest.mark.system
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; apt-get install prometheus")
+@pytest.mark.system("promtool")
 @pytest.mark.parametrize("make", [node, healthy, large])
 def test_promtool_is_content(tmp_path: Path, make: Any) -> None:
     text, _ = exposition(registry_of(make(tmp_path), {}), "text/plain")

@@ -202,8 +202,7 @@ def test_full_disk_is_one_line_the_old_file_stays_and_the_daemon_goes_on(
     assert path.read_bytes() == before
 
 
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+@pytest.mark.system(root=True)  # mounting a file system
 def test_directory_on_a_full_disk_is_used_and_said_and_gets_no_litter(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

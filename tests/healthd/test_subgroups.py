@@ -67,7 +67,6 @@ def whole_seconds() -> float:
 # --- real ranks ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_slow_rank_that_does_not_show_itself_is_named_with_its_device() -> None:
     result = run(
         "all_reduce",
@@ -118,7 +117,6 @@ def test_of_two_ranks_alone_it_is_one_of_both_and_neither_is_accused() -> None:
     assert not any(one.target.startswith("rank:") for one in result.findings)
 
 
-@pytest.mark.slow
 def test_a_rank_with_which_a_group_hangs_is_named_though_all_stand_at_the_same_place() -> None:
     result = uneasy("cpu:2", how="hang", devices=3, timeouts_seconds={"uneasy": 2.0}, search_seconds=400.0)
     found = bad(result)

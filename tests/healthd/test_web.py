@@ -198,9 +198,7 @@ def test_unix_socket_answers_its_owner(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.root
-@pytest.mark.system
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.system(root=True)  # to become another user
 def test_unix_socket_turns_another_user_away_whatever_its_mode(tmp_path: Path) -> None:
     async def main() -> None:
         path = Path("/tmp") / f"healthd-test-{os.getpid()}.sock"

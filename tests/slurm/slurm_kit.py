@@ -64,14 +64,6 @@ gate_options=--no-collective
 """
 
 
-def missing(*more: str) -> str:
-    """Why no Slurm can be run here, or none with these tools; empty when it can."""
-    for tool in ("slurmd", "slurmctld", "sbatch", "sinfo", *more):
-        if shutil.which(tool) is None:
-            return f"{tool} is not installed; on Debian: apt-get install slurm-wlm munge curl"
-    return "" if os.geteuid() == 0 else "slurmd needs root"
-
-
 def until(true: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
     """Wait for something to become true; AssertionError says what did not."""
     end = time.monotonic() + seconds * PATIENCE

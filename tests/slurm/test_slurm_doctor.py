@@ -16,9 +16,7 @@ from tests.healthd.cli_kit import Said
 from tests.healthd.inside import daemon_port, run_inside
 from tests.healthd.test_hook_answers import serving
 from tests.healthd.test_local_verdict import fit
-from tests.slurm.slurm_kit import SlurmCluster, missing, until
-
-NO_SLURM = missing("scontrol")
+from tests.slurm.slurm_kit import SlurmCluster, until
 
 # As slurm-wlm 22.05.8 prints it, shortened.
 CONFIG = """\
@@ -145,11 +143,8 @@ def test_hooks_that_slurm_conf_does_not_name_are_a_note(config: Path) -> None:
     assert Scontrol().settings()["SlurmUser"] == "root(0)"
 
 
-@pytest.mark.system
-@pytest.mark.slow
-@pytest.mark.root
+@pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", "scontrol", root=True)
 @pytest.mark.xdist_group("slurm")
-@pytest.mark.skipif(bool(NO_SLURM), reason=NO_SLURM or "there")
 def test_in_a_real_slurm_our_own_fragment_lacks_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "slurm"
     folder.mkdir()
