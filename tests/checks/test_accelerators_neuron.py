@@ -156,15 +156,15 @@ def test_tool_is_asked_by_one_process_at_a_time(trn1: NeuronMachine, monkeypatch
     assert find(trn1)["tool_error"] is None
 
 
-def test_tool_that_outlives_us_keeps_the_lock(trn1: NeuronMachine, monkeypatch: Any) -> None:
-    """What the kernel does not let go is not started a second time: here a process that left its group."""
+def test_what_a_tool_leaves_behind_ends_with_it_and_gives_the_lock_back(trn1: NeuronMachine, monkeypatch: Any) -> None:
+    """Here a process that left its group, and would keep the lock of neuron-ls for as long as it lives."""
     monkeypatch.setattr(neuron_ls, "WAIT_SECONDS", 0.1)
     leave = "setsid sh -c 'touch out; sleep 8' >/dev/null 2>&1 & while [ ! -e out ]; do sleep 0.02; done"
     script(trn1, f"rm -f out\n{leave}\nexit 1")
     assert neuron_ls.query(trn1.host)[1] is not None
     _, error = neuron_ls.query(trn1.host)
     assert error is not None
-    assert error.reason == "Timeout"
+    assert error.reason == "NoData"
 
 
 # --- shares and numbers -----------------------------------------------------------------------------------------------
@@ -184,14 +184,16 @@ def test_share_of_a_container_starts_at_any_number(tool: bool, root: Path) -> No
     assert found["sysfs_indices"] == list(range(16))
 
 
-def test_share_with_numbers_of_its_own_never_gets_the_serial_numbers_of_others(root: Path) -> None:
+def test_share_with_numbers_of_its_own_gets_the_serial_numbers_of_its_devices_by_their_neighbours(root: Path) -> None:
     machine = NeuronMachine(root, "trn1.32xlarge", share=[4, 5, 6, 7])
+    whole = find(NeuronMachine(root.with_name("whole"), "trn1.32xlarge"))
     for device in machine.state["devices"]:
         device["neuron_device"] -= 4  # neuron-ls alone: sysfs still has the host's numbers
     machine.save()
     found = find(machine)
     assert [device["target"] for device in found["devices"]] == ["neuron:0", "neuron:1", "neuron:2", "neuron:3"]
-    assert {device["serial"] for device in found["devices"]} == {None}
+    assert [d["serial"] for d in found["devices"]] == [d["serial"] for d in whole["devices"][4:8]]
+    assert [device["host_index"] for device in found["devices"]] == [4, 5, 6, 7]
     assert {device["kind"] for device in found["devices"]} == {"Trainium1"}
 
 

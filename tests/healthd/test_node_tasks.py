@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from healthd.exposition import exposition
 from healthd.model import CheckResult, Order
 from healthd.node.api import NodeApi
-from healthd.node.metrics import exposition, registry_of
+from healthd.node.metrics import registry_of
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.tasks import Tasks
 from healthd.runner import Plan

@@ -22,11 +22,12 @@ from healthd.cli.output import CarefulOutput, LogFormatter, PrintableOutput, sty
 from healthd.cli.redaction import Redactor
 from healthd.cli.render import decision_report, node_report, show
 from healthd.cli.terminal import Terminal
+from healthd.exposition import exposition
 from healthd.fleet.page import rendering
 from healthd.model import Decision, Reason, Verdict
 from healthd.node.api import NodeApi
 from healthd.node.condition import conditions
-from healthd.node.metrics import exposition, registry_of
+from healthd.node.metrics import registry_of
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state import NodeBook
 from healthd.slurm import reason_text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from healthd.runner.shown_times import (
     longest_silence,
     waited_seconds,
 )
-from tests.benchmarks.bench_standin import TORCH
+from tests.fakes.hollow_torch import make_python
 from tests.healthd.runner_kit import run_checks
 
 BOOT = {"boot": "b1", "libraries": {"torch": "2.13"}}
@@ -117,11 +116,7 @@ def test_what_the_kernel_says_of_waiting_threads() -> None:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with a torch that does nothing: these ranks meet by files."""
-    folder = tmp_path_factory.mktemp("venv")
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "torch.py").write_text(TORCH)
-    return folder / "bin/python"
+    return make_python(tmp_path_factory.mktemp("python") / "venv")
 
 
 def meets(python: Path, folder: Path, *faults: str, **changes: Any) -> CheckResult:
