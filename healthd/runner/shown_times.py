@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checks.json_text import parse_json
+
 log = logging.getLogger(__name__)
 
 FACTOR = 10.0
@@ -44,7 +46,7 @@ class ShownTimes:
     def __init__(self, file: Path | None, identity: Mapping[str, Any], *, floor_seconds: float = FLOOR_SECONDS) -> None:
         self._file = file
         self._floor_seconds = floor_seconds
-        self._identity = json.loads(json.dumps(identity))
+        self._identity = parse_json(json.dumps(identity))
         self._silences = self._read()
 
     def silence_seconds(self, collective: str) -> float | None:
@@ -68,7 +70,7 @@ class ShownTimes:
             return {}
         try:
             with self._file.open("rb") as stream:
-                content = json.loads(stream.read(MAX_BYTES))
+                content = parse_json(stream.read(MAX_BYTES))
             if content["identity"] != self._identity:
                 return {}
             return {str(name): _seconds(values) for name, values in content["silences"].items()}
