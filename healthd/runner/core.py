@@ -48,9 +48,7 @@ class Remembered:
 class Runner:
     """Runs plans of checks. Lives in the main thread of its process, because its workers die with that thread."""
 
-    def __init__(
-        self, settings: RunnerSettings, *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
-    ) -> None:
+    def __init__(self, settings: RunnerSettings, *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> None:
         """`popen` starts the workers; tests have one that forks them from a process in which torch is imported."""
         self.settings = settings
         self._popen = popen
