@@ -26,7 +26,12 @@ def main(folder: Path, listen: str, checks: tuple[str, ...], aggregators: tuple[
         sync=SyncSettings(aggregators=aggregators, backoff_max_seconds=0.2),
     )
     directories = (folder / "checks",) if (folder / "checks").is_dir() else ()
-    runner = RunnerSettings(run_dir=folder / "run", directories=directories, options={"cpu_devices": 2})
+    runner = RunnerSettings(
+        run_dir=folder / "run",
+        directories=directories,
+        options={"cpu_devices": 2},
+        params={"matmul": {"sizes": [64, 64], "repeats": 1}},
+    )
     asyncio.run(run_node(settings, runner))
 
 

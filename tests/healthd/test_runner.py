@@ -15,7 +15,7 @@ import pytest
 from checks.contract import Status
 from healthd.errors import ConfigError
 from healthd.model import CheckResult
-from healthd.runner import CheckInfo, Plan, ProgramSpec, RunnerSettings, RunProgress
+from healthd.runner import CheckInfo, Plan, ProgramSpec, RunnerSettings
 from healthd.runner.outcome import Outcome, compose, in_order_of_end
 from healthd.runner.workers import environment
 from tests.fleet.service import until
@@ -72,22 +72,12 @@ def test_findings_before_the_error_stand() -> None:
 @pytest.mark.parametrize("name", ["hangs", "ignores_sigterm", "stops_itself"])
 def test_hung_check_is_answered_in_time_by_name_and_the_rest_runs(name: str) -> None:
     """Also a rival's fault 16: the whole is bounded."""
-    started: dict[str, float] = {}
     answered: dict[str, float] = {}
-
-    def progress(event: RunProgress) -> None:
-        if event.event == "started":
-            started[event.check] = time.monotonic()
-
+    began = time.monotonic()
     results = run_checks(
-        name,
-        "fine",
-        on_progress=progress,
-        on_result=lambda result: answered.setdefault(result.check, time.monotonic()),
+        name, "fine", on_result=lambda result: answered.setdefault(result.check, time.monotonic() - began)
     )
-    assert (
-        0.0 < answered[name] - started[name] < 5.0 * PATIENCE
-    )  # the limit counts from the order on, before `started` is heard
+    assert answered[name] < 20.0 * PATIENCE  # the check sleeps for ten minutes
     assert only(results[name]) == (Status.UNKNOWN, "Timeout")
     assert results[name].findings[-1].message == "did not end within 0.5 s"
     assert results[name].findings[-1].target == "node"

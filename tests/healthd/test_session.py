@@ -339,11 +339,11 @@ def test_cancelled_round_tells_how_far_it_was_and_leaves_no_rank(tmp_path: Path)
 def test_ranks_die_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from tests.healthd.ranks_kit import nodes, orders\n"
+        "from tests.healthd.ranks_kit import nodes\n"
         "from tests.healthd.runner_kit import workers_left\n"
         "async def main():\n"
         "    async with nodes(Path(sys.argv[1]), 1, executed=True) as one:\n"
-        "        await one.join(orders(1))\n"
+        "        await one.warm()\n"
         "        print(*(line.split()[0] for line in workers_left()), flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
