@@ -182,14 +182,16 @@ def test_share_of_a_container_starts_at_any_number(tool: bool, root: Path) -> No
     assert found["sysfs_indices"] == list(range(16))
 
 
-def test_share_with_numbers_of_its_own_never_gets_the_serial_numbers_of_others(root: Path) -> None:
+def test_share_with_numbers_of_its_own_gets_the_serial_numbers_of_its_own_devices(root: Path) -> None:
+    """Their neighbours, which are told by the host's numbers, say which they are."""
     machine = NeuronMachine(root, "trn1.32xlarge", share=[4, 5, 6, 7])
     for device in machine.state["devices"]:
         device["neuron_device"] -= 4  # neuron-ls alone: sysfs still has the host's numbers
     machine.save()
     found = find(machine)
     assert [device["target"] for device in found["devices"]] == ["neuron:0", "neuron:1", "neuron:2", "neuron:3"]
-    assert {device["serial"] for device in found["devices"]} == {None}
+    assert [device["serial"] for device in found["devices"]] == [d["serial"] for d in machine.state["devices"][4:8]]
+    assert [device["host_index"] for device in found["devices"]] == [4, 5, 6, 7]
     assert {device["kind"] for device in found["devices"]} == {"Trainium1"}
 
 
