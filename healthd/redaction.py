@@ -26,6 +26,8 @@ _NAME = (
 )
 # A value in quotes, which a text may have escaped, or up to what ends a word; never what stands for one already.
 _VALUE = r"""(?!\(removed\))(?:\\?"(?P<a>(?:[^"\\]|\\[^"])+)|\\?'(?P<b>(?:[^'\\]|\\[^'])+)|(?P<c>[^\s"'&,;\\)\]}]+))"""
+# Of a file called so (`hook.token: cannot be read`): tokens and keys are one word, and never three in small letters.
+_FILE = r"[\w.-]{0,60}(?:token|key):\s+(?-i:[a-z]+\s+[a-z]+\s+[a-z]+)"
 _SCHEMES = "basic|bearer|digest|negotiate|token|apikey|aws4-hmac-sha256"
 _QUERY = r"(?:[\w.-]{0,60}?(?:token|secret|passw(?:or)?d|pwd|signature|credential|key)|sig|auth)"
 
@@ -42,7 +44,7 @@ _TABLE = (
     r"hooks\.slack\.com/services/(?P<a>[\w/-]+)",
     r"discord(?:app)?\.com/api/webhooks/(?P<a>[\w/-]+)",
     # Names with values, as variables, settings, JSON and connection strings have them, and as options.
-    rf"""(?i)(?<![\w.-]){_NAME}\\?["']?\s*(?:=>|[:=])\s*{_VALUE}""",
+    rf"""(?i)(?<![\w.-])(?!{_FILE}){_NAME}\\?["']?\s*(?:=>|[:=])\s*{_VALUE}""",
     rf"""(?i)(?<![\w-])--?{_NAME}(?:["']\s*,)?\s+{_VALUE}""",
     r"""(?:^|\s|["'])(?:-u|--user|--proxy-user)["']?[\s=,]*["']?[^\s:'"/]+:(?P<a>[^\s"']+)""",
     r"""\bmysql\w{0,20}\s[^\n]{0,200}?-p(?P<a>[^\s"']+)""",

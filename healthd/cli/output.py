@@ -86,12 +86,12 @@ class LogFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name of the library
         """As the library's."""
-        record.message = printable_line(record.message)
+        record.message = printable_line(redact(record.message))  # escapes hide where a word begins
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """As the library's."""
-        return redact(printable(super().format(record)))
+        return printable(redact(super().format(record)))
 
 
 def log_to_stderr(level: int) -> None:

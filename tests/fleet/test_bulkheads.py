@@ -13,16 +13,11 @@ import sqlalchemy as sa
 from checks.contract import Blame
 from healthd.errors import HealthdError
 from healthd.fleet.api import make_app
-from healthd.fleet.auth import Guard
-from healthd.fleet.baselines import BaselineSettings, Learner
 from healthd.fleet.changes import PutEvent
-from healthd.fleet.handling import Parts
-from healthd.fleet.handshakes import Handshakes
 from healthd.fleet.ledger import Batch
-from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.model import Accuse, FleetNode
-from healthd.fleet.settings import AggregatorSettings
 from healthd.model import Decision, GateRequest, Mode, Order, Verdict
+from tests.fleet.application import parts_of_test
 from tests.fleet.parts import fleet
 from tests.fleet.postgres import connected
 from tests.fleet.test_engine import Running, running
@@ -194,18 +189,7 @@ def test_readiness_page_and_metrics_tell_of_internal_errors(tmp_path: Path) -> N
         world = Faulty("n1")
         async with running(world) as run:
             registry = fleet()
-            parts = Parts(
-                settings=AggregatorSettings(state_dir=tmp_path),
-                fleet=registry,
-                store=run.store,
-                engine=run.engine,
-                guard=Guard(None),
-                metrics=FleetMetrics(
-                    registry, holding=lambda: 0, overrides=lambda: 0, errors=run.engine.internal_errors
-                ),
-                handshakes=Handshakes(1.0),
-                learner=Learner(registry, run.store, BaselineSettings()),
-            )
+            parts = parts_of_test(tmp_path, store=run.store, fleet=registry, engine=run.engine)
             transport = httpx.ASGITransport(app=make_app(parts), client=("127.0.0.1", 1))
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 assert (await client.get("/readyz?verbose")).text == (await client.get("/readyz")).text == "ok\n"

@@ -12,17 +12,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from healthd.baselines.settings import BaselineSettings
 from healthd.fleet.api import make_app
 from healthd.fleet.auth import Guard, Scope, new_token
-from healthd.fleet.baselines import Learner
 from healthd.fleet.engine import Engine
-from healthd.fleet.handling import Parts
-from healthd.fleet.handshakes import Handshakes
-from healthd.fleet.metrics import FleetMetrics
-from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import SyncEndpoint
+from tests.fleet.application import parts_of_test
 from tests.fleet.parts import Clock, Node, fleet, state
 from tests.fleet.world import POLICY
 from tests.hostile import HOSTILE, NO_HOST, NO_ORIGIN, QUERIES, call
@@ -39,22 +34,12 @@ async def application(folder: Path, *, tokens: bool) -> AsyncIterator[tuple[Sync
     store, clock = Store.open("sqlite://"), Clock()
     registry = fleet(clock)
     engine = Engine(store=store, registry=registry, policy=POLICY)
-    settings = AggregatorSettings(state_dir=folder)
-    parts = Parts(
-        settings=settings,
-        fleet=registry,
-        store=store,
-        engine=engine,
-        guard=Guard(file),
-        metrics=FleetMetrics(registry, holding=lambda: 0, overrides=lambda: 0),
-        handshakes=Handshakes(1.0),
-        learner=Learner(registry, store, BaselineSettings()),
-    )
+    parts = parts_of_test(folder, store=store, fleet=registry, engine=engine, guard=Guard(file))
     await Node(registry, clock).join(state())
     running = [asyncio.create_task(engine.run()), asyncio.create_task(parts.learner.run())]
     app = make_app(parts)
     try:
-        yield SyncEndpoint(app, fleet=registry, guard=parts.guard, settings=settings), app
+        yield SyncEndpoint(app, fleet=registry, guard=parts.guard, settings=parts.settings), app
     finally:
         for task in running:
             task.cancel()

@@ -14,23 +14,16 @@ import pytest
 import sqlalchemy as sa
 
 from checks.contract import Blame, Status
-from healthd.baselines.settings import BaselineSettings
 from healthd.errors import StoreError
 from healthd.fleet import changes, counting
 from healthd.fleet.api import make_app
-from healthd.fleet.auth import Guard
-from healthd.fleet.baselines import Learner
 from healthd.fleet.calibration import Fault, GateFacts, Way
 from healthd.fleet.changes import PutEvent, PutFacts, PutGate, PutMeta, PutOutcome
 from healthd.fleet.engine import Engine
-from healthd.fleet.handling import Parts
-from healthd.fleet.handshakes import Handshakes
-from healthd.fleet.metrics import FleetMetrics
-from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.tables import GATE_FAULTS
-from healthd.fleet.ungated import UngatedJobs
 from healthd.model import GateRequest, Verdict
+from tests.fleet.application import parts_of_test
 from tests.fleet.parts import fleet
 from tests.fleet.proxy import Proxy
 from tests.fleet.test_api import living
@@ -221,20 +214,7 @@ def test_words_of_people_go_by_the_clock_of_the_engine(tmp_path: Path) -> None:
         registry.load("n1", key_hash=None, pool=None)
         engine = Engine(store=store, registry=registry, policy=POLICY, clock=lambda: time.time() + 3600)
 
-        async def gated(_: str) -> bool:
-            return True
-
-        parts = Parts(
-            settings=AggregatorSettings(state_dir=tmp_path),
-            fleet=registry,
-            store=store,
-            engine=engine,
-            guard=Guard(None),
-            metrics=FleetMetrics(registry, holding=lambda: 0, overrides=lambda: 0),
-            handshakes=Handshakes(1.0),
-            learner=Learner(registry, store, BaselineSettings()),
-            ungated=UngatedJobs(gated, now=0.0),
-        )
+        parts = parts_of_test(tmp_path, store=store, fleet=registry, engine=engine)
         task = asyncio.create_task(engine.run())
         transport = httpx.ASGITransport(app=make_app(parts), client=("127.0.0.1", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -86,6 +86,9 @@ FORMS: tuple[tuple[str, str], ...] = (
 
 # What looks a little like a secret and is needed to understand a report.
 HARMLESS = (
+    "hook.token: cannot be read: No such file or directory",
+    "/var/run/secrets/account/token: holds no token; is the service account mounted?",
+    "/etc/healthd/node.key: no token can be read",
     "name its file with --token-file or HEALTHD_TOKEN_FILE",
     "a token is required: send it",
     "token 'ci' lacks scope 'admin'; it has: read",

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from healthd.node import allocations
 from healthd.node.allocations import Scheduled, Schedulers
 from healthd.node.allocations.present import find_schedulers
 from healthd.node.allocations.processes import read_processes
+from healthd.node.allocations.schedulers import in_thread
 from healthd.node.hosting import unprompted_by
 from healthd.node.settings import AllocationSettings, Unprompted
 from tests.healthd.allocation_kit import http_server, process, slurm_config
@@ -173,7 +173,7 @@ def test_loop_ends_although_a_look_hangs() -> None:
     end = threading.Event()
 
     async def scenario() -> None:
-        allocations.in_thread("hanging", lambda: end.wait(30))
+        in_thread("hanging", lambda: end.wait(30))
 
     began = time.monotonic()
     asyncio.run(scenario())
