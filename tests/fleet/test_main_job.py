@@ -36,8 +36,8 @@ def fleet(shared: Cluster) -> Iterator[Cluster]:
     yield shared
     aggregator = shared.services["aggregator"]
     for name in NODES:
-        for lease in aggregator.get(f"/v1/nodes/{name}").json()["grants"]:
-            release(aggregator.url, lease["gate"])
+        for row in aggregator.get(f"/v1/nodes/{name}").json()["grants"]:
+            release(aggregator.url, row["lease"]["gate"])
     shared.prove(1.0)
     shared.healthd("fault", "clear", "--run-dir", str(shared.run_dir("n2")))
     shared.healthy(*NODES)
