@@ -16,7 +16,7 @@ from tests.healthd.cli_kit import healthd
 from tests.patience import PATIENCE
 
 # Nothing here is about a node that is silent, and on a busy machine one may be for a while.
-PATIENT = AGGREGATOR.replace('silent = "6s"', 'silent = "60s"').replace('settle = "3s"', 'settle = "0s"')
+PATIENT = AGGREGATOR.replace('silent = "6s"', 'silent = "60s"')
 POLICY = PATIENT + 'member = "20s"\njoin = "75s"\ncollective = false\n'
 RECREATED = POLICY.replace('member = "20s"', 'member = "4s"')  # so long one that was killed is in the way of the next
 NODES = ("n0", "n1", "n2")
@@ -268,8 +268,8 @@ def test_a_daemon_that_sees_the_ranks_of_its_hook_on_the_devices_takes_the_lease
         runs = aggregator.get(f"/v1/validations/{said[0].json['id']}").json()["validations"]
         assert [[one["outcome"] for one in run["history"]] for run in runs] == [["pass"]]
         for name in names:
-            leases = cluster.services[name].get("/v1/node").json()["leases"]
-            assert [lease["job"] for lease in leases] == ["train"]
+            # It ends soon: the ranks count as the job, and here devices need to be free for a second alone.
+            assert "job train attempt 0 has the node" in cluster.services[name].said()
 
 
 def test_a_quarantined_node_is_out_whatever_its_hook_finds(cluster: Cluster) -> None:
