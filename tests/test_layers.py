@@ -35,6 +35,8 @@ COMMON = {
     "healthd.admission",
     "healthd.file_trust",
     "healthd.redaction",
+    "healthd.tasks",
+    "healthd.threads",
     "healthd",
 }
 ROOMS = {

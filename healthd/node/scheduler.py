@@ -25,9 +25,9 @@ from healthd.node.recording import Recorder
 from healthd.node.settings import ActiveSettings, NodeSettings
 from healthd.node.state import NodeBook
 from healthd.node.stay import Stay
-from healthd.node.tasks import LONGEST_SLEEP_SECONDS, Tasks, is_cancelling, wait_for
 from healthd.node.timetable import QuickFacts, quick_due_at
 from healthd.runner import Plan
+from healthd.tasks import LONGEST_SLEEP_SECONDS, Tasks, is_cancelling, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ GUARD_SECONDS = 2.0
 
 
 class Scheduler:
-    """Start `run_passive` and `run_active` as eternal tasks; everything else is called on the event loop."""
+    """Start `run_passive` and `run_active` as supervised tasks; everything else is called on the event loop."""
 
     def __init__(
         self,

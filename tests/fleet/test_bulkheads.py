@@ -22,6 +22,7 @@ from healthd.fleet.ledger import Batch
 from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.model import Accuse, FleetNode
 from healthd.fleet.settings import AggregatorSettings
+from healthd.fleet.ungated import UngatedJobs
 from healthd.model import Decision, GateRequest, Mode, Order, Verdict
 from tests.fleet.parts import fleet
 from tests.fleet.postgres import connected
@@ -48,6 +49,10 @@ class Faulty(World):
             self.untold -= 1
             raise ZeroDivisionError("planted in telling")
         super().set_orders(node, orders)
+
+
+async def nobody_gated(_: str) -> bool:
+    return False
 
 
 async def asked(run: Running, job: str, node: str, **more: object) -> str:
@@ -205,6 +210,7 @@ def test_readiness_page_and_metrics_tell_of_internal_errors(tmp_path: Path) -> N
                 ),
                 handshakes=Handshakes(1.0),
                 learner=Learner(registry, run.store, BaselineSettings()),
+                ungated=UngatedJobs(nobody_gated, now=world.now),
             )
             transport = httpx.ASGITransport(app=make_app(parts), client=("127.0.0.1", 1))
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
