@@ -34,6 +34,7 @@ COMMON = {
     "healthd.exposition",
     "healthd.admission",
     "healthd.file_trust",
+    "healthd.programs",
     "healthd.redaction",
     "healthd.tasks",
     "healthd.threads",
