@@ -23,6 +23,7 @@ from healthd.fleet.metrics import FleetMetrics
 from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import SyncEndpoint
+from healthd.fleet.ungated import UngatedJobs
 from tests.fleet.parts import Clock, Node, fleet, state
 from tests.fleet.world import POLICY
 from tests.hostile import HOSTILE, NO_HOST, NO_ORIGIN, QUERIES, call
@@ -40,6 +41,10 @@ async def application(folder: Path, *, tokens: bool) -> AsyncIterator[tuple[Sync
     registry = fleet(clock)
     engine = Engine(store=store, registry=registry, policy=POLICY)
     settings = AggregatorSettings(state_dir=folder)
+
+    async def gated(_: str) -> bool:
+        return False
+
     parts = Parts(
         settings=settings,
         fleet=registry,
@@ -49,6 +54,7 @@ async def application(folder: Path, *, tokens: bool) -> AsyncIterator[tuple[Sync
         metrics=FleetMetrics(registry, holding=lambda: 0, overrides=lambda: 0),
         handshakes=Handshakes(1.0),
         learner=Learner(registry, store, BaselineSettings()),
+        ungated=UngatedJobs(gated, now=0.0),
     )
     await Node(registry, clock).join(state())
     running = [asyncio.create_task(engine.run()), asyncio.create_task(parts.learner.run())]
