@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
 
 from checks.printable import printable_bytes
@@ -19,3 +22,15 @@ def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     except (TypeError, ValueError):  # of a version that is no number
         encode, content_type = choose_encoder("")
     return printable_bytes(encode(registry), backslash=rb"\\"), content_type
+
+
+def task_errors_metric(errors: Mapping[str, int]) -> CounterMetricFamily:
+    """`healthd_task_errors_total`, the same of every service; `errors` are those of `Tasks.errors`."""
+    metric = CounterMetricFamily(
+        "healthd_task_errors",
+        "How often a task of the service failed unexpectedly and was started again; its log has the traceback.",
+        labels=["task"],
+    )
+    for task, count in errors.items():
+        metric.add_metric([task], count)
+    return metric

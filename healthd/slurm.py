@@ -19,6 +19,7 @@ from pathlib import Path
 
 from checks.printable import printable
 from healthd.errors import BadInputError, HealthdError
+from healthd.programs import CalledOffError, Programs
 
 MARK = "healthd: "
 """How the reason of a drain begins that is the node's own word."""
@@ -161,6 +162,15 @@ class Scontrol:
         self._program = program
         self._environ = environ
         self._timeout_seconds = timeout_seconds
+        self._programs = Programs()
+
+    def afresh(self) -> Scontrol:
+        """Another one like this that has not been called off: for the calls that are called off together."""
+        return Scontrol(self._program, environ=self._environ, timeout_seconds=self._timeout_seconds)
+
+    def cancel(self) -> None:
+        """End a call that another thread is in, with the program and what it has started; no other is begun."""
+        self._programs.cancel()
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         """All nodes of the cluster, those of hidden partitions too."""
@@ -226,14 +236,11 @@ class Scontrol:
     def _run(self, *words: str) -> str:
         """Standard output; SlurmError says what scontrol said."""
         try:
-            done = subprocess.run(
-                [self._program, *words],
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-                timeout=self._timeout_seconds,
-                env=None if self._environ is None else dict(self._environ),
-                check=False,
+            done = self._programs.run(
+                [self._program, *words], timeout_seconds=self._timeout_seconds, environ=self._environ
             )
+        except CalledOffError:
+            raise SlurmError(f"Slurm: scontrol {words[0]} was called off before it began") from None
         except FileNotFoundError:
             raise SlurmError(f"Slurm: no program {self._program!r}; put Slurm's bin directory into PATH") from None
         except subprocess.TimeoutExpired:

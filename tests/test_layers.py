@@ -34,7 +34,10 @@ COMMON = {
     "healthd.exposition",
     "healthd.admission",
     "healthd.file_trust",
+    "healthd.programs",
     "healthd.redaction",
+    "healthd.tasks",
+    "healthd.threads",
     "healthd",
 }
 ROOMS = {

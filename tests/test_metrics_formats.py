@@ -47,6 +47,7 @@ OF_AGGREGATOR = {
     "healthd_validation_duration_seconds_bucket",
     "healthd_quarantined_nodes",
     "healthd_overrides_active",
+    "healthd_task_errors_total",
 }
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

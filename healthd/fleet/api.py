@@ -30,6 +30,7 @@ from healthd.fleet.page.entry import check_origin
 from healthd.fleet.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
 from healthd.listen import host_of
 from healthd.model import Problem
+from healthd.tasks import TaskFailure
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here).
 
     What keeps it from admitting is said, but is no reason to send nobody. `?verbose` names each gate and node that an
-    internal error of the aggregator stops.
+    internal error of the aggregator stops, and each task that has failed since the start.
     """
     parts = parts_of(request)
     if parts.stopping.is_set():
@@ -148,16 +149,23 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     said = f"ok, but holds every gate: {recovering}\n" if recovering else "ok\n"
     reasons = (printable_line(breaker.reason) for breaker in parts.engine.breakers().values())
     tripped = "".join(f"the breaker of the rules is open: {reason}\n" for reason in reasons)
-    faults = parts.engine.faults()
+    faults, failures = parts.engine.faults(), parts.tasks.failures()
     if verbose is None:
         stopped = f"internal errors stop gates or nodes ({len(faults)}); ?verbose names them\n" if faults else ""
+        if waiting := [failure.task for failure in failures if not failure.running]:
+            stopped += f"failed and not started again yet: {', '.join(waiting)}; ?verbose says why\n"
     else:
         stopped = "".join(
             printable_line(f"{f.where.value} {f.name}: internal error ({f.message}), {f.times} times") + "\n"
             for f in faults
-        )
+        ) + "".join(printable_line(_told(failure)) + "\n" for failure in failures)
     all_stand = any(fault.where is Where.TURN for fault in faults)
     return PlainTextResponse(said + tripped + stopped, status_code=503 if all_stand else 200)
+
+
+def _told(failure: TaskFailure) -> str:
+    now = "runs again" if failure.running else "is started again soon"
+    return f"task {failure.task} {now} after {failure.times} failures; the last: {failure.message}"
 
 
 @router.api_route("/metrics", methods=["GET", "HEAD"], dependencies=[Depends(needs(Scope.READ))])

@@ -36,6 +36,8 @@ from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import SyncEndpoint
 from healthd.fleet.ungated import UngatedCollector, UngatedJobs
+from healthd.tasks import OnEnd, Tasks
+from healthd.threads import use_daemon_threads
 from healthd.web import Limits, Server, address_of, bind, closing_on_error
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ SWITCH_SECONDS = 0.0005
 OTHER_CONNECTIONS = 2000
 # Files that are no connection: the database, its journal, Python's own.
 OTHER_FILES = 100
+# Of tasks that were cancelled: they wait for nothing that does not end then.
+STOP_SECONDS = 1.0
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 # A fleet that finds its aggregator again connects all at once.
 BACKLOG = 4096
@@ -69,32 +73,25 @@ async def run_aggregator(
     Serve until SIGTERM or SIGINT.
 
     `on_ready` is told the address that is really listened on. HealthdError, in one line, when it cannot start: port in
-    use, state directory not writable, database damaged, token file or certificate that cannot be used.
+    use, state directory not writable, database damaged, token file or certificate that cannot be used. Also when it
+    cannot go on: a fatal task has ended.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    use_daemon_threads()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     sys.setswitchinterval(SWITCH_SECONDS)
-    collector = asyncio.create_task(_collect_now_and_then(), name="garbage collector")
     for number in STOPPING:
         signal.signal(number, _end_at_once)
     try:
-        async with aggregator(settings, policy, baseline, actuator) as (address, failed):
+        async with aggregator(settings, policy, baseline, actuator) as (address, tasks):
             for number in STOPPING:
                 loop.add_signal_handler(number, stop.set)
             log.info("aggregator listens on %s", address)
             if on_ready is not None:
                 on_ready(address)
-            stopped = asyncio.ensure_future(stop.wait())
-            try:
-                await asyncio.wait((stopped, failed, collector), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopped.cancel()
-            for task in (failed, collector):
-                if task.done():
-                    task.result()
+            await tasks.first(stop.wait())
     finally:
-        collector.cancel()
         for number in STOPPING:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -111,10 +108,10 @@ async def aggregator(
     policy: Policy,
     baseline: BaselineSettings | None = None,
     actuator: ActuatorSettings | None = None,
-) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
+) -> AsyncIterator[tuple[str, Tasks]]:
     """
-    A whole aggregator, from entry to exit; gives its address, and a future that fails when it cannot go on: its
-    engine failed, or another aggregator has taken the database over (FencedError).
+    A whole aggregator, from entry to exit; gives its address and its tasks, whose `failure` tells when it cannot go
+    on: its engine failed, or another aggregator has taken the database over (FencedError).
 
     Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
@@ -132,16 +129,14 @@ async def aggregator(
             parts = _build(
                 settings, policy, guard, store, baseline or BaselineSettings(), actuator or ActuatorSettings()
             )
-            engine = asyncio.create_task(parts.engine.run(), name="aggregator engine")
-            learner = asyncio.create_task(parts.learner.run(), name="baselines")
-            learner.add_done_callback(_say_why)
-            leader = asyncio.create_task(store.lead(), name="leadership")
-            failed = asyncio.create_task(_first_to_end(engine, leader), name="what must not end")
-            ungated = asyncio.create_task(parts.ungated.run(), name="count of jobs without a gate")
-            tasks = [engine, learner, leader, failed, ungated]
+            tasks = parts.tasks
+            tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
+            tasks.supervise("leadership", store.lead, OnEnd.FATAL)
+            tasks.supervise("baselines", parts.learner.run)
+            tasks.supervise("count of jobs without a gate", parts.ungated.run)
+            tasks.supervise("garbage collection", _collect_now_and_then)
             if parts.hand is not None:
-                tasks.append(asyncio.create_task(parts.hand.run(), name="actuator"))
-                tasks[-1].add_done_callback(_say_why_not_acting)
+                tasks.supervise("actuator", parts.hand.run)
             endpoint = SyncEndpoint(
                 make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
             )
@@ -155,15 +150,12 @@ async def aggregator(
             try:
                 async with server:
                     try:
-                        yield address_of(sock), failed
+                        yield address_of(sock), tasks
                     finally:
-                        tasks.append(asyncio.create_task(store.give_up_when_stuck(), name="end of the store"))
+                        tasks.start("end of the store", store.give_up_when_stuck())
                         await _release(parts)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-                failed.cancelled() or failed.exception()  # told above where it was the cause
+                await tasks.stop(STOP_SECONDS)
         finally:
             store.close()
 
@@ -187,7 +179,7 @@ def _build(
     )
     for row in store.load().nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
-    observer = _Observer()
+    observer, tasks = _Observer(), Tasks()
     engine = Engine(store=store, registry=fleet, policy=policy, clock=clock, observer=observer)
     learner = Learner(fleet, store, baseline)
     metrics = FleetMetrics(
@@ -201,6 +193,7 @@ def _build(
         store=lambda: (store.failures, store.failing),
         drifts=lambda: len(learner.book.drifts()),
         errors=engine.internal_errors,
+        task_errors=tasks.errors,
         now=clock,
     )
     observer.metrics = metrics
@@ -223,6 +216,7 @@ def _build(
         learner=learner,
         ungated=ungated,
         hand=observer.hand,
+        tasks=tasks,
     )
 
 
@@ -243,13 +237,6 @@ class _Observer:
             self.hand.gate_decided(gate)
 
 
-async def _first_to_end(*tasks: asyncio.Task[None]) -> None:
-    """Until one of them ends; with its error."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-
-
 async def _release(parts: Parts) -> None:
     """Answer everybody who is held; gates stay open on disk."""
     parts.stopping.set()
@@ -258,18 +245,6 @@ async def _release(parts: Parts) -> None:
     if parts.hand is not None:
         parts.hand.stop()
     await parts.handshakes.stop()
-
-
-def _say_why(learner: asyncio.Task[None]) -> None:
-    """Gates go on without baselines; what ended the learning must not stay in the dark."""
-    if not learner.cancelled() and learner.exception() is not None:
-        log.error("baselines are not learned any more until a restart", exc_info=learner.exception())
-
-
-def _say_why_not_acting(hand: asyncio.Task[None]) -> None:
-    """Gates go on; that nobody takes bad nodes out of the way any more must not stay in the dark."""
-    if not hand.cancelled() and hand.exception() is not None:
-        log.error("bad nodes are not taken out of the way any more until a restart", exc_info=hand.exception())
 
 
 async def _collect_now_and_then() -> None:

@@ -25,6 +25,7 @@ from healthd.fleet.settings import AggregatorSettings
 from healthd.fleet.store import Store
 from healthd.fleet.sync import parse_wait, read_body
 from healthd.fleet.ungated import UngatedJobs
+from healthd.tasks import Tasks
 from healthd.wire import decode, encode
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class Parts:
     learner: Learner
     ungated: UngatedJobs
     hand: Hand | None = None
+    tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

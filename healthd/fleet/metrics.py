@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -18,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
-from healthd.exposition import exposition
+from healthd.exposition import exposition, task_errors_metric
 from healthd.fleet.calibration import STARTED, Ended, device_seconds
 from healthd.fleet.model import Gate
 from healthd.fleet.registry import Fleet
@@ -43,8 +44,8 @@ class FleetMetrics:
 
     `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
     breakers that have tripped, `words` how often each rule came to a word and what came of it, `drifts` how many
-    baselines have drifted, `errors` how often something failed in an unforeseen way, by what it stopped. `now` is the
-    clock that quarantines go by.
+    baselines have drifted, `errors` how often something failed in an unforeseen way, by what it stopped, `task_errors`
+    how often each supervised task did. `now` is the clock that quarantines go by.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class FleetMetrics:
         store: Callable[[], tuple[int, bool]] = lambda: (0, False),
         drifts: Callable[[], int] = lambda: 0,
         errors: Callable[[], Mapping[str, int]] = dict,
+        task_errors: Mapping[str, int] = MappingProxyType({}),
         now: Callable[[], float] = time.time,
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -118,7 +120,7 @@ class FleetMetrics:
             registry=self._registry,
         )
         self._registry.register(_Survey(fleet, holding, overrides, breakers, words))
-        self._registry.register(_Plight(fleet, waits, recovering, store, drifts, errors, now))
+        self._registry.register(_Plight(fleet, waits, recovering, store, drifts, errors, task_errors, now))
 
     def add(self, collector: Collector) -> None:
         """One more that is asked at each scrape."""
@@ -258,9 +260,11 @@ class _Plight(Collector):
         store: Callable[[], tuple[int, bool]],
         drifts: Callable[[], int],
         errors: Callable[[], Mapping[str, int]],
+        task_errors: Mapping[str, int],
         now: Callable[[], float],
     ) -> None:
         self._fleet = fleet
+        self._task_errors = task_errors
         self._drifts = drifts
         self._errors = errors
         self._now = now
@@ -312,3 +316,4 @@ class _Plight(Collector):
         for where, count in self._errors().items():
             internal.add_metric((where,), count)
         yield internal
+        yield task_errors_metric(self._task_errors)

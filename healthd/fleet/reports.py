@@ -18,7 +18,7 @@ from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.model import FleetNode, LeaseRow, LeaseState, Registry
 from healthd.fleet.policy import Policy
 from healthd.fleet.recovery import Recovery
-from healthd.model import Lease
+from healthd.model import Lease, NodeState
 
 FINAL = ("done", "refused", "cancelled")
 
@@ -130,16 +130,15 @@ class Reports:
             self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
         if node is None or node.state is None or node.duplicate:
             return
-        self._adopt(batch, node)
-        self._follow(batch, node)
+        self._adopt(batch, node, node.state)
+        self._follow(batch, node, node.state)
         labels = node.state.labels
         if self._labels.get(name) != labels or name in batch.forgotten:
             batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
 
-    def _follow(self, batch: Batch, node: FleetNode) -> None:
+    def _follow(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
         """Leases of ours: stored, refused, ended by the node, or gone."""
-        assert node.state is not None
-        there = {lease.id for lease in node.state.leases}
+        there = {lease.id for lease in state.leases}
         for lease_id in self._ledger.leases_of.get(node.node, ()):
             row = self._ledger.leases[lease_id]
             report = node.orders.get(lease_id)
@@ -152,10 +151,9 @@ class Reports:
                 # While it is listed, absence is no end: a node that has lost it takes it again, or says how it ended.
                 self._ledger.close_lease(batch, row, "the node does not hold it any more")
 
-    def _adopt(self, batch: Batch, node: FleetNode) -> None:
+    def _adopt(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
         """Leases and a quarantine that another database gave, for this node alone."""
-        assert node.state is not None
-        foreign = [lease for lease in node.state.leases if self._unknown(node.node, lease)]
+        foreign = [lease for lease in state.leases if self._unknown(node.node, lease)]
         for lease in foreign:
             row = LeaseRow(
                 node=node.node,
@@ -166,7 +164,7 @@ class Reports:
             )
             self._ledger.put_lease(batch, row)
         other = node.issuer is not None and node.issuer != self._ledger.store_id
-        kept = node.state.quarantine
+        kept = state.quarantine
         if other and kept is not None and kept.owner_kind != "rule" and node.node not in self._ledger.quarantines:
             self._ledger.put_quarantine(batch, node.node, kept)
         restored = any(lease.issuer == self._ledger.store_id for lease in foreign)

@@ -272,7 +272,7 @@ def _by_evidence(
     if judged.health is Health.UNHEALTHY or (judged.health is Health.DEGRADED and not policy.admit_degraded):
         return Assessment(node=name, standing=Standing.OUT, reasons=judged.reasons, age_seconds=judged.age_seconds)
     if run is not None and run.status is RunStatus.OPEN and name in gate.reserved:
-        return _under_run(now, gate, policy, node, judged)
+        return _under_run(now, gate, policy, node, state, judged)
     if judged.health is not Health.UNKNOWN:
         return _ready(now, max_age, judged, state)
     if name in gate.granted:
@@ -298,14 +298,13 @@ def _needs_run(policy: Policy, name: str, judged: Judged, rounds: int, *, run_ov
     return Assessment(node=name, standing=Standing.RUN, reasons=judged.reasons, run_over=run_over)
 
 
-def _under_run(now: float, gate: Gate, policy: Policy, node: FleetNode, judged: Judged) -> Assessment:
+def _under_run(now: float, gate: Gate, policy: Policy, node: FleetNode, state: NodeState, judged: Judged) -> Assessment:
     """A run of ours is open: its report decides whether the evidence is that of the run."""
     name, run = node.node, gate.ordered[node.node]
-    assert node.state is not None
     report = node.orders.get(run.order_id)
     status = report.status if report is not None else ""
     if status in ("done", "refused", "cancelled") and judged.health is not Health.UNKNOWN:
-        return _ready(now, gate.terms.max_age_seconds, judged, node.state, run_over=True)
+        return _ready(now, gate.terms.max_age_seconds, judged, state, run_over=True)
     if status == "done":
         return Assessment(node=name, standing=Standing.OUT, reasons=judged.reasons, final=True, run_over=True)
     if status in ("refused", "cancelled"):

@@ -70,10 +70,8 @@ class UngatedJobs:
                 self._news.set()
 
     async def run(self) -> None:
-        """The eternal task: looks up each job once."""
+        """Look up each job once, for ever. May be started again."""
         while True:
-            await self._news.wait()
-            self._news.clear()
             while self._waiting:
                 job = next(iter(self._waiting))
                 try:
@@ -81,6 +79,9 @@ class UngatedJobs:
                 except HealthdError:
                     await asyncio.sleep(self._retry_seconds)  # the store has said already what is wrong with it
                     continue
+                except Exception:
+                    del self._waiting[job]  # the others go on after the restart; the node tells of this one again
+                    raise
                 del self._waiting[job]
                 self._judged[job] = None
                 while len(self._judged) > MOST_REMEMBERED:
@@ -88,6 +89,8 @@ class UngatedJobs:
                 if not gated:
                     self._jobs += 1
                     self._examples.append(job)
+            await self._news.wait()
+            self._news.clear()
 
 
 class UngatedCollector(Collector):

@@ -17,8 +17,8 @@ from healthd.node.nccom_round import RoundSettings
 from healthd.node.scheduler import Scheduler
 from healthd.node.state import NodeBook
 from healthd.node.stay import Stay
-from healthd.node.tasks import Tasks
 from healthd.node.visit import RankSession, Visit, Wanted
+from healthd.tasks import Tasks
 
 # A validation plans its next round within a second of the last one; ranks that nobody wants keep a job out.
 IDLE_SECONDS = 20.0

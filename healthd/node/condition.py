@@ -30,7 +30,7 @@ from healthd.model import Health, NodeState, Reason
 from healthd.node.clock import Clock
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state import NodeBook
-from healthd.node.tasks import wait_for
+from healthd.tasks import wait_for
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _line(text: str) -> str:
 
 
 class ConditionWriter:
-    """Writes when the status or reason of a condition changes, and each five minutes; `run` is an eternal task."""
+    """Writes when the status or reason of a condition changes, and each five minutes; `run` is a supervised task."""
 
     def __init__(
         self,

@@ -38,9 +38,10 @@ from healthd.node.scheduler import Scheduler
 from healthd.node.settings import NodeSettings
 from healthd.node.state import NodeBook
 from healthd.node.sync import Line
-from healthd.node.tasks import Tasks, wait_for
 from healthd.runner import Runner, RunnerSettings
 from healthd.runner.lock import write_leased
+from healthd.tasks import Tasks, wait_for
+from healthd.threads import use_daemon_threads
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ async def _serve(
 ) -> None:
     """From the first task to the last."""
     loop = asyncio.get_running_loop()
+    use_daemon_threads()
     tasks = Tasks()
     stopping: asyncio.Future[None] = loop.create_future()
     LeasedFile(book, settings.run_dir)
@@ -126,15 +128,15 @@ async def _serve(
             web.Server(control.app, [hatch], limits=limits, owner_only=True),
         ):
             log.info("node %s answers on http://%s", settings.name, web.address_of(door))
-            tasks.eternal("passive checks", scheduler.run_passive)
-            tasks.eternal("active checks", scheduler.run_active)
-            tasks.eternal("watch over orders and leases", orders.watch)
-            tasks.eternal("saving of the state", saver.run)
+            tasks.supervise("passive checks", scheduler.run_passive)
+            tasks.supervise("active checks", scheduler.run_active)
+            tasks.supervise("watch over orders and leases", orders.watch)
+            tasks.supervise("saving of the state", saver.run)
             for line in lines:
-                tasks.eternal("held sync", line.run_held)
-                tasks.eternal("urgent sync", line.run_urgent)
+                tasks.supervise("held sync", line.run_held)
+                tasks.supervise("urgent sync", line.run_urgent)
             for writer in condition:
-                tasks.eternal("node condition", writer.run)
+                tasks.supervise("node condition", writer.run)
             try:
                 await stopping
             finally:  # a preflight cancels it
@@ -160,7 +162,7 @@ def _line(
         key=files.node_key(settings.state_dir),
         clock=clock,
         learned=learned,
-        on_error=lambda: tasks.count_error("held sync"),
+        on_error=lambda error: tasks.count_error("held sync", error),
     )
     book.listen(line.changed)
     orders.changed = line.changed

@@ -66,7 +66,10 @@ class Ordered:
 
 @dataclass(eq=False)
 class Flight:
-    """A run under way. `ordered` are those it is for; empty when nobody asked. A `cancelled` one is not joined."""
+    """
+    A run under way, or about to be: `task` is None until then. `ordered` are those it is for; empty when nobody asked.
+    A `cancelled` one is not joined, and not started where it has not been yet.
+    """
 
     tier: Tier
     checks: tuple[str, ...]
@@ -76,6 +79,8 @@ class Flight:
 
     def cancel(self) -> None:
         """Stop it, once: a second time would disturb the cleaning up after it."""
-        if self.task is not None and not self.cancelled:
-            self.cancelled = True
+        if self.cancelled:
+            return
+        self.cancelled = True
+        if self.task is not None:
             self.task.cancel()

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
 from healthd import __version__
+from healthd.exposition import task_errors_metric
 from healthd.model import CheckResult, Health, NodeState
 from healthd.node.state import NodeBook, Totals
 
@@ -59,14 +60,7 @@ class NodeCollector(Collector):
             "What active checks took of the devices since the daemon started.",
             value=totals.probe_device_seconds,
         )
-        errors = CounterMetricFamily(
-            "healthd_task_errors",
-            "How often a task of the daemon failed unexpectedly and was started again; its log has the traceback.",
-            labels=["task"],
-        )
-        for task, count in self._task_errors.items():
-            errors.add_metric([task], count)
-        yield errors
+        yield task_errors_metric(self._task_errors)
 
 
 def registry_of(book: NodeBook, task_errors: Mapping[str, int]) -> CollectorRegistry:

@@ -20,7 +20,7 @@ from healthd.node.leases import Ledger, Sight, by_id, fate, process_of, process_
 from healthd.node.scheduler import Scheduler
 from healthd.node.settings import NodeSettings
 from healthd.node.state import NodeBook
-from healthd.node.tasks import Tasks, wait_for
+from healthd.tasks import Tasks, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Open:
 
 
 class Orders:
-    """Start `watch` as an eternal task; `changed` is called after every change of a report."""
+    """Start `watch` as a supervised task; `changed` is called after every change of a report."""
 
     def __init__(
         self,

@@ -13,13 +13,13 @@ from healthd.node.flight import Probes
 from healthd.node.recording import Recorder
 from healthd.node.settings import NodeSettings
 from healthd.node.state import NodeBook
-from healthd.node.tasks import LONGEST_SLEEP_SECONDS, wait_for
 from healthd.node.timetable import PassiveTimetable
 from healthd.runner import Plan
+from healthd.tasks import LONGEST_SLEEP_SECONDS, wait_for
 
 
 class PassiveRounds:
-    """Start `run` as an eternal task. `wake` makes it look at the clock again."""
+    """Start `run` as a supervised task. `wake` makes it look at the clock again."""
 
     def __init__(
         self,

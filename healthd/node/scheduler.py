@@ -25,9 +25,9 @@ from healthd.node.recording import Recorder
 from healthd.node.settings import ActiveSettings, NodeSettings
 from healthd.node.state import NodeBook
 from healthd.node.stay import Stay
-from healthd.node.tasks import LONGEST_SLEEP_SECONDS, Tasks, is_cancelling, wait_for
 from healthd.node.timetable import QuickFacts, quick_due_at
 from healthd.runner import Plan
+from healthd.tasks import LONGEST_SLEEP_SECONDS, Tasks, is_cancelling, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ GUARD_SECONDS = 2.0
 
 
 class Scheduler:
-    """Start `run_passive` and `run_active` as eternal tasks; everything else is called on the event loop."""
+    """Start `run_passive` and `run_active` as supervised tasks; everything else is called on the event loop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Scheduler:
             clock=clock,
             unprompted=settings.active.unprompted,
             schedulers=schedulers,
-            ours=lambda: self._flight is not None or self._stay is not None,
+            ours=lambda: self._under_way() is not None or self._stay is not None,
             on_news=self._active_wake.set,
         )
         self._recorder = Recorder(book, self._claims.take_look)
@@ -99,7 +99,7 @@ class Scheduler:
 
         Joins a run under way as far as that does the same work.
         """
-        waits = self._queue.take(order_id, tier, checks, report, workload=workload, flight=self._flight)
+        waits = self._queue.take(order_id, tier, checks, report, workload=workload, flight=self._under_way())
         if waits:
             self._active_wake.set()
             if self._stay is not None and self._stay.idle():
@@ -149,12 +149,13 @@ class Scheduler:
             await self._stay.gone.wait()
         self._queue.stand_down(why)
         flight = self._flight
-        if flight is not None and flight.task is not None and self._claims.needs_devices(flight.checks):
+        if flight is not None and self._claims.needs_devices(flight.checks):
             for ordered in flight.ordered:
                 ordered.report(OrderReport(status="cancelled", message=why))
             flight.ordered.clear()
             flight.cancel()
-            await asyncio.wait([flight.task])
+            if flight.task is not None:
+                await asyncio.wait([flight.task])
 
     async def refresh(self) -> None:
         """Look at the machine now, and return when that is known."""
@@ -196,6 +197,10 @@ class Scheduler:
                 continue
             await wait_for(self._active_wake, min(pause, LONGEST_SLEEP_SECONDS))
 
+    def _under_way(self) -> Flight | None:
+        """The run that has the devices; None also while one is still looking whether they are free."""
+        return self._flight if self._flight is not None and self._flight.task is not None else None
+
     def _quick_in(self) -> float:
         """Seconds until the quick tier is due by itself; suspended while somebody has the devices."""
         if self._book.allocated or self._claims.unheard:
@@ -232,14 +237,18 @@ class Scheduler:
     async def _run_flight(self, flight: Flight) -> None:
         """One active run from the look at the devices to the last report."""
         needs_devices = self._claims.needs_devices(flight.checks)
+        self._flight = flight
         if needs_devices:
             await self._claims.freshen()
+            if flight.cancelled:
+                self._flight = None
+                return
             if why := self._claims.taken(flight.ordered):
                 for ordered in flight.ordered:
                     ordered.report(OrderReport(status="refused", message=why))
+                self._flight = None
                 return
             self._attempted_at, self._released, self._forced = self._clock.boot(), False, False
-        self._flight = flight
         order_id = flight.ordered[0].id if flight.ordered else None
         self._book.set_running(f"{flight.tier.value} (order {order_id})" if order_id else flight.tier.value)
         for ordered in flight.ordered:

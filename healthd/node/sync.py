@@ -55,7 +55,7 @@ class NotWantedError(UnreachableError):
 
 
 class Line:
-    """Start `run_held` and `run_urgent` as eternal tasks; `changed` is called after every change that may matter."""
+    """Start `run_held` and `run_urgent` as supervised tasks; `changed` is called after every change that may matter."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Line:
         clock: Clock,
         seed: int | None = None,
         learned: KeptLimits | None = None,
-        on_error: Callable[[], None] = lambda: None,
+        on_error: Callable[[Exception], None] = lambda _: None,
     ) -> None:
-        """`on_error` is called when an answer makes our own code raise."""
+        """`on_error` is told when an answer makes our own code raise."""
         self._learned = learned
         self._book = book
         self._orders = orders
@@ -208,7 +208,7 @@ class Line:
         except HealthdError:
             raise
         except Exception as error:
-            self._on_error()
+            self._on_error(error)
             log.exception("the exchange with aggregator %s failed unexpectedly", self._url)
             said = f"{type(error).__name__}: {error}"[:300]
             raise UnforeseenError(f"aggregator {self._url}: an unforeseen error: {said}") from None

@@ -18,8 +18,8 @@ from healthd.node.clock import Clock
 from healthd.node.flight import Report
 from healthd.node.interfaces import interface_to
 from healthd.node.nccom_round import NccomRound, RoundSettings, Told
-from healthd.node.tasks import Tasks, is_cancelling, wait_for
 from healthd.runner import OnReport, RefusedError
+from healthd.tasks import Tasks, is_cancelling, wait_for
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from healthd import wire
 from healthd.client import BAD_REQUEST, HOLD_SECONDS, NO_TOKEN, WRONG_TOKEN, Aggregator, RefusedError
@@ -18,8 +18,7 @@ from healthd.model import Decision, Verdict
 from healthd.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
 from healthd.preflight.main_node import MainNode, main_node
 from healthd.preflight.roll_call import DifferenceError, call, check, reach_main, tell_difference
-
-T = TypeVar("T")
+from healthd.tasks import OnEnd, Tasks
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
 ROLL_CALL_SECONDS = 3.0
@@ -41,24 +40,45 @@ async def keep(
     `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
     wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
-    parent = asyncio.create_task(_parent_ended(task.parent), name="watch over the hook")
+    tasks = Tasks()
+    parent = tasks.start("watch over the hook", _parent_ended(task.parent))
     told = False
     try:
-        async with main_node(task, folder) as main:
+        async with main_node(task, folder, tasks) as main:
             try:
                 outcome = await _gate(task, run_executor, main, parent)
             except DifferenceError as error:
                 outcome = Outcome(kind="exit", code=USAGE, message=str(error))
             report(outcome)
             told = True
-            await _first(_stay(task, outcome, parent), *([main.ended] if main else []))
+            async with _watching(main) as watch:
+                await watch.first(_stay(task, outcome, parent))
     except ParentEndedError:
         return
     except HealthdError as error:
         if not told:
             report(Outcome(kind="exit", code=_code_of(error), message=str(error)))
     finally:
-        parent.cancel()
+        await tasks.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def _watching(main: MainNode | None, parent: asyncio.Task[None] | None = None) -> AsyncIterator[Tasks]:
+    """What the block does with these tasks' `first` ends when the aggregator of this gate does, or the hook."""
+    tasks = Tasks()
+    if main is not None:
+        tasks.supervise("aggregator of this gate", main.until_ended, OnEnd.FATAL)
+    if parent is not None:
+        tasks.supervise("hook", lambda: _hook_gone(parent), OnEnd.FATAL)
+    try:
+        yield tasks
+    finally:
+        await tasks.stop(None)
+
+
+async def _hook_gone(parent: asyncio.Task[None]) -> None:
+    await asyncio.wait({parent})
+    raise ParentEndedError("the hook has ended")
 
 
 def _code_of(error: HealthdError) -> int:
@@ -71,46 +91,16 @@ async def _gate(
     task: Task, run_executor: Callable[[], Awaitable[None]], main: MainNode | None, parent: asyncio.Task[None]
 ) -> Outcome:
     """From the first word with the main node to the last; the executor runs in between and no longer."""
-    hook_gone = asyncio.create_task(_raise_when(parent, ParentEndedError("the hook has ended")))
-    watched: list[asyncio.Future[None]] = [hook_gone, *([main.ended] if main else [])]
-    executor: asyncio.Task[None] | None = None
-    try:
-        wait_seconds = await _first(reach_main(task), *watched)
+    async with _watching(main, parent) as tasks:
+        wait_seconds = await tasks.first(reach_main(task))
         if task.probes:
-            executor = asyncio.create_task(_execute(run_executor), name="executor")
-            watched.append(executor)
-        return await _first(_settle(task, wait_seconds), *watched)
-    finally:
-        hook_gone.cancel()
-        if executor is not None:
-            executor.cancel()
-            await asyncio.wait({executor})
-            if not executor.cancelled():
-                executor.exception()  # told above where it was the cause
+            tasks.supervise("checks of this node", lambda: _execute(run_executor), OnEnd.FATAL)
+        return await tasks.first(_settle(task, wait_seconds))
 
 
 async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
     await run_executor()
     raise HealthdError("the checks of this node ended before the gate did")
-
-
-async def _raise_when(done: asyncio.Future[None], error: HealthdError) -> None:
-    await asyncio.wait({done})
-    raise error
-
-
-async def _first(work: Awaitable[T], *watched: asyncio.Future[None]) -> T:
-    """The result of `work`, unless one of the watched raises first."""
-    task = asyncio.ensure_future(work)
-    try:
-        everything: list[asyncio.Future[Any]] = [task, *watched]
-        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        for other in watched:
-            if other.done() and not task.done():
-                other.result()
-        return await task
-    finally:
-        task.cancel()
 
 
 async def _settle(task: Task, wait_seconds: float) -> Outcome:
@@ -238,7 +228,8 @@ async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> Non
         with contextlib.suppress(HealthdError):
             await _handshake(task, decision, "ended", wait=0)
     elif outcome.kind == "park":
-        await _first(_job_ended(task, decision), asyncio.ensure_future(_raise_when(parent, ParentEndedError("gone"))))
+        async with _watching(None, parent) as watch:
+            await watch.first(_job_ended(task, decision))
     if task.leads:
         await _others_told(task, decision, until_over=parks)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from healthd.errors import HealthdError
 from healthd.preflight import Plain, Task
+from healthd.tasks import Tasks
 
 # Nodes of a preflight ask this often and count as silent after this long: a node that died must not be waited for.
 ASK_SECONDS = 5.0
@@ -25,12 +26,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class MainNode:
-    """A running aggregator. `ended` is done when it is gone, with its last words."""
+    """A running aggregator."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, tasks: Tasks) -> None:
         self._process = process
         self._last: deque[str] = deque(maxlen=5)
-        self.ended: asyncio.Task[None] = asyncio.create_task(self._watch(), name="aggregator of this gate")
+        self._ended = tasks.start("last words of the aggregator of this gate", self._watch())
+
+    async def until_ended(self) -> None:
+        """Wait until it is gone; raises a HealthdError with its last words."""
+        await asyncio.shield(self._ended)
 
     async def _watch(self) -> None:
         """Drain what it says, so that it never waits for us, and raise its last words when it ends."""
@@ -49,13 +54,13 @@ class MainNode:
             await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await asyncio.wait({self.ended})
+        await asyncio.wait({self._ended})
         with contextlib.suppress(HealthdError, asyncio.CancelledError):
-            self.ended.result()
+            self._ended.result()
 
 
 @contextlib.asynccontextmanager
-async def main_node(task: Task, folder: Path) -> AsyncIterator[MainNode | None]:
+async def main_node(task: Task, folder: Path, tasks: Tasks) -> AsyncIterator[MainNode | None]:
     """The aggregator, from entry to exit, where this process leads; None elsewhere."""
     if not task.leads:
         yield None
@@ -73,7 +78,7 @@ async def main_node(task: Task, folder: Path) -> AsyncIterator[MainNode | None]:
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=_die_with_parent,
     )
-    running = MainNode(process)
+    running = MainNode(process, tasks)
     try:
         yield running
     finally:

@@ -111,7 +111,7 @@ class Devices:
     async def _run_groups(self, infos: Sequence[CheckInfo]) -> None:
         from healthd.runner.subgroups import Unclear, is_open
 
-        self._folder = Path(tempfile.mkdtemp(prefix="healthd-"))
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="healthd-"))
         collective = Collective(self._workers, self._lanes, self._folder, self._warming, learns=True)
         search = self._plan.localize or self._plan.tier.rank >= Tier.DEEP.rank
         unclear: list[Unclear] = []
@@ -141,19 +141,16 @@ class Devices:
                 else:
                     self._account.tell(result)
         if unclear:
-            await self._search(unclear)
+            await self._search(unclear, folder)
 
-    async def _search(self, unclear: Sequence[Unclear]) -> None:
+    async def _search(self, unclear: Sequence[Unclear], folder: Path) -> None:
         """Let smaller groups of ranks say who is at fault in collectives that failed, and add it to their results."""
         from healthd.runner.subgroups import Subgroups
 
         within = self._workers.settings.search_seconds
         if self._plan.timeout_seconds is not None:  # what is known must be told before the run's time is up
             within = min(within, 0.8 * (self._account.began + self._plan.timeout_seconds - time.monotonic()))
-        assert self._folder is not None
-        groups = Subgroups(
-            self._workers, self._lanes, self._folder, command=self._account.command, judge=self._node.judged
-        )
+        groups = Subgroups(self._workers, self._lanes, folder, command=self._account.command, judge=self._node.judged)
         found = await groups.search(unclear, self._account.results.values(), deadline=time.monotonic() + within)
         for one in unclear:
             one.judgement.findings.extend(found)

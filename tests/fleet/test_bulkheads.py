@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from checks.contract import Blame
 from healthd.errors import HealthdError
+from healthd.evidence import reason
 from healthd.fleet.api import make_app
 from healthd.fleet.changes import PutEvent
 from healthd.fleet.ledger import Batch
@@ -43,6 +44,10 @@ class Faulty(World):
             self.untold -= 1
             raise ZeroDivisionError("planted in telling")
         super().set_orders(node, orders)
+
+
+async def nobody_gated(_: str) -> bool:
+    return False
 
 
 async def asked(run: Running, job: str, node: str, **more: object) -> str:
@@ -139,6 +144,18 @@ def test_accusation_that_cannot_be_judged_stops_its_node_alone() -> None:
             assert run.engine.internal_errors()["node"] == 1
             _, decision = await run.admit(nodes=("n2",))
             assert decision.decision is Verdict.ADMIT
+
+    asyncio.run(main())
+
+
+def test_accusation_of_a_node_that_cannot_be_looked_up_stops_it_alone() -> None:
+    async def main() -> None:
+        world = Faulty("n1", "n2")
+        async with running(world) as run:
+            world.bad = {"n1"}
+            planted = Accuse(node="n1", reason=reason("WrongResult", "wrong", node="n1"))
+            await run.engine._do(lambda batch: batch.accused.append(planted))
+            assert run.engine.internal_errors() == {"gate": 0, "node": 1, "request": 0, "turn": 0}
 
     asyncio.run(main())
 

@@ -133,10 +133,10 @@ def test_aggregator_that_lost_its_connection_to_nobody_goes_on(url: str) -> None
 def test_aggregator_that_is_at_rest_ends_when_another_took_over(tmp_path: Path) -> None:
     async def main() -> None:
         settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
-        async with aggregator(settings, Policy()) as (_, failed):
+        async with aggregator(settings, Policy()) as (_, tasks):
             taken_over(settings.database_url)
             with pytest.raises(FencedError, match="writes nothing more and ends"):
-                await asyncio.wait_for(asyncio.shield(failed), 10 * PATIENCE)
+                await asyncio.wait_for(tasks.failure(), 10 * PATIENCE)
 
     asyncio.run(main())
 

@@ -41,6 +41,7 @@ CONTRACT = {
     "healthd_store_failures": "counter",
     "healthd_store_failing": "gauge",
     "healthd_internal_errors": "counter",
+    "healthd_task_errors": "counter",
     "healthd_job_outcomes": "counter",
     "healthd_gate_false_alarms": "counter",
     "healthd_gate_misses": "counter",

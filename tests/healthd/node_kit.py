@@ -19,8 +19,8 @@ from healthd.node.orders import Orders
 from healthd.node.scheduler import Scheduler
 from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings
 from healthd.node.state import NodeBook
-from healthd.node.tasks import Tasks
 from healthd.runner import CheckInfo, OnResult, Plan, Survey
+from healthd.tasks import Tasks
 from tests.patience import PATIENCE
 
 T = TypeVar("T")
@@ -252,8 +252,8 @@ class World:
         )
 
     async def __aenter__(self) -> World:
-        self.tasks.eternal("passive", self.scheduler.run_passive)
-        self.tasks.eternal("active", self.scheduler.run_active)
+        self.tasks.supervise("passive", self.scheduler.run_passive)
+        self.tasks.supervise("active", self.scheduler.run_active)
         return self
 
     async def __aexit__(self, *_: object) -> None:

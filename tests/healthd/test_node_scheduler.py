@@ -16,7 +16,7 @@ from healthd.node.catalogue import enabled_checks
 from healthd.node.results import Stamped
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.timetable import PassiveTimetable, QuickFacts, quick_due_at
-from tests.healthd.node_kit import CATALOGUE, World, finding, quiet, result, run, settings, specs
+from tests.healthd.node_kit import CATALOGUE, World, eventually, finding, quiet, result, run, settings, specs
 
 # --- ticks ------------------------------------------------------------------------------------------------------------
 
@@ -263,6 +263,33 @@ def test_cancelled_order_stops_its_run_and_the_next_one_starts(tmp_path: Path) -
             assert [r.status for r in first] == ["accepted", "running", "cancelled"]
             assert len(world.probes.cancelled) == 1
             assert second[-1].status == "done"
+
+    run(main())
+
+
+@pytest.mark.parametrize("stand_down", [False, True])
+def test_order_that_is_cancelled_while_the_devices_are_looked_at_does_not_start(
+    tmp_path: Path, stand_down: bool
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path, active=ActiveSettings(unprompted=OFF)) as world:
+            await quiet()
+            world.time.move(2.0)  # the last look is too old for a run
+            world.probes.look_gate.clear()
+            looks = world.probes.surveys
+            first: list[OrderReport] = []
+            second: list[OrderReport] = []
+            world.scheduler.order("o1", Tier.QUICK, (), first.append)
+            await eventually(lambda: world.probes.surveys > looks)
+            if stand_down:
+                await world.scheduler.stand_down("called off")
+            else:
+                world.scheduler.cancel("o1", "called off")
+            world.scheduler.order("o2", Tier.QUICK, (), second.append)
+            world.probes.look_gate.set()
+            await eventually(lambda: second[-1].status == "done")
+            assert [(r.status, r.message) for r in first] == [("accepted", ""), ("cancelled", "called off")]
+            assert [plan.order for plan in world.probes.active_plans()] == ["o2"]
 
     run(main())
 

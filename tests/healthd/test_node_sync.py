@@ -102,7 +102,7 @@ def ended(request: SyncRequest, order_id: str) -> bool:
     return order_id in request.orders and request.orders[order_id].status == "done"
 
 
-def line_of(world: World, *urls: str, on_error: Callable[[], None] = lambda: None, **changes: Any) -> Line:
+def line_of(world: World, *urls: str, on_error: Callable[[Exception], None] = lambda _: None, **changes: Any) -> Line:
     line = Line(
         world.book,
         world.orders,
@@ -122,8 +122,8 @@ async def connected(folder: Path, **changes: Any) -> AsyncIterator[tuple[World, 
     async with Aggregator().serving() as aggregator, World(folder, active=ON_ORDER) as world:
         await quiet()
         line = line_of(world, aggregator.url, **changes)
-        world.tasks.eternal("held", line.run_held)
-        world.tasks.eternal("urgent", line.run_urgent)
+        world.tasks.supervise("held", line.run_held)
+        world.tasks.supervise("urgent", line.run_urgent)
         await eventually(lambda: [wait for wait, _ in aggregator.requests] == [0.0, 25.0])
         yield world, aggregator, line
 
@@ -262,8 +262,8 @@ def test_aggregator_that_is_away_cancels_nothing_and_is_one_line_in_the_log(
             await quiet()
             async with Aggregator().serving() as aggregator:
                 line = line_of(world, aggregator.url, backoff_max_seconds=0.02)
-                world.tasks.eternal("held", line.run_held)
-                world.tasks.eternal("urgent", line.run_urgent)
+                world.tasks.supervise("held", line.run_held)
+                world.tasks.supervise("urgent", line.run_urgent)
                 await eventually(lambda: len(aggregator.requests) == 2)
                 aggregator.tell(lease_order(lease()))
                 await eventually(lambda: world.status("L1") == "accepted")
@@ -296,7 +296,7 @@ def test_next_aggregator_of_the_list_takes_over(tmp_path: Path) -> None:
             dead = f"http://127.0.0.1:{nobody.getsockname()[1]}"
             async with Aggregator("db2").serving() as second, World(tmp_path, active=ON_ORDER) as world:
                 line = line_of(world, dead, second.url)
-                world.tasks.eternal("held", line.run_held)
+                world.tasks.supervise("held", line.run_held)
                 await eventually(lambda: len(second.requests) == 2)
                 assert line.connected_to == second.url
 
@@ -324,7 +324,7 @@ def test_answer_that_cannot_be_used_is_said_clearly_and_changes_nothing(
         async with Aggregator().serving() as aggregator, World(tmp_path, active=ON_ORDER) as world:
             aggregator.raw = raw
             line = line_of(world, aggregator.url, backoff_max_seconds=0.01)
-            world.tasks.eternal("held", line.run_held)
+            world.tasks.supervise("held", line.run_held)
             await eventually(lambda: said in caplog.text)
             assert line.connected_to is None
             aggregator.raw = None
@@ -420,7 +420,7 @@ def test_answer_that_makes_our_own_code_raise_is_logged_counted_and_never_confir
     async def main() -> None:
         async with Aggregator().serving() as aggregator, World(tmp_path, active=ON_ORDER) as world:
             await quiet()
-            line = line_of(world, aggregator.url, backoff_max_seconds=0.01, on_error=lambda: errors.append(1))
+            line = line_of(world, aggregator.url, backoff_max_seconds=0.01, on_error=lambda _: errors.append(1))
 
             def listen() -> None:
                 if world.book.quarantine is not None and not errors:
@@ -428,7 +428,7 @@ def test_answer_that_makes_our_own_code_raise_is_logged_counted_and_never_confir
 
             world.book.listen(listen)
             aggregator.quarantine = Quarantine(reason="x", owner="p", owner_kind="person", since=1.0, until=None)
-            world.tasks.eternal("held", line.run_held)
+            world.tasks.supervise("held", line.run_held)
             await eventually(lambda: aggregator.last.last_answer is not None if aggregator.requests else False)
             assert [request.last_answer for _, request in aggregator.requests] == [None, None, "a2"]
             assert errors == [1]

@@ -13,8 +13,8 @@ from healthd.model import CheckResult, Order
 from healthd.node.api import NodeApi
 from healthd.node.metrics import registry_of
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.node.tasks import Tasks
 from healthd.runner import Plan
+from healthd.tasks import Tasks
 from tests.healthd.launch_kit import order
 from tests.healthd.node_kit import World, eventually, lease, lease_order, quiet, run, run_order
 
@@ -28,7 +28,7 @@ class Collectives:
         raise KeyError("nobody thought of this")
 
 
-def test_eternal_task_that_fails_or_ends_is_started_again_logged_and_counted(
+def test_supervised_task_that_fails_or_ends_is_started_again_logged_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -42,7 +42,7 @@ def test_eternal_task_that_fails_or_ends_is_started_again_logged_and_counted(
             if len(starts) > 2:
                 await asyncio.Event().wait()
 
-        tasks.eternal("orders", work)
+        tasks.supervise("orders", work)
         await eventually(lambda: len(starts) == 3)
         assert tasks.errors == {"orders": 2}
         assert "orders has failed; it is started again in 0.001 s" in caplog.text
@@ -53,7 +53,7 @@ def test_eternal_task_that_fails_or_ends_is_started_again_logged_and_counted(
             assert b'healthd_task_errors_total{task="orders"} 2.0' in text
             later = Tasks()
             transport = httpx.ASGITransport(app=NodeApi(world.book, later.errors))  # type: ignore[arg-type]
-            later.eternal("sync", asyncio.Event().wait)  # type: ignore[arg-type]
+            later.supervise("sync", asyncio.Event().wait)  # type: ignore[arg-type]
             async with httpx.AsyncClient(transport=transport, base_url="http://n1") as client:
                 assert 'task_errors_total{task="sync"} 0.0' in (await client.get("/metrics")).text
             await later.stop(1.0)

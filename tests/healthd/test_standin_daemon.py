@@ -24,9 +24,9 @@ from healthd.node.catalogue import enabled_checks
 from healthd.node.scheduler import Scheduler
 from healthd.node.settings import NodeSettings
 from healthd.node.state import NodeBook
-from healthd.node.tasks import Tasks
 from healthd.runner import Runner, RunnerSettings
 from healthd.runner.core import builtin_catalogue
+from healthd.tasks import Tasks
 from tests.fakes.neuron import NeuronMachine, parse_fault
 from tests.healthd.node_kit import MovedClock
 from tests.hosts.tree import Tree, read_tree
@@ -56,7 +56,7 @@ class Daemon:
         clock = self._time.clock
         self._scheduler = Scheduler(self.book, self._runner, self._settings, clock=clock, tasks=tasks, seed=1)
         server = web.Server(NodeApi(self.book), [sock], limits=web.Limits(stop_seconds=0.1))
-        tasks.eternal("passive", self._scheduler.run_passive)
+        tasks.supervise("passive", self._scheduler.run_passive)
         address = f"http://{web.address_of(sock)}"
         try:
             async with server, httpx.AsyncClient(base_url=address, trust_env=False) as http:

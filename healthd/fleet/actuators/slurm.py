@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from healthd.fleet.actuators.model import ActuatorError, Done, Outcome, Removal
 from healthd.fleet.actuators.settings import ActuatorSettings
 from healthd.slurm import Scontrol, SlurmError, SlurmNode, one_node, reason_text
+
+T = TypeVar("T")
 
 # Less than a gate's reject is held back for (`actuator.answer`), so that a controller that is away is said in time.
 ANSWER_SECONDS = 8.0
@@ -36,26 +39,26 @@ class SlurmActuator:
 
     async def marked(self) -> Mapping[str, str]:
         """As in `model.Actuator`."""
-        return await asyncio.to_thread(self._marked)
+        return await _in_thread(self._marked, self._scontrol.afresh())
 
     async def remove(self, removal: Removal) -> Outcome:
         """As in `model.Actuator`. A node that somebody else has taken out, for whatever reason, is left as it is."""
-        return await asyncio.to_thread(self._remove, removal)
+        return await _in_thread(lambda scontrol: self._remove(scontrol, removal), self._scontrol.afresh())
 
     async def restore(self, node: str) -> Outcome:
         """As in `model.Actuator`."""
-        return await asyncio.to_thread(self._restore, node)
+        return await _in_thread(lambda scontrol: self._restore(scontrol, node), self._scontrol.afresh())
 
-    def _marked(self) -> Mapping[str, str]:
+    def _marked(self, scontrol: Scontrol) -> Mapping[str, str]:
         try:
-            nodes = self._scontrol.nodes()
+            nodes = scontrol.nodes()
         except SlurmError as error:
             raise ActuatorError(str(error)) from None
         return {self._fleet_name(node): node.reason for node in nodes if node.bears(self._mark)}
 
-    def _remove(self, removal: Removal) -> Outcome:
+    def _remove(self, scontrol: Scontrol, removal: Removal) -> Outcome:
         try:
-            node = self._find(removal)
+            node = _find(scontrol, removal)
             if node is None:
                 return Outcome(done=Done.LEFT, note=f"Slurm knows no node {' or '.join(removal.names)}")
             if node.bears(self._mark):
@@ -69,40 +72,48 @@ class SlurmActuator:
                     done=Done.LEFT, note=f"{node.name} is out of service by others: {node.reason or 'no reason'}"
                 )
             whose = "" if node.name == removal.node else f"as {removal.node}: "
-            self._scontrol.drain(node.name, reason_text(self._mark, whose + removal.reason))
+            scontrol.drain(node.name, reason_text(self._mark, whose + removal.reason))
         except SlurmError as error:
             raise ActuatorError(str(error)) from None
         return Outcome(done=Done.OUT, note=f"{node.name} is drained; jobs that run there go on")
 
-    def _restore(self, name: str) -> Outcome:
+    def _restore(self, scontrol: Scontrol, name: str) -> Outcome:
         try:
-            node = self._drained_for(name)
+            node = self._drained_for(scontrol, name)
             if node is None:
                 return Outcome(done=Done.LEFT, note=f"no drain of ours on {name}")
-            self._scontrol.undrain(node.name)
+            scontrol.undrain(node.name)
         except SlurmError as error:
             raise ActuatorError(str(error)) from None
         return Outcome(done=Done.BACK, note=f"{node.name} is drained no more")
 
-    def _find(self, removal: Removal) -> SlurmNode | None:
-        """The node under the first of its names that Slurm knows."""
-        for name in removal.names:
-            if one_node(name) and (node := self._scontrol.node(name)) is not None:
-                return node
-        return None
-
-    def _drained_for(self, name: str) -> SlurmNode | None:
+    def _drained_for(self, scontrol: Scontrol, name: str) -> SlurmNode | None:
         """The node that bears our mark for a node of the fleet: looked at anew, right before it is undrained."""
-        node = self._scontrol.node(name)
+        node = scontrol.node(name)
         if node is not None and node.bears(self._mark) and self._fleet_name(node) == name:
             return node
-        return next(
-            (one for one in self._scontrol.nodes() if one.bears(self._mark) and self._fleet_name(one) == name), None
-        )
+        return next((one for one in scontrol.nodes() if one.bears(self._mark) and self._fleet_name(one) == name), None)
 
     def _fleet_name(self, node: SlurmNode) -> str:
         match = _AS.match(node.reason, len(self._mark))
         return match[1] if match else node.name
+
+
+def _find(scontrol: Scontrol, removal: Removal) -> SlurmNode | None:
+    """The node under the first of its names that Slurm knows."""
+    for name in removal.names:
+        if one_node(name) and (node := scontrol.node(name)) is not None:
+            return node
+    return None
+
+
+async def _in_thread(work: Callable[[Scontrol], T], scontrol: Scontrol) -> T:
+    """What `work` gives. When nobody waits for that any more, the program that it is in ends, and no other starts."""
+    try:
+        return await asyncio.to_thread(work, scontrol)
+    except asyncio.CancelledError:
+        scontrol.cancel()
+        raise
 
 
 def make(settings: ActuatorSettings) -> SlurmActuator:

@@ -38,7 +38,7 @@ from healthd.fleet.rules.model import (
     Would,
 )
 from healthd.fleet.rules.probing import due_at
-from healthd.model import Order, Quarantine, Reason, RunOrder
+from healthd.model import NodeState, Order, Quarantine, Reason, RunOrder
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,8 @@ class Rules:
                 node = nodes.get(name)
                 if node is None or node.state is None or node.duplicate or not node.confirmed:
                     self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
-                elif self._concerns(batch, node):
-                    self._look(batch, node, ())
+                elif self._concerns(batch, node, node.state):
+                    self._look(batch, node, node.state, ())
 
     def accuse(self, batch: Batch, resting: Collection[str] = ()) -> set[str]:
         """Take in what validations said in this turn of nodes not `resting`; those that are quarantined for it."""
@@ -115,30 +115,31 @@ class Rules:
             told.setdefault(accusation.node, []).append(accusation.reason)
         before = set(self._ledger.quarantines)
         for name, reasons in sorted(told.items()):
-            node = self._registry.node(name)
-            if node is not None and node.state is not None and name not in resting:
-                with contained(Where.NODE, name):
-                    self._look(batch, node, tuple(reasons))
+            if name in resting:
+                continue
+            with contained(Where.NODE, name):
+                node = self._registry.node(name)
+                if node is not None and node.state is not None:
+                    self._look(batch, node, node.state, tuple(reasons))
         return set(self._ledger.quarantines) - before
 
     def next_due(self, resting: Collection[str] = ()) -> float:
         """When time alone may change something."""
         return min((at for name, at in self._memory.due.items() if name not in resting), default=math.inf)
 
-    def _concerns(self, batch: Batch, node: FleetNode) -> bool:
+    def _concerns(self, batch: Batch, node: FleetNode, state: NodeState) -> bool:
         """Whether there is anything new about the node, or anything remembered of it."""
         record = self._memory.records.get(node.node)
         if record is not None and record.active:
             return True
         if self._memory.versions.get(node.node) == node.version:
             return False
-        assert node.state is not None  # the caller has looked
         if node.failing is None or node.machine is None:
             return True
         same = self._memory.machines.get(node.node) == node.machine
         if node.failing or self._lost_word(node) or not (same or self._unlatched(node.node, node.machine)):
             return True
-        self._follow_machine(batch, node)
+        self._follow_machine(batch, node, state)
         self._memory.set(self._memory.versions, node.node, node.version)
         return False
 
@@ -155,25 +156,24 @@ class Rules:
 
     # --- one node -----------------------------------------------------------------------------------------------------
 
-    def _look(self, batch: Batch, node: FleetNode, accusations: tuple[Reason, ...]) -> None:
-        assert node.state is not None  # the caller has looked
+    def _look(self, batch: Batch, node: FleetNode, state: NodeState, accusations: tuple[Reason, ...]) -> None:
         name = node.node
-        self._follow_machine(batch, node)
+        self._follow_machine(batch, node, state)
         record = self._memory.records.get(name) or Record(node=name)
         kept = self._ledger.quarantines.get(name)
         facts = facts_of(
             batch.now,
             node,
             self._policy,
-            room=self._room(batch.now, node.state.labels.get("pool")),
+            room=self._room(batch.now, state.labels.get("pool")),
             person=kept is not None and kept.owner_kind != "rule" and _stands(kept, batch.now),
             kept=kept is not None and kept.owner_kind == "rule",
             accusations=accusations,
             probe=record.probe.order_id if record.probe is not None else None,
         )
         composed = dataclasses.replace(record, latches=tuple(self._latches_of(record, facts)))
-        if self._lost_word(node) and record.word is None and kept is None and node.state.quarantine is not None:
-            spoken = node.state.quarantine
+        if self._lost_word(node) and record.word is None and kept is None and state.quarantine is not None:
+            spoken = state.quarantine
             known = spoken.owner.removeprefix("rule:") in {rule.value for rule in Rule}
             rule = Rule(spoken.owner.removeprefix("rule:")) if known else Rule.HARD
             composed = inherited(batch.now, composed, facts, rule, spoken.reason, self._policy)
@@ -183,10 +183,9 @@ class Rules:
         for effect in effects:
             self._carry_out(batch, name, effect)
 
-    def _follow_machine(self, batch: Batch, node: FleetNode) -> None:
+    def _follow_machine(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
         """Boots and replaced devices, for the history."""
-        assert node.state is not None  # the caller has looked
-        machine, known = node.machine or machine_of(node.state), self._memory.machines.get(node.node)
+        machine, known = node.machine or machine_of(state), self._memory.machines.get(node.node)
         if machine == known:
             return
         self._memory.put_machine(batch, node.node, machine)

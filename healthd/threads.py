@@ -1,0 +1,77 @@
+"""Threads of `asyncio.to_thread` that nobody waits for at the end: a call that hangs must not keep a service alive."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_THREADS = 16
+"""Calls at a time; more wait. A service has a handful of them."""
+
+
+def use_daemon_threads() -> None:
+    """From now on `asyncio.to_thread` and look-ups of host names on this loop use such threads."""
+    asyncio.get_running_loop().set_default_executor(DaemonThreads())
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """
+    As ThreadPoolExecutor, but `shutdown` and the end of the process wait for no call under way.
+
+    It is one in name only: asyncio takes nothing else, and the real one's threads are joined when Python ends.
+    """
+
+    def __init__(self, most: int = MOST_THREADS) -> None:
+        super().__init__(max_workers=most)
+        self._most = most
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads_made = 0
+        self._unfinished = 0
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call it in a thread. RuntimeError after `shutdown`."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._calls.put(functools.partial(_carry_out, future, functools.partial(fn, *args, **kwargs)))
+            self._unfinished += 1
+            if self._unfinished > self._threads_made and self._threads_made < self._most:
+                self._threads_made += 1
+                threading.Thread(target=self._work, name=f"call-{self._threads_made}", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing new is taken; threads end after the call that they are in. Returns at once whatever is asked."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in range(self._threads_made):
+                    self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            with self._lock:
+                self._unfinished -= 1
+
+
+def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
