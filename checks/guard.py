@@ -79,7 +79,7 @@ def stand_guard(parent: int) -> None:
         if os.getppid() != guard:
             os._exit(1)
         return
-    os.closerange(0, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))  # pipes must end with those who use them
+    _close_all()  # pipes must end with those who use them
     status = _wait(child)
     _send(child, signal.SIGKILL, {guard})
     # The guards of programs below get SIGTERM with its end, and remove folders: that is worth a moment.
@@ -88,6 +88,13 @@ def stand_guard(parent: int) -> None:
         time.sleep(_FIRST_PAUSE_SECONDS)
     _end_all(None)
     os._exit(_TOLD_TO_END if status is None else _end_as(status))
+
+
+def _close_all() -> None:
+    """By what is open: the highest number that may be is a billion in some containers."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that this listing had
+            os.close(int(name))
 
 
 # --- the start --------------------------------------------------------------------------------------------------------

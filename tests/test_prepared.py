@@ -13,6 +13,7 @@ import pytest
 from checks.worker import NICE
 from healthd.runner.workers import WORKER
 from tests import prepared
+from tests.healthd.runner_kit import below_guard
 
 POPENS = pytest.mark.parametrize("popen", [subprocess.Popen, prepared.Popen], ids=["executed", "forked"])
 
@@ -30,6 +31,10 @@ def worker(popen: type[subprocess.Popen[bytes]], end: int, folder: Path) -> subp
     )
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @POPENS
 def test_a_worker_is_a_child_with_its_own_session_folder_variables_and_command_line(
     popen: type[subprocess.Popen[bytes]], tmp_path: Path
@@ -41,9 +46,10 @@ def test_a_worker_is_a_child_with_its_own_session_folder_variables_and_command_l
         process.stdin.write(b'{"kind": "setup", "id": 1}\n')  # it lacks what a setup holds
         process.stdin.flush()
         assert b'"kind":"raised"' in os.read(results, 65536).replace(b" ", b"")
-        proc = Path(f"/proc/{process.pid}")
-        assert proc.joinpath("stat").read_text().rpartition(")")[2].split()[1] == str(os.getpid())
-        assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+        pid = below_guard(process.pid)
+        proc = Path(f"/proc/{pid}")
+        assert parent_of(process.pid) == os.getpid()
+        assert os.getsid(pid) == os.getpgid(pid) == process.pid
         assert proc.joinpath("cwd").resolve() == tmp_path
         assert b"MARK=of this test\0" in proc.joinpath("environ").read_bytes()
         words = proc.joinpath("cmdline").read_bytes().rstrip(b"\0").split(b"\0")

@@ -167,6 +167,7 @@ def test_frozen_node_is_excluded_as_silent_and_comes_back_with_ages_that_tell_th
     assert said.json["excluded"][0]["reasons"][0]["code"] == "Silent"
     node.signal(signal.SIGCONT)
     pause = time.monotonic() - frozen
+    until(lambda: aggregator.get("/v1/nodes/n1").json()["health"] == "healthy")
     again = ask(aggregator.url, "again", ["n1"], wait=10)
     assert again["decision"] == "admit", again
     assert again["nodes"][0]["evidence_age_seconds"] > pause

@@ -66,6 +66,17 @@ def workers_left() -> list[str]:
     return found
 
 
+def below_guard(pid: int) -> int:
+    """The process of a worker by that of its guard, which is the one that was started."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if int(stat[1]) == pid and "worker.py" in Path(f"/proc/{name}/cmdline").read_text():
+                    return int(name)
+    raise LookupError(f"process {pid} guards no worker")
+
+
 def wait_gone(pid: int, within_seconds: float = 2.0 * PATIENCE) -> bool:
     """Whether a process that is not ours ends within that time."""
     deadline = time.monotonic() + within_seconds

@@ -366,6 +366,9 @@ def test_killed_worker_of_several_devices_that_does_not_vanish_is_stuck_on_each(
         def is_gone(self) -> bool:
             return False
 
+        def abandon(self) -> None:
+            pass
+
     workers = Workers(make_runner().settings, Corpses(), {}, None)
     workers.keep_corpse("xla:0,xla:1", cast("Child", Undead()))
     for target in ("xla:0", "xla:1", "xla:1,xla:2"):

@@ -22,7 +22,7 @@ from healthd.model import RankReport
 from healthd.runner import RefusedError
 from tests.healthd.node_kit import eventually
 from tests.healthd.ranks_kit import SMALL, blank, lost, nodes, orders
-from tests.healthd.runner_kit import make_runner, wait_gone, workers_left
+from tests.healthd.runner_kit import below_guard, make_runner, wait_gone, workers_left
 from tests.patience import PATIENCE
 
 # For ranks that are up already to meet, and then to get through a collective: what a test that has a rank fail waits.
@@ -270,8 +270,8 @@ def test_main_node_that_dies_while_others_wait_makes_them_victims(tmp_path: Path
             first, second, _ = orders(1, 1, 1, join_seconds=60.0)
             joining = asyncio.create_task(two.join([first, second]))
             await eventually(lambda: two.seen(1) == "rendezvous/peers joined", seconds=30.0)
-            pids = {line.split()[0] for line in workers_left()}
-            main_pid = next(int(pid) for pid in pids if _listens(int(pid), first.port))
+            pids = [below_guard(int(line.split()[0])) for line in workers_left()]
+            (main_pid,) = [pid for pid in pids if _listens(pid, first.port)]
             os.kill(main_pid, signal.SIGKILL)
             reports = await joining
             assert lost(reports) == {0: "Crashed", 1: "CheckError"}

@@ -64,6 +64,7 @@ def grid(cells: list[board.Cell]) -> str:
         overrides=(),
         recovering=None,
         breakers={},
+        faults=(),
         injected=(),
         mode="enforce",
     )
