@@ -103,5 +103,6 @@ def test_what_is_to_be_done_first_is_done(popen: type[subprocess.Popen[bytes]], 
         process.stdin.write(b'{"kind": "setup", "id": 1}\n')
         process.stdin.flush()
         assert os.read(results, 1)  # the worker has become nicer still, by five
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == before + 1 + NICE
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == before + 1
+        assert os.getpriority(os.PRIO_PROCESS, below_guard(process.pid)) == before + 1 + NICE
     os.close(results)

@@ -19,7 +19,7 @@ from healthd.runner import CheckInfo, Plan, ProgramSpec, RunnerSettings
 from healthd.runner.outcome import Outcome, compose, in_order_of_end
 from healthd.runner.workers import environment
 from tests.fleet.service import until
-from tests.healthd.runner_kit import CHECKS, make_runner, run_checks, wait_gone, workers_left
+from tests.healthd.runner_kit import CHECKS, make_runner, run_checks, tracer, wait_gone, workers_left
 from tests.patience import PATIENCE
 
 
@@ -187,36 +187,19 @@ def test_probe_killed_in_every_attempt_is_unknown_with_the_attempts() -> None:
     assert (result.status, result.attempts) == (Status.UNKNOWN, 3)
 
 
-TRACER = """
-import ctypes, os, pathlib, sys, time
-place = pathlib.Path(sys.argv[1])
-while not (place / "pid").exists():
-    time.sleep(0.01)
-seize = 0x4206
-done = ctypes.CDLL(None).ptrace(seize, int((place / "pid").read_text()), None, None)
-(place / "seized.new").write_text(str(done))
-(place / "seized.new").rename(place / "seized")
-time.sleep(120)
-"""
-
-
 def test_corpse_that_cannot_be_reaped_is_stuck_until_it_is_gone(tmp_path: Path) -> None:
     runner = make_runner(params={"traced": {"folder": str(tmp_path)}}, kill_grace_seconds=0.2)
-    with subprocess.Popen([sys.executable, "-c", TRACER, str(tmp_path)]) as tracer:
-        try:
-            first = _run_with_corpse(runner)
-            if (tmp_path / "seized").read_text() != "0":
-                pytest.skip("this user may not trace its own processes here")
-            assert only(first["traced"]) == (Status.UNKNOWN, "Timeout")
-            assert first["fine"].status is Status.PASS
-            assert runner.stuck() == ("node/traced",)
-            again = _run_with_corpse(runner)
-            assert only(again["traced"]) == (Status.FAIL, "Stuck")
-            assert "a killed probe (pid " in again["traced"].findings[0].message
-            assert again["fine"].status is Status.PASS
-        finally:
-            tracer.kill()
+    with tracer(tmp_path):
+        first = _run_with_corpse(runner)
+        stuck = runner.stuck()
+        again = _run_with_corpse(runner)
     until(lambda: runner.stuck() == ())
+    assert only(first["traced"]) == (Status.UNKNOWN, "Timeout")
+    assert first["fine"].status is Status.PASS
+    assert stuck == ("node/traced",)
+    assert only(again["traced"]) == (Status.FAIL, "Stuck")
+    assert "a killed probe (pid " in again["traced"].findings[0].message
+    assert again["fine"].status is Status.PASS
 
 
 def _run_with_corpse(runner: object) -> dict[str, CheckResult]:

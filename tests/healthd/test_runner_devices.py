@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -26,7 +25,8 @@ from healthd.runner.core import builtin_catalogue
 from healthd.runner.execution import Execution
 from healthd.runner.lock import write_leased
 from healthd.runner.workers import Corpses, Workers
-from tests.healthd.runner_kit import make_runner, run_checks, wait_gone, workers_left
+from tests.fleet.service import until
+from tests.healthd.runner_kit import make_runner, run_checks, tracer, workers_left
 from tests.patience import PATIENCE
 
 SMALL = {
@@ -215,14 +215,11 @@ def test_device_whose_worker_cannot_be_reaped_is_stuck_and_the_other_is_measured
     params = {"traced_device": {"target": "cpu:1", "folder": str(tmp_path)}}
     runner = make_runner(params=params, kill_grace_seconds=0.2, timeouts_seconds={"traced_device": 3.0})
     plan = Plan(tier=Tier.QUICK, checks=("traced_device", "present", "meets"), executor="test")
-    results = {result.check: result for result in asyncio.run(runner.run(plan))}
-    tracer, seized = (int(word) for word in (tmp_path / "seized").read_text().split())
-    assert runner.stuck() == (("cpu:1",) if seized == 0 else ())
-    os.kill(tracer, signal.SIGKILL)
-    assert wait_gone(tracer)
-    assert runner.stuck() == ()
-    if seized != 0:
-        pytest.skip("this user may not trace its own processes here")
+    with tracer(tmp_path):
+        results = {result.check: result for result in asyncio.run(runner.run(plan))}
+        stuck = runner.stuck()
+    until(lambda: runner.stuck() == ())
+    assert stuck == ("cpu:1",)
     assert by_target(results["traced_device"]) == {"cpu:0": ("pass", None), "cpu:1": ("unknown", "Timeout")}
     assert by_target(results["present"]) == {"cpu:0": ("pass", None), "cpu:1": ("fail", "Stuck")}
     assert by_target(results["meets"]) == {"rank:1": ("fail", "Stuck")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 import venv
@@ -20,7 +19,7 @@ from healthd.cli import healthd
 from healthd.model import CheckResult
 from tests.fakes.hollow_torch import make_python
 from tests.healthd.cli_kit import healthd as command
-from tests.healthd.runner_kit import make_runner, run_checks
+from tests.healthd.runner_kit import make_runner, run_checks, tracer
 
 XLA = Path(os.environ.get("HEALTHD_XLA_PYTHON") or Path(__file__).parents[2] / ".venv-xla" / "bin" / "python")
 needs_xla = pytest.mark.skipif(not XLA.exists(), reason=f"no interpreter with torch_xla at {XLA}: run make test-xla")
@@ -145,8 +144,6 @@ def test_placeholder_packages_are_explained_with_where_the_real_ones_are(tmp_pat
 
 
 # An interpreter that the kernel holds, as far as its parent can tell: traced by one who never waits, it stays a corpse.
-# Each interpreter waits until somebody traces it, who never asks what became of it: once killed, it stays a corpse that
-# nobody can reap. The tracer is a process of the test's, since what comes of an interpreter ends with it.
 WEDGED = """#!{python}
 import os, time
 place = "{folder}/" + str(os.getpid())
@@ -155,34 +152,16 @@ while not os.path.exists(place + ".seized"):
     time.sleep(0.01)
 time.sleep(600)
 """
-TRACER = """
-import ctypes, os, sys, time
-folder, libc = sys.argv[1], ctypes.CDLL(None)
-while True:
-    for name in os.listdir(folder):
-        if name.isdigit() and not os.path.exists(f"{folder}/{name}.seized"):
-            done = libc.ptrace(0x4206, int(name), None, None)  # PTRACE_SEIZE
-            with open(f"{folder}/{name}.new", "w") as file:
-                file.write(str(done))
-            os.rename(f"{folder}/{name}.new", f"{folder}/{name}.seized")
-    time.sleep(0.01)
-"""
 
 
 def test_interpreter_that_cannot_be_killed_is_told_and_not_waited_for(tmp_path: Path) -> None:
-    python, folder = tmp_path / "python", tmp_path / "seized"
+    python, folder = tmp_path / "python", tmp_path / "traced"
     folder.mkdir()
     python.write_text(WEDGED.format(python=sys.executable, folder=folder))
     python.chmod(0o755)
     environment = {"HEALTHD_PROBE_PYTHON": str(python), "HEALTHD_PROBE_START": "1s"}
-    with subprocess.Popen([sys.executable, "-S", "-c", TRACER, str(folder)]) as tracer:
-        try:
-            # It would wait for as long as the tracer is there.
-            said = command(tmp_path, "doctor", "--json", env=environment, timeout=20)
-        finally:
-            tracer.kill()
-    if any(file.read_text() != "0" for file in folder.glob("*.seized")):
-        pytest.skip("this user may not trace its own processes here")
+    with tracer(folder):  # it would wait for as long as the tracer is there
+        said = command(tmp_path, "doctor", "--json", env=environment, timeout=20)
     assert said.code == 1
     (item,) = [item for item in said.json if item["name"] == "probe interpreter"]
     assert item["text"] == f"{python} did not answer within 1 s and cannot be killed: the kernel holds it"

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import checks
 from checks.contract import Context, Evidence, Finding, Measurement, Missing, NoParams, Status, check
@@ -183,10 +182,9 @@ def leaves_family(ctx: Context[Folder]) -> Iterator[Finding]:
 @check(tier="passive", interval_seconds=60, timeout_seconds=3.0)
 def traced(ctx: Context[Folder]) -> Iterator[Finding]:
     """Somebody traces us and never waits: once killed, we stay a corpse that our parent cannot reap."""
-    place = Path(ctx.params.folder)
-    (place / "pid.new").write_text(str(os.getpid()))
-    (place / "pid.new").rename(place / "pid")
-    while not (place / "seized").exists():
+    place = os.path.join(ctx.params.folder, str(os.getpid()))
+    open(place, "w").close()
+    while not os.path.exists(f"{place}.seized"):
         time.sleep(0.01)
     yield from ()
     time.sleep(600)
