@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 XLA_VENV := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed
 FORMATTED := checks healthd tests
+# Python starts several times faster where it may keep what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test test-system test-xla test-all check format lint types bench docs dashboards pins clean
 
@@ -27,11 +29,11 @@ install: $(STAMP) ## a local environment in .venv
 demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=1 leaves them running)
 	@$(BIN)/healthd demo $(if $(KEEP),--keep)
 
-PYTEST := $(BIN)/python -m pytest -n 2
+# Three at a time on two cores, since most tests wait for something now and then.
+PYTEST := $(BIN)/python -m pytest -n $$(( $$(nproc) * 3 / 2 ))
 
 test: $(STAMP) ## all tests that need neither root nor foreign programs
-	@$(PYTEST) --dist worksteal -m "not (system or xla or gpu or alone)" tests
-	@$(BIN)/python -m pytest -m "alone and not (system or xla or gpu)" tests
+	@$(PYTEST) --dist worksteal -m "not (system or xla or gpu)" tests
 
 test-system: $(STAMP) ## tests with root and real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces, ...
 	@$(PYTEST) --dist loadgroup -m "system and not xla" tests

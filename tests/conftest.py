@@ -20,7 +20,7 @@ with contextlib.suppress(ModuleNotFoundError):  # a bare GPU machine has torch a
     from hypothesis import HealthCheck, settings
 
     # How long an example takes is the machine's matter; where a test wants something quick it says so itself.
-    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("patient", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("patient")
 
 
