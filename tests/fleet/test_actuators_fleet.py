@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -41,6 +43,10 @@ async def running(
         httpx.AsyncClient(base_url=f"http://{address}", timeout=10.0) as client,
     ):
         yield client
+    with warnings.catch_warnings():
+        # A call to the API server that was cancelled while it connected leaves its socket to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 async def until(true: Callable[[], bool]) -> None:
