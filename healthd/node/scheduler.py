@@ -278,7 +278,8 @@ class Scheduler:
         try:
             await self._claims.refresh()
         except Exception as error:
-            stay.refuse(_unforeseen(error))
+            if not stay.leaving:
+                stay.refuse(_unforeseen(error))
             stay.gone.set()
             raise
         if stay.leaving:

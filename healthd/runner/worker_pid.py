@@ -1,4 +1,4 @@
-"""Which process is the worker: what we start becomes its guard (`checks.guard`), and the worker is the guard's child."""
+"""Which process is the worker: what we start becomes its guard (`checks.guard`), and the worker is its child."""
 
 from __future__ import annotations
 

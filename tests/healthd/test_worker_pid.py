@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
 
 from checks.guard import parent_of
 from healthd.runner.child import Child
 from healthd.runner.shown_times import waited_seconds
 from healthd.runner.worker_pid import find_worker
 from healthd.runner.workers import WORKER
+from tests.healthd.node_kit import eventually
 
 
 async def started() -> Child:
     child = Child([sys.executable, "-I", "-S", WORKER], {})
-    child.send(b'{"kind":"load","id":0}\n')
-    while not isinstance(message := await asyncio.wait_for(child.next(), 60), Mapping):
-        raise AssertionError(message)
+    await eventually(lambda: child.worker_pid != child.pid, 60)
     return child
 
 
