@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 from checks.guard import parent_of
 from healthd.runner.child import Child
-from healthd.runner.shown_times import waited_seconds
+from healthd.runner.group import Collective
+from healthd.runner.lane import Lane
 from healthd.runner.worker_pid import find_worker
-from healthd.runner.workers import WORKER
+from healthd.runner.workers import WORKER, Corpses, Workers
 from tests.healthd.node_kit import eventually
+from tests.healthd.runner_kit import make_runner
 
 
 async def started() -> Child:
@@ -28,8 +31,17 @@ def test_pid_of_a_worker_is_not_that_of_its_guard() -> None:
             assert worker != child.pid
             assert parent_of(worker) == child.pid
             assert find_worker(child.pid, known=os.getpid()) == worker  # a pid that another process has now
-            # What the ranks are asked for: how long the worker waited for a processor.
-            assert waited_seconds([worker]).keys() == {int(name) for name in os.listdir(f"/proc/{worker}/task")}
+            workers = Workers(make_runner().settings, corpses := Corpses(), {}, None)
+            lane = Lane(workers, "cpu:0")
+            lane.child = child
+            # That it waited for a processor counts, not that its guard did.
+            _, waited = Collective(workers, [lane], Path("/nowhere"))._signs_of_life()
+            assert worker in waited
+            assert child.pid not in waited
+            corpses.add("cpu:0", child)
+            stuck = workers.stuck("cpu:0")
+            assert stuck is not None
+            assert f"(pid {worker})" in stuck.message
         finally:
             child.kill()
             assert await child.gone(60)
