@@ -244,7 +244,7 @@ class Engine(Turns):
         return self._rules.breakers()
 
     def faults(self) -> tuple[Fault, ...]:
-        """Gates and nodes that an internal error stops, the newest first; each is tried again."""
+        """What internal errors stop, the newest first: gates, nodes, or the turn, with it all; each is tried again."""
         return self._bulkheads.faults()
 
     def internal_errors(self) -> Mapping[str, int]:

@@ -132,9 +132,10 @@ class Stepper:
             if gate.request.join is None or gate.id in resting:
                 continue
             try:
-                found.update(collecting.executors(gate))
-            except Exception as error:
-                failing[gate.id] = self._bulkheads.failed(Where.GATE, gate.id, error, now)
+                with contained(Where.GATE, gate.id):
+                    found.update(collecting.executors(gate))
+            except ContainedError as stopped:
+                failing[gate.id] = self._bulkheads.failed(Where.GATE, gate.id, stopped.error, now)
         self._registry.set_executors(found)
         return failing
 

@@ -6,17 +6,18 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
 
 from healthd.errors import HealthdError, NotFoundError, StoreError
+from healthd.fleet.api import make_app
 from healthd.fleet.bulkheads import Fault
 from healthd.fleet.changes import PutEvidence, PutOutcome
-from healthd.fleet.ledger import Batch
 from healthd.fleet.session import RefusedWorkError
-from healthd.fleet.writing import apply_changes
 from healthd.model import GateRequest, Join, Verdict
+from tests.fleet.application import parts_of_test
+from tests.fleet.parts import fleet
 from tests.fleet.test_engine import Running, running
 from tests.fleet.test_store import QUARANTINE
 from tests.fleet.world import World
@@ -63,6 +64,26 @@ def test_fault_of_a_turn_stays_until_a_turn_goes_through_and_rests_longer_each_t
             world.now += 2
             run.engine._wake.set()
             await eventually(lambda: not turn_faults(run))
+
+    asyncio.run(main())
+
+
+def test_readiness_and_page_say_that_a_fault_of_the_turn_stops_all(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = Broken("n1")
+        async with running(world) as run:
+            parts = parts_of_test(tmp_path, store=run.store, fleet=fleet(), engine=run.engine)
+            transport = httpx.ASGITransport(app=make_app(parts), client=("127.0.0.1", 1))
+            world.broken = True
+            with pytest.raises(HealthdError):
+                await ask(run, "j", "n1")
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                ready = await client.get("/readyz")
+                assert (ready.status_code, ready.text.splitlines()[1:]) == (
+                    503,
+                    ["an internal error stops all gates; ?verbose says why"],
+                )
+                assert "Internal errors of the aggregator stop all gates" in (await client.get("/")).text
 
     asyncio.run(main())
 
