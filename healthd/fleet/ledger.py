@@ -352,8 +352,10 @@ class Ledger:
         ContainedError names a node that failed; those of `resting` are left for the next time.
         """
         for node, kept in list(self.quarantines.items()):
-            if kept.until is not None and kept.until <= batch.now and node not in resting:
-                with contained(Where.NODE, node):
+            if kept.until is None or node in resting:
+                continue
+            with contained(Where.NODE, node):
+                if kept.until <= batch.now:
                     self.put_quarantine(batch, node, None)
         for job, override in list(self.overrides.items()):
             if override.until <= batch.now:

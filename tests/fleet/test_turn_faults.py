@@ -149,3 +149,21 @@ def test_gate_whose_executors_cannot_be_told_is_held_alone() -> None:
             assert [fault.name for fault in run.engine.faults()] == [bad]
 
     asyncio.run(main())
+
+
+def test_quarantine_that_cannot_end_keeps_no_other_from_ending() -> None:
+    async def main() -> None:
+        async with running(World("n1", "n2", "n3")) as run:
+            run.world.now += 3600.0  # pruning is due
+            ended = dataclasses.replace(QUARANTINE, until=1.0)
+            for name in ("n1", "n2"):
+                await run.engine.quarantine(name, ended)
+            kept = run.engine._ledger.quarantines
+            kept["n1"] = dataclasses.replace(ended, until="soon")  # type: ignore[arg-type]
+            await run.engine._prune()
+            await run.engine.turn()
+            assert run.engine.quarantines().keys() == {"n1"}
+            assert [(fault.where.value, fault.name) for fault in run.engine.faults()] == [("node", "n1")]
+            await run.engine.note("n3", "kind", "message")
+
+    asyncio.run(main())
