@@ -103,6 +103,7 @@ def _close_all() -> None:
 def _begin(parent: int) -> bool:
     """Become the guard; false when the parent has ended already."""
     libc = ctypes.CDLL(None)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as we may have inherited it, no end would be told
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -202,7 +203,7 @@ def _send(pid: int, number: signal.Signals, family: Collection[int]) -> None:
             if error.errno == errno.ESRCH:
                 return
         try:
-            if _parent_of(pid) not in family:
+            if parent_of(pid) not in family:
                 return
             if descriptor is None:  # a kernel (before 5.3) or a sandbox without it
                 os.kill(pid, number)
@@ -213,7 +214,8 @@ def _send(pid: int, number: signal.Signals, family: Collection[int]) -> None:
                 os.close(descriptor)
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """OSError, IndexError or ValueError where the process has ended."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[1])
 
@@ -224,7 +226,7 @@ def descendants(of: int) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended
-                parents[int(name)] = _parent_of(int(name))
+                parents[int(name)] = parent_of(int(name))
     found = {of}
     size = 0
     while len(found) > size:

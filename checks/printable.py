@@ -17,7 +17,8 @@ _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 _CONTROL_BYTES = re.compile(
     rb"[\0-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
 )
-_PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
+# All bytes but those with which a match begins.
+_PLAIN = bytes(sorted({*range(0x20, 0x100), 9, 10} - {0x7F, 0xC2, 0xD8, 0xE2}))
 
 
 def printable(text: str) -> str:

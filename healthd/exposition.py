@@ -28,7 +28,8 @@ def task_errors_metric(errors: Mapping[str, int]) -> CounterMetricFamily:
     """`healthd_task_errors_total`, the same of every service; `errors` are those of `Tasks.errors`."""
     metric = CounterMetricFamily(
         "healthd_task_errors",
-        "How often a task of the service failed unexpectedly and was started again; its log has the traceback.",
+        "How often a task of the service failed unexpectedly: it was started again, or the service ended with it. "
+        "The log has the traceback.",
         labels=["task"],
     )
     for task, count in errors.items():

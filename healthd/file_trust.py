@@ -15,6 +15,8 @@ from pathlib import Path
 
 from healthd.errors import ConfigError, words_of
 
+_ALL_UIDS = 2**32 - 1  # of the initial namespace; -1 is no user
+
 
 def check_file(file: Path, what: str, *, owner: bool = True) -> None:
     """
@@ -22,7 +24,7 @@ def check_file(file: Path, what: str, *, owner: bool = True) -> None:
 
     That is: everybody may write it or a directory on the way to it (one with the sticky bit lets nobody replace what
     is another's), or, with `owner`, it belongs to another user. Nothing is said of a file that is not there, of a
-    device or a pipe. What a mount makes read-only nobody can write.
+    device or a pipe, nor of an owner who is not told here. What a mount makes read-only nobody can write.
     """
     try:
         status = file.stat()
@@ -32,13 +34,17 @@ def check_file(file: Path, what: str, *, owner: bool = True) -> None:
         return
     if status.st_mode & stat.S_IWOTH and not _read_only(file):
         raise ConfigError(f"{file}: everybody may write this {what}; run: chmod o-w {file}")
-    if owner and status.st_uid not in (0, os.geteuid()):
+    foreign = status.st_uid not in (0, os.geteuid()) and not _is_unmapped(status.st_uid)
+    if owner and foreign and not _read_only(file):
         to = "root" if os.geteuid() == 0 else _name(os.geteuid())
         raise ConfigError(
             f"{file}: this {what} belongs to user {_name(status.st_uid)}, who may change it; run: chown {to} {file}"
         )
     for folder in _folders(file):
-        mode = folder.stat().st_mode
+        try:
+            mode = folder.stat().st_mode
+        except OSError:
+            continue  # a way by name only: links lead past it (`link/../file`)
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not _read_only(folder):
             raise ConfigError(
                 f"{file}: everybody may replace this {what}, because everybody may write {folder}; "
@@ -69,6 +75,20 @@ def _folders(file: Path) -> Iterator[Path]:
 
 def _read_only(path: Path) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _is_unmapped(uid: int) -> bool:
+    """
+    Whether this stands for users that this user namespace does not know: the host's root, as a rootless container sees.
+
+    Source: user_namespaces(7), "Unmapped user and group IDs".
+    """
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    except (OSError, ValueError, IndexError):
+        return False
+    return uid == overflow and mapped < _ALL_UIDS
 
 
 def _name(uid: int) -> str:

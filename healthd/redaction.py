@@ -2,7 +2,7 @@
 Taking secrets out of texts: one table for all that leaves this machine or is shown, bundles, records, errors and logs.
 
 A table of our own, tried against `tests/healthd/secret_forms.py`. detect-secrets 1.5.0 (the maintained set of patterns)
-was tried on the same list: made to find literals in source code, it finds 11 of the 63 forms without its entropy tests,
+was tried on the same list: made to find literals in source code, it finds 11 of 63 forms without its entropy tests,
 and with them calls every other word of a log line a secret; it takes 3 ms a line and brings requests and PyYAML to each
 node. Its forms of vendors' tokens are the third part of the table.
 
@@ -24,21 +24,34 @@ _NAME = (
     r"(?:api|access|account|auth|client|deploy|encryption|license|master|node|private|secret|service|session|shared|"
     r"signing|ssh|storage|subscription|user)[_.-]?key)(?![\w-])"
 )
+# What our own texts write for one.
+_PLACEHOLDER = r"(?-i:TOKEN|PASSWORD)(?![\w.~+/=-])"
 # A value in quotes, which a text may have escaped, or up to what ends a word; never what stands for one already.
-_VALUE = r"""(?!\(removed\))(?:\\?"(?P<a>(?:[^"\\]|\\[^"])+)|\\?'(?P<b>(?:[^'\\]|\\[^'])+)|(?P<c>[^\s"'&,;\\)\]}]+))"""
-# Of a file called so (`hook.token: cannot be read`): tokens and keys are one word, and never three in small letters.
-_FILE = r"[\w.-]{0,60}(?:token|key):\s+(?-i:[a-z]+\s+[a-z]+\s+[a-z]+)"
+_VALUE = (
+    rf"""(?!\(removed\)|\\?["']?{_PLACEHOLDER})"""
+    r"""(?:\\?"(?P<a>(?:[^"\\]|\\[^"])+)|\\?'(?P<b>(?:[^'\\]|\\[^'])+)|(?P<c>[^\s"'&,;\\)\]}]+))"""
+)
+# Of a file: by its path (`/etc/node.key: `), by its ending and words (`hook.token: No such file`), or called so and
+# with three words (`token: cannot be read`): tokens and keys are one word, and never three in small letters.
+_FILE = (
+    r"(?:(?<=/)[\w.-]{0,60}\.(?:token|key):\s|[\w.-]{0,60}\.(?:token|key):\s+(?-i:[A-Za-z][a-z']*\s+[a-z])|"
+    r"[\w.-]{0,60}(?:token|key):\s+(?-i:[a-z]+\s+[a-z]+\s+[a-z]+))"
+)
+# A user alone, where that is no token: these take their keys and passwords elsewhere.
+_USER = r"""(?:(?<=ssh://)|(?<=sql://)|(?<=psycopg://)|(?<=postgres://))[\w.-]+@[^\s@]*(?:\s|$)"""
+# A user and a group, as `docker run` and `chroot` take them.
+_IDS = r"""[\s=,"']*(?:root:root|\d{1,10}:\d{1,10})(?:[\s"']|$)"""
 _SCHEMES = "basic|bearer|digest|negotiate|token|apikey|aws4-hmac-sha256"
 _QUERY = r"(?:[\w.-]{0,60}?(?:token|secret|passw(?:or)?d|pwd|signature|credential|key)|sig|auth)"
 
 _TABLE = (
     # Headers: whole values, whatever the scheme is.
-    rf"""(?i)\bauthorization\\?["']?\s*[:=]\s*\\?["']?(?:(?:{_SCHEMES})\s+)?(?P<a>[^\n"'\\]{{6,}})""",
+    rf"""(?i)\bauthorization\\?["']?\s*[:=](?!\s*(?:(?:{_SCHEMES})\s+)?{_PLACEHOLDER})\s*\\?["']?(?:(?:{_SCHEMES})\s+)?(?P<a>[^\n"'\\]{{6,}})""",
     r"""(?i)\b(?:set-)?cookie\\?["']?\s*:\s*\\?["']?(?P<a>[^\n"'\\]+)""",
     r"""(?i)\bx-[\w-]{0,40}?(?:key|token|secret|auth)[\w-]{0,40}\\?["']?\s*:\s*\\?["']?(?P<a>[^\s"'\\]+)""",
-    r"(?i)\bbearer\s+(?P<a>[\w.~+/=-]{6,})",
+    r"(?i)\bbearer\s+(?!(?:tokens?|realm|auth(?:entication|orization)?)(?![\w~+/-]|\.\w))(?P<a>[\w.~+/=-]{6,})",
     # Addresses: whoever is before the @, up to the last one, and parameters.
-    r"""(?<=://)(?P<a>[^\s/?#"'<>]+)(?=@[^\s@])""",
+    rf"""(?<=://)(?!USER(?::PASSWORD)?@|{_USER})(?P<a>[^\s/?#"'<>]+)(?=@[^\s@])""",
     r"""(?<![\w.@/-])[\w.-]{1,60}:(?P<a>[^\s:@/"']{1,200})(?=@[\w\[])""",
     rf"""(?i)(?<=[?&;]){_QUERY}=(?P<a>[^\s&;"'#]+)""",
     r"hooks\.slack\.com/services/(?P<a>[\w/-]+)",
@@ -46,7 +59,7 @@ _TABLE = (
     # Names with values, as variables, settings, JSON and connection strings have them, and as options.
     rf"""(?i)(?<![\w.-])(?!{_FILE}){_NAME}\\?["']?\s*(?:=>|[:=])\s*{_VALUE}""",
     rf"""(?i)(?<![\w-])--?{_NAME}(?:["']\s*,)?\s+{_VALUE}""",
-    r"""(?:^|\s|["'])(?:-u|--user|--proxy-user)["']?[\s=,]*["']?[^\s:'"/]+:(?P<a>[^\s"']+)""",
+    rf"""(?:^|\s|["'])(?:-u|--user|--proxy-user)(?!{_IDS})["']?[\s=,]*["']?[^\s:'"/]+:(?P<a>[^\s"']+)""",
     r"""\bmysql\w{0,20}\s[^\n]{0,200}?-p(?P<a>[^\s"']+)""",
     r"""\bsshpass\s+-p\s*(?P<a>[^\s"']+)""",
     # What is known by its own form; sources: detect-secrets' plugins, and the vendors' pages on tokens.

@@ -117,7 +117,7 @@ class Tasks:
         while True:
             began = loop.time()
             try:
-                await work()
+                await _stray_is_failure(work)
                 log.error("%s has ended by itself; it is started again in %g s", name, pause)
                 self.count_error(name)
             except Exception as error:  # whatever a message, the machine or an error of our own made it raise
@@ -132,7 +132,7 @@ class Tasks:
 
     async def _once(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await work()
+            await _stray_is_failure(work)
             error = HealthdError(f"{name} has ended by itself, and nothing works without it; see the log")
             self.count_error(name)
         except HealthdError as told:
@@ -163,6 +163,16 @@ class Tasks:
         _, stuck = await asyncio.wait(tasks, timeout=seconds)
         if stuck:
             log.error("did not stop within %g s: %s", seconds, ", ".join(sorted(task.get_name() for task in stuck)))
+
+
+async def _stray_is_failure(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """RuntimeError for a cancellation that is not of this task: of something that `work` waited for."""
+    try:
+        await work()
+    except asyncio.CancelledError as stray:
+        if is_cancelling():
+            raise
+        raise RuntimeError("something that it waited for was cancelled") from stray
 
 
 def is_cancelling() -> bool:

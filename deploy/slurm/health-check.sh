@@ -27,8 +27,10 @@ if [ "$mode" = observe ]; then
     # Slurm ignores the exit code, and observing changes nothing: what could not be done must be said.
     if [ "$code" -ge 126 ]; then
         said="this hook cannot run '$healthd' (exit $code); with mode=enforce no node would be drained or resumed: $said"
-    elif ! found=$($healthd slurm doctor --node "$node" --local-url "$node_url" 2>&1); then
-        said="$said; healthd slurm doctor: $found"
+    elif [ -z "$(find "$state_dir/$node.doctor" -mmin -60 2>/dev/null)" ]; then # once an hour, also where it fails
+        mkdir -p "$state_dir" && : >"$state_dir/$node.doctor"
+        found=$($healthd slurm doctor --node "$node" --local-url "$node_url" 2>&1) ||
+            said="$said; healthd slurm doctor: $found"
     fi
 fi
 case $said in

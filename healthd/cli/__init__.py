@@ -10,6 +10,7 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 import sys
 
 import click
@@ -98,6 +99,8 @@ def main(argv: list[str] | None = None) -> None:
     if tuple(arguments[:2]) in QUESTIONS:
         known_code = internal_code = config_code
     guard_streams()
+    # Where whoever started us ignores it, we do too, and the kernel tells nobody how our programs end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         code = healthd.main(arguments, prog_name="healthd", standalone_mode=False)
     except click.exceptions.Exit as end:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.dependencies.models import Dependant
@@ -23,7 +23,7 @@ from healthd.config import nearest
 from healthd.errors import BadInputError, HealthdError
 from healthd.fleet import api_baselines, api_gates, api_nodes, api_preflight, api_report, api_rules, api_validations
 from healthd.fleet.auth import Scope
-from healthd.fleet.bulkheads import Where
+from healthd.fleet.bulkheads import Fault, Where
 from healthd.fleet.handling import Parts, answer, needs, parts_of
 from healthd.fleet.page import add_to as add_page_to
 from healthd.fleet.page.entry import check_origin
@@ -51,7 +51,8 @@ def make_app(parts: Parts) -> FastAPI:
     app.include_router(api_baselines.router, dependencies=known)
     app.include_router(api_rules.router, dependencies=known)
     app.include_router(api_report.router, dependencies=known)
-    app.include_router(api_preflight.router, dependencies=known)
+    if parts.settings.preflight:
+        app.include_router(api_preflight.router, dependencies=known)
     add_page_to(app, parts, known)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -151,7 +152,7 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     tripped = "".join(f"the breaker of the rules is open: {reason}\n" for reason in reasons)
     faults, failures = parts.engine.faults(), parts.tasks.failures()
     if verbose is None:
-        stopped = f"internal errors stop gates or nodes ({len(faults)}); ?verbose names them\n" if faults else ""
+        stopped = _stopped(faults)
         if waiting := [failure.task for failure in failures if not failure.running]:
             stopped += f"failed and not started again yet: {', '.join(waiting)}; ?verbose says why\n"
     else:
@@ -161,6 +162,14 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
         ) + "".join(printable_line(_told(failure)) + "\n" for failure in failures)
     all_stand = any(fault.where is Where.TURN for fault in faults)
     return PlainTextResponse(said + tripped + stopped, status_code=503 if all_stand else 200)
+
+
+def _stopped(faults: Sequence[Fault]) -> str:
+    """What internal errors stop, in a line each; empty: nothing."""
+    turns = sum(fault.where is Where.TURN for fault in faults)
+    others = len(faults) - turns
+    all_gates = "an internal error stops all gates; ?verbose says why\n" if turns else ""
+    return all_gates + (f"internal errors stop gates or nodes ({others}); ?verbose names them\n" if others else "")
 
 
 def _told(failure: TaskFailure) -> str:

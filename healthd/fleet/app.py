@@ -203,7 +203,7 @@ def _build(
     async def gated(job: str) -> bool:
         return bool(await engine.gates(limit=1, job=job))
 
-    ungated = UngatedJobs(gated, now=clock())
+    ungated = UngatedJobs(gated, clock=clock)
     metrics.add(UngatedCollector(lambda: ungated.figure))
     return Parts(
         settings=settings,

@@ -115,5 +115,5 @@ class Bulkheads:
         return min((f.retry_at for f in self._faults.values() if f.retry_at > now), default=math.inf)
 
     def faults(self) -> tuple[Fault, ...]:
-        """All gates and nodes that failed last time, the newest first."""
+        """Gates and nodes that failed last time, and parts of the turn, which stop all; the newest first."""
         return tuple(reversed(self._faults.values()))

@@ -161,7 +161,8 @@ class Engine(Turns):
         """
         Write down how the job of a gate ended. Its leases stay until released or until its nodes see it gone.
 
-        Returns how it is counted; None when the same was told before, or no facts are kept of the gate.
+        Returns how it is counted; None when the same was told before, or no facts are kept of the gate. NotFoundError
+        also where the gate was dropped from the database meanwhile.
         """
         gate = await self.get(gate_id)
         facts, before = await self._store.read(
@@ -176,6 +177,8 @@ class Engine(Turns):
             told_at=self._clock(),
         )
         await self._do(lambda batch: batch.changes.append(told))
+        if await self._store.read(lambda connection: changes.read_outcome(connection, gate_id)) is None:
+            raise NotFoundError(f"no gate {gate_id!r}; it was dropped because it is old")
         if facts is None or (before is not None and before.status == status):
             return None
         return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
@@ -241,7 +244,7 @@ class Engine(Turns):
         return self._rules.breakers()
 
     def faults(self) -> tuple[Fault, ...]:
-        """Gates and nodes that an internal error stops, the newest first; each is tried again."""
+        """What internal errors stop, the newest first: gates, nodes, or the turn, with it all; each is tried again."""
         return self._bulkheads.faults()
 
     def internal_errors(self) -> Mapping[str, int]:

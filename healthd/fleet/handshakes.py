@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from healthd.errors import BadInputError
@@ -57,7 +58,7 @@ class Handshakes:
         body: HandshakeBody,
         wait: float,
         *,
-        came: frozenset[str] | None = None,
+        came: AbstractSet[str] | None = None,
     ) -> HandshakeAnswer:
         """
         Take in an event; then, for `acknowledge` and `wait`, hold until the next thing to know, at most `wait` s.
@@ -68,7 +69,7 @@ class Handshakes:
         if body.node not in shake.included | frozenset(nodes):
             raise BadInputError(f"{body.node[:80]!r} is not one of the nodes of gate {gate}")
         if came is not None:
-            there = frozenset(nodes) & (came | {body.node})
+            there = frozenset(name for name in nodes if name in came or name == body.node)
             shake = self._open[gate] = dataclasses.replace(shake, everyone=shake.included | there)
         now = time.monotonic()
         steps = {

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthd.fleet.bulkheads import Where, contained
 from healthd.fleet.calibration import facts_of
 from healthd.fleet.changes import (
     Change,
@@ -344,11 +345,18 @@ class Ledger:
         for gate_id in gone:
             self.decided.pop(gate_id, None)
 
-    def end_expired(self, batch: Batch) -> None:
-        """Quarantines and overrides whose time is over count no more already; now they are gone."""
+    def end_expired(self, batch: Batch, resting: Container[str]) -> None:
+        """
+        Quarantines and overrides whose time is over count no more already; now they are gone.
+
+        ContainedError names a node that failed; those of `resting` are left for the next time.
+        """
         for node, kept in list(self.quarantines.items()):
-            if kept.until is not None and kept.until <= batch.now:
-                self.put_quarantine(batch, node, None)
+            if kept.until is None or node in resting:
+                continue
+            with contained(Where.NODE, node):
+                if kept.until <= batch.now:
+                    self.put_quarantine(batch, node, None)
         for job, override in list(self.overrides.items()):
             if override.until <= batch.now:
                 self.put_override(batch, job, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from sqlalchemy import Connection
 
 from healthd.fleet import changes
+from healthd.fleet.bulkheads import Where, contained
 from healthd.fleet.changes import Change, PutRecord
 from healthd.fleet.ledger import Batch, Ledger
 from healthd.fleet.policy import Policy
@@ -44,15 +47,20 @@ async def prune(store: Store, ledger: Ledger, rules: Rules, reports: Reports, po
     reports.stamped(stamps)
 
 
-def forget_gone(batch: Batch, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy) -> None:
+def forget_gone(
+    batch: Batch, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy, resting: Container[str]
+) -> None:
     """
     Drop nodes that were silent for so long that they do not come back, quarantined by rule or not.
 
-    One that a person keeps out or a job has stays: only they can say that it is over.
+    One that a person keeps out or a job has stays: only they can say that it is over. ContainedError names a node that
+    failed; those of `resting` are left for the next time.
     """
     for name in reports.silent(batch.now, policy.forget_days * DAY_SECONDS):
         kept = ledger.quarantines.get(name)
         by_person = kept is not None and kept.owner_kind != "rule"
-        if not (by_person or name in ledger.leases_of or name in ledger.reserved):
+        if by_person or name in resting or name in ledger.leases_of or name in ledger.reserved:
+            continue
+        with contained(Where.NODE, name):
             rules.forget(batch, name)
             reports.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")

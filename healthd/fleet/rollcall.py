@@ -7,7 +7,7 @@ agree on how long it holds. Only the aggregator that lives for one gate needs it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from healthd.errors import BadInputError, ConflictError
@@ -49,11 +49,14 @@ class RollCallAnswer:
 
 @dataclass
 class RollCall:
-    """The processes that have come, by rank and local rank; `told` are those who know of a difference."""
+    """The processes that have come, by rank and local rank; `told` of them know of a difference; `nodes` they run."""
 
     came: dict[tuple[int, int], RollCallBody] = field(default_factory=dict)
     told: set[tuple[int, int]] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
     wait_seconds: float | None = None
+    _first: Mapping[str, str] | None = field(default=None, init=False)
+    _odd: set[tuple[int, int]] = field(default_factory=set, init=False)  # whose options are not those of the first
     _difference: str | None = field(default=None, init=False)
 
     def answer(self, body: RollCallBody) -> RollCallAnswer:
@@ -62,31 +65,36 @@ class RollCall:
         key = (body.rank, body.local_rank)
         if key not in self.came and len(self.came) >= MOST_PROCESSES:
             raise ConflictError(f"{MOST_PROCESSES} processes have answered already")
-        news = key not in self.came or self.came[key].options != body.options
         self.came[key] = body
+        self.nodes.add(body.node)
         if self.wait_seconds is None:
             self.wait_seconds = body.wait_seconds
-        if news:
-            self._difference = difference({rank: one.options for (rank, _), one in sorted(self.came.items())})
+        self._compare(key, body.options)
         if self._difference is not None:
             self.told.add(key)
-        all_told = self._difference is not None and self.told >= self.came.keys()
+        all_told = self._difference is not None and len(self.told) == len(self.came)
         return RollCallAnswer(difference=self._difference, wait_seconds=self.wait_seconds, all_told=all_told)
 
-    @property
-    def nodes(self) -> frozenset[str]:
-        """The nodes that have come."""
-        return frozenset(one.node for one in self.came.values())
+    def _compare(self, key: tuple[int, int], options: Mapping[str, str]) -> None:
+        """With the first that came; all are gone through only for one that differs, or has changed its options."""
+        if self._first is None:
+            self._first = options
+        was_odd, is_odd = key in self._odd, options != self._first
+        if not (was_odd or is_odd):
+            return
+        (self._odd.add if is_odd else self._odd.discard)(key)
+        self._difference = difference((rank, one.options) for (rank, _), one in sorted(self.came.items()))
 
 
-def difference(options: Mapping[int, Mapping[str, str]]) -> str | None:
-    """The first option that is not the same on all ranks, as a sentence; None where all are alike."""
-    for name in dict.fromkeys(name for one in options.values() for name in one):
-        ranks: dict[str, list[int]] = {}
-        for rank, one in options.items():
-            ranks.setdefault(one.get(name, "not given"), []).append(rank)
+def difference(processes: Iterable[tuple[int, Mapping[str, str]]]) -> str | None:
+    """The first option that is not the same of all processes, by their ranks; None where all are alike."""
+    processes = list(processes)
+    for name in dict.fromkeys(name for _, options in processes for name in options):
+        ranks: dict[str, dict[int, None]] = {}
+        for rank, options in processes:
+            ranks.setdefault(options.get(name, "not given"), {})[rank] = None
         if len(ranks) > 1:
-            said = " and ".join(f"{value} on {_ranks(which)}" for value, which in ranks.items())
+            said = " and ".join(f"{value} on {_ranks(list(which))}" for value, which in ranks.items())
             return f"the ranks were not started alike: {name} is {said}; start all of them with the same one"
     return None
 

@@ -60,6 +60,9 @@ class AggregatorSettings:
     stop_seconds: float = 3.0
     """Time that requests under way have to end after SIGTERM: with the rest of the stop it stays under 5 s."""
 
+    preflight: bool = False
+    """It lives for the gate of one preflight, and its ranks call the roll here; no standing aggregator has that."""
+
     runbooks_url: str | None = None
     """Where this team publishes docs/runbooks: the page links each reason to its runbook below it
     (`RUNBOOKS_URL/reasons/CODE.md`). None: the page has what the catalogue says of a reason and no link, because no

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from healthd.evidence import reason
 from healthd.fleet import answers, asking, collecting, requests
@@ -94,11 +94,12 @@ class Stepper:
             called=self._registry.called,
             doubted=lambda name: self._rules.doubted(name) or any(one.node == name for one in batch.accused),
         )
-        self.set_executors()
+        failing = self.set_executors(now)
+        dirty |= failing.keys()
         freed_before = len(batch.freed)
         for gate_id in sorted(dirty):
             with contained(Where.GATE, gate_id):
-                self._step(batch, self._ledger.gates[gate_id], view)
+                self._step(batch, self._ledger.gates[gate_id], view, failing.get(gate_id))
         made_room = len(batch.freed) > freed_before
         if made_room:
             self.dirty.update(self._waiting())
@@ -122,30 +123,40 @@ class Stepper:
         dirty, self.dirty = (self.dirty | due | concerned) & set(self._ledger.gates), set()
         return dirty - resting.keys()
 
-    def set_executors(self) -> None:
-        """Hooks of open gates that run the checks of their nodes."""
+    def set_executors(self, now: float) -> Mapping[str, Fault]:
+        """Hooks of open gates that run the checks of their nodes. Returns the gates that failed in it, by id."""
         found: dict[str, str] = {}
+        failing: dict[str, Fault] = {}
+        resting = self._bulkheads.resting(Where.GATE, now)
         for gate in self._ledger.gates.values():
-            if gate.request.join is not None:
+            if gate.request.join is None or gate.id in resting:
+                continue
+            try:
                 with contained(Where.GATE, gate.id):
                     found.update(collecting.executors(gate))
+            except ContainedError as stopped:
+                failing[gate.id] = self._bulkheads.failed(Where.GATE, gate.id, stopped.error, now)
         self._registry.set_executors(found)
+        return failing
 
     def _waiting(self) -> set[str]:
         """Gates that would take nodes if there were any."""
         return {gate.id for gate in self._ledger.gates.values() if gate.phase is Phase.WAITING}
 
-    def _step(self, batch: Batch, gate: Gate, view: FleetView) -> None:
-        try:
-            with contained(Where.GATE, gate.id):
-                after, effects = step(batch.now, gate, view, self._policy)
-                states = _states_of(after, view)
-        except ContainedError as stopped:
-            fault = self._bulkheads.failed(Where.GATE, gate.id, stopped.error, batch.now)
+    def _step(self, batch: Batch, gate: Gate, view: FleetView, fault: Fault | None) -> None:
+        """`fault`: it has failed in this turn already, and is not stepped."""
+        states: tuple[NodeState, ...] = ()
+        if fault is None:
+            try:
+                with contained(Where.GATE, gate.id):
+                    after, effects = step(batch.now, gate, view, self._policy)
+                    states = _states_of(after, view)
+                self._bulkheads.passed(Where.GATE, gate.id)
+            except ContainedError as stopped:
+                fault = self._bulkheads.failed(Where.GATE, gate.id, stopped.error, batch.now)
+        if fault is not None:
             after, effects = self._held(batch.now, gate, view, fault)
             states = ()
-        else:
-            self._bulkheads.passed(Where.GATE, gate.id)
         at = next((effect.at for effect in effects if isinstance(effect, WakeAt)), math.inf)
         if after.phase is Phase.WAITING and after.request.pool is not None:
             # Of a whole pool nobody tells what concerns this gate; the more gates wait, the less often each looks.

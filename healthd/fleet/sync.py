@@ -101,8 +101,9 @@ class SyncEndpoint:
         if executor is not None:
             return encode(await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds))
         answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds)
-        if request.state is not None:
-            self._on_state(request.state)
+        # Not what was sent: of a node's former process, say, nothing is taken in.
+        if request.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:
+            self._on_state(taken.state)
         return encode(answer)
 
 

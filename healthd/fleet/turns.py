@@ -30,7 +30,7 @@ from healthd.fleet.model import Gate, Observer, Registry
 from healthd.fleet.policy import Policy
 from healthd.fleet.reports import Reports
 from healthd.fleet.rules.book import Rules
-from healthd.fleet.session import UnsureError
+from healthd.fleet.session import RefusedWorkError, UnsureError
 from healthd.fleet.stepping import Stepper
 from healthd.fleet.store import LONG_SECONDS, Store
 from healthd.fleet.writer import ANSWER_SECONDS
@@ -43,6 +43,8 @@ MOST_FAULTS_A_TURN = 20
 """Gates, nodes and requests that may fail in one turn before the others wait for the next: each costs it once more."""
 RETRY_SECONDS = 1.0
 """After a failed commit: often enough to go on soon, seldom enough not to load a full disk."""
+MOST_REFUSED = 3
+"""Turns in a row whose rows the database may refuse before that counts as a fault: the first may be one request's."""
 PRUNE_SECONDS = 3600.0
 """How often what is old is dropped from the database: it grows by some MB an hour at the very most."""
 LONGEST_SLEEP_SECONDS = 30.0
@@ -94,6 +96,9 @@ class Turns:
         self._observer = observer
         self._bulkheads = Bulkheads()
         self._actions: deque[_Asked] = deque()
+        self._taken: list[_Asked] = []  # of the turn under way
+        self._alone = 0  # so many requests come in a turn of their own each
+        self._refused = 0  # turns in a row
         self._heard: set[str] = set()
         self._unsure = False
         self._take_over(store.load())
@@ -145,10 +150,11 @@ class Turns:
             self._wake.clear()
             try:
                 with contained(Where.TURN, "engine"):
-                    await self.turn()
+                    went_through = await self.turn()
                     if self._clock() >= self._prune_at:
                         await self._prune()
-                self._bulkheads.passed(Where.TURN, "engine")
+                if went_through:
+                    self._bulkheads.passed(Where.TURN, "engine")
             except ContainedError as stopped:
                 self._begin_again(stopped)
 
@@ -158,20 +164,30 @@ class Turns:
         for follower in self._followers.values():
             follower.set()
 
-    async def turn(self) -> None:
-        """Take in what happened, step, commit, carry out; one at a time. A StoreError goes to those who wait for it."""
-        async with self._turning:
-            await self._turn()
+    async def turn(self) -> bool:
+        """
+        Take in what happened, step, commit, carry out; one at a time. A StoreError goes to those who wait for it.
 
-    async def _turn(self) -> None:
+        Returns whether all of that was done: False while it rests after a failure, and when it failed again.
+        """
+        async with self._turning:
+            self._taken = []
+            try:
+                return await self._turn()
+            except Exception:
+                for _, future in self._taken:
+                    _fail(future, _internal_error())
+                raise
+
+    async def _turn(self) -> bool:
         now = self._clock()
         if now < self._retry_at and not self._actions:
-            return
+            return False
         if self._unsure and not await self._read_anew():
-            return
+            return False
         done = self._compute(now)
         if done is None:
-            return
+            return False
         batch = done.batch
         try:
             if batch.changes:
@@ -180,8 +196,9 @@ class Turns:
             self._undo(done, error)
             if isinstance(error, FencedError):
                 raise
-            return
-        self._retry_at = -math.inf
+            return False
+        self._retry_at, self._refused = -math.inf, 0
+        self._bulkheads.passed(Where.TURN, "commit")
         self._rules.committed()
         try:
             with contained(Where.TURN, "answers"):
@@ -196,6 +213,13 @@ class Turns:
         for future, result in done.results:
             if not future.done():
                 future.set_result(self._newest(result))
+        return True
+
+    def _take(self) -> list[_Asked]:
+        """The requests of this turn."""
+        most, self._alone = (1 if self._alone else len(self._actions)), max(0, self._alone - 1)
+        self._taken = [self._actions.popleft() for _ in range(min(most, len(self._actions)))]
+        return self._taken
 
     def _compute(self, now: float) -> _Done | None:
         """
@@ -203,7 +227,7 @@ class Turns:
         rest computed anew; None when too much fails at once: then the rest waits for the next turn.
         """
         heard, self._heard = self._heard | self._bulkheads.due(Where.NODE, now), set()
-        actions, self._actions = list(self._actions), deque()
+        actions = self._take()
         before, expiring = self._stepper.snapshot(), self._expiring
         for _ in range(MOST_FAULTS_A_TURN):
             try:
@@ -227,8 +251,7 @@ class Turns:
             return
         self._bulkheads.count(stopped.where, stopped.name, stopped.error)
         _, future = actions.pop(int(stopped.name))
-        if not future.done():
-            future.set_exception(HealthdError("internal error; the aggregator's log has more"))
+        _fail(future, _internal_error())
 
     def _attempt(self, now: float, actions: list[_Asked], heard: set[str]) -> _Done:
         """One try at the turn; ContainedError names what failed."""
@@ -237,11 +260,11 @@ class Turns:
         self._reports.begin()
         self._rules.begin()
         results = self._act(batch, actions)
-        if self._expiring:
-            self._ledger.end_expired(batch)
-            pruning.forget_gone(batch, self._ledger, self._rules, self._reports, self.policy)
-            self._expiring = False
         resting = self._bulkheads.resting(Where.NODE, now)
+        expiring, self._expiring = self._expiring, False  # first: what fails here must not fail every turn
+        if expiring:
+            self._ledger.end_expired(batch, resting)
+            pruning.forget_gone(batch, self._ledger, self._rules, self._reports, self.policy, resting)
         heard = heard - resting.keys()
         nodes = LookedUp(self._registry)
         self._reports.take_in(batch, heard, nodes)
@@ -294,8 +317,7 @@ class Turns:
             self._retry_at = self._clock() + RETRY_SECONDS
             while self._actions:
                 _, future = self._actions.popleft()
-                if not future.done():
-                    future.set_exception(error)
+                _fail(future, error)
             if isinstance(error, FencedError):
                 raise
             return False
@@ -308,6 +330,7 @@ class Turns:
         self._heard.update(self._registry.names())
         for gate_id in self._followers.keys() - self._ledger.gates.keys():
             self._followers.pop(gate_id).set()
+        self._stepper.set_executors(self._clock())
         self._unsure = False
         return True
 
@@ -352,9 +375,23 @@ class Turns:
         self._stepper.undo(done.stepped)
         self._heard |= done.heard
         self._retry_at = self._clock() + RETRY_SECONDS
-        for future, _ in done.results:
-            if not future.done():
-                future.set_exception(error)
+        waiting = [asked for asked in self._taken if not asked[1].done()]
+        if isinstance(error, RefusedWorkError):
+            self._count_refusal(error)
+            if len(waiting) > 1:  # only one of them may be what is refused
+                self._actions.extendleft(reversed(waiting))
+                self._alone = len(waiting)
+                waiting = []
+            if self._actions:
+                self._wake.set()
+        for _, future in waiting:
+            _fail(future, error)
+
+    def _count_refusal(self, error: RefusedWorkError) -> None:
+        """What the database refuses turn after turn is no request's: nothing is written until it is gone."""
+        self._refused += 1
+        if self._refused >= MOST_REFUSED:
+            self._retry_at = self._bulkheads.failed(Where.TURN, "commit", error, self._clock()).retry_at
 
     def _tell(self, batch: Batch, heard: set[str], nodes: LookedUp) -> None:
         """All of it is on disk: tell metrics, nodes and clients."""
@@ -365,7 +402,7 @@ class Turns:
         for name in batch.forgotten:
             self._registry.forget(name)
         if any(gate.request.join is not None for gate in batch.decided):
-            self._stepper.set_executors()
+            self._stepper.set_executors(batch.now)
         for gate in batch.decided:
             self._ledger.remember(gate)
             self._stepper.decided(gate.id)
@@ -386,3 +423,13 @@ class Turns:
         times = [self._stepper.next_due(), self._reports.next_due(now), self._prune_at]
         rest = self._bulkheads.resting(Where.NODE, now)
         return min([*times, self._rules.next_due(rest), self._bulkheads.next_due(now)])
+
+
+def _internal_error() -> HealthdError:
+    return HealthdError("internal error; the aggregator's log has more")
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    """Tell who waits, unless they were told something already."""
+    if not future.done():
+        future.set_exception(error)

@@ -24,6 +24,8 @@ MOST_REMEMBERED = 50_000
 MOST_WAITING = 1000
 MOST_EXAMPLES = 5
 RETRY_SECONDS = 5.0
+GRACE_SECONDS = 60.0
+"""A node may see a job before its hook has asked, or before the gate is on disk: only later is its absence a fact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +45,29 @@ def without_lease(state: NodeState) -> tuple[str, ...]:
 
 
 class UngatedJobs:
-    """Counts them. `gated` says whether a gate was ever asked under a name; HealthdError where that cannot be told."""
+    """
+    Counts them. `gated` says whether a gate was ever asked under a name; HealthdError where that cannot be told.
+
+    A job is looked up once, when `grace_seconds` have passed by `clock` since a node first told of it.
+    """
 
     def __init__(
-        self, gated: Callable[[str], Awaitable[bool]], *, now: float, retry_seconds: float = RETRY_SECONDS
+        self,
+        gated: Callable[[str], Awaitable[bool]],
+        *,
+        clock: Callable[[], float],
+        grace_seconds: float = GRACE_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._gated = gated
+        self._clock = clock
+        self._grace_seconds = grace_seconds
         self._retry_seconds = retry_seconds
-        self._since = now
+        self._since = clock()
         self._jobs = 0
         self._examples: deque[str] = deque(maxlen=MOST_EXAMPLES)
         self._judged: OrderedDict[str, None] = OrderedDict()
-        self._waiting: OrderedDict[str, None] = OrderedDict()
+        self._waiting: OrderedDict[str, float] = OrderedDict()  # since when, the oldest first
         self._news = asyncio.Event()
 
     @property
@@ -65,15 +78,18 @@ class UngatedJobs:
     def see(self, state: NodeState) -> None:
         """Take in what a node says; whether its jobs had a gate is looked up by `run`."""
         for job in without_lease(state):
-            if job not in self._judged and len(self._waiting) < MOST_WAITING:
-                self._waiting[job] = None
+            if job not in self._judged and job not in self._waiting and len(self._waiting) < MOST_WAITING:
+                self._waiting[job] = self._clock()
                 self._news.set()
 
     async def run(self) -> None:
         """Look up each job once, for ever. May be started again."""
         while True:
             while self._waiting:
-                job = next(iter(self._waiting))
+                job, since = next(iter(self._waiting.items()))
+                if (left := since + self._grace_seconds - self._clock()) > 0:
+                    await asyncio.sleep(min(left, self._retry_seconds))
+                    continue
                 try:
                     gated = await self._gated(gate_name(job))
                 except HealthdError:
@@ -103,6 +119,7 @@ class UngatedCollector(Collector):
         """As a collector."""
         yield CounterMetricFamily(
             "healthd_jobs_ungated",
-            "Jobs of Slurm that nodes saw and for which no gate was asked: their hook could not run or could not ask.",
+            "Jobs of Slurm that nodes saw and for which no gate was asked within a minute: their hook could not run or "
+            "could not ask.",
             value=self._figure().jobs,
         )

@@ -36,6 +36,9 @@ MOST_WAITING = 2000
 MOST_TOGETHER = 64
 """Jobs in one transaction: bounds how long the first of them waits for the last."""
 
+MOST_REFUSALS = 100
+"""Different texts of refused work that are remembered as logged; beyond, they may be logged once more."""
+
 
 class _State(enum.Enum):
     WAITING = enum.auto()
@@ -102,6 +105,7 @@ class Writer:
         self._under_way: tuple[float, Sequence[Job]] | None = None  # since when, by time.monotonic
         self._fenced: FencedError | None = None
         self._outage = ""
+        self._refusals: set[str] = set()  # those that were logged
         self._failed_at = -math.inf
 
     def start(self) -> None:
@@ -245,8 +249,18 @@ class Writer:
         self.failures += 1
         if isinstance(error, RefusedWorkError):
             self.failing, self._outage = True, ""
+            self._tell_once(str(error))
             return
         news = str(error) != self._outage or not self.failing
         if news and not isinstance(error, FencedError):  # the aggregator ends with that, as its last word
             log.error("%s", error)
         self.failing, self._outage, self._failed_at = True, str(error), time.monotonic()
+
+    def _tell_once(self, refusal: str) -> None:
+        """Whoever asked is told each time; the log has each text once."""
+        if refusal in self._refusals:
+            return
+        if len(self._refusals) >= MOST_REFUSALS:
+            self._refusals.clear()
+        self._refusals.add(refusal)
+        log.error("%s", refusal)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, update
+from sqlalchemy import Connection, Table, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from healthd import wire
@@ -124,7 +124,7 @@ def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
     elif kind is PutEvidence:
         upsert(connection, EVIDENCE, "gate", [{"gate": c.gate, "states": _packed(c.states)} for c in changes])
     elif kind is PutOutcome:
-        upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes])
+        _put_outcomes(connection, changes)
     else:
         connection.execute(EVENTS.insert(), [fit(EVENTS, vars(c)) for c in changes])
 
@@ -137,6 +137,12 @@ def _apply_rules(connection: Connection, changes: Sequence[PutRecord | PutLatche
     _put_records(connection, RULES, "node", records)
     _put_records(connection, LATCHES, "identity", latches)
     upsert(connection, MACHINES, "node", list(machines.values()))
+
+
+def _put_outcomes(connection: Connection, changes: Sequence[PutOutcome]) -> None:
+    """One whose gate was dropped meanwhile is left out: it must not fail what it shares a transaction with."""
+    kept = set(connection.scalars(select(GATES.c.id).where(GATES.c.id.in_({c.gate for c in changes}))))
+    upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes if c.gate in kept])
 
 
 def _put_duplicates(connection: Connection, changes: Sequence[PutDuplicate]) -> None:

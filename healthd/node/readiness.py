@@ -62,7 +62,8 @@ def readiness(
     Each condition of being fit for a job now, and why it is not met (empty: it is).
 
     `workloads` are those that the host's schedulers have here. `untold` says why it is not known whether the node is
-    quarantined; empty where it is.
+    quarantined; empty where it is. It counts only for who names the node and so relies on its word alone: else all
+    nodes would be drained while the aggregator is away.
     """
     asked = question or Question()
     conditions = dict.fromkeys((spec.name for spec in state.checks), "")
@@ -74,7 +75,9 @@ def readiness(
     claims = foreign(state.allocated, workloads, {asked.workload} if asked.workload else ())
     conditions["allocated"] = f"taken by {describe(claims)}" if claims else ""
     quarantine = state.quarantine
-    conditions["quarantine"] = untold if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
+    conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
+    if quarantine is None and asked.node is not None:
+        conditions["quarantine"] = untold
     if asked.node is not None:
         conditions["node"] = "" if is_called(state, asked.node) else f"this is {state.node}, not {asked.node[:80]}"
     return conditions

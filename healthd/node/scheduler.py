@@ -227,7 +227,7 @@ class Scheduler:
         except Exception as error:
             if flight.task is not None:
                 await _ended(flight.task)
-            why = f"an error of healthd's own ended the run: {type(error).__name__}; see the log of the node's daemon"
+            why = _unforeseen(error)
             for ordered in flight.ordered:
                 ordered.report(OrderReport(status="refused", message=why))
             self._flight = None
@@ -275,7 +275,13 @@ class Scheduler:
 
     async def _host(self, stay: Stay) -> None:
         """A stay from the look at the devices until they are seen to be free again."""
-        await self._claims.refresh()
+        try:
+            await self._claims.refresh()
+        except Exception as error:
+            if not stay.leaving:
+                stay.refuse(_unforeseen(error))
+            stay.gone.set()
+            raise
         if stay.leaving:
             return  # it was turned out while we looked
         if why := self._claims.taken([stay]):
@@ -330,6 +336,10 @@ class Scheduler:
         elif not taken:
             self._active_wake.set()
         self._was_taken = taken
+
+
+def _unforeseen(error: Exception) -> str:
+    return f"an error of healthd's own ended the run: {type(error).__name__}; see the log of the node's daemon"
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

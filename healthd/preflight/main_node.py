@@ -91,6 +91,7 @@ def settings_of(task: Task, folder: Path) -> str:
         "listen": f"{_any_address(task.main)}:{task.port}",
         "database": "sqlite://",
         "state_dir": str(folder),
+        "preflight": True,
         "insecure": True,
         "max_nodes": task.size,
         "handshake": f"{task.acknowledge_seconds}s",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from checks.protocol import MAX_LINE_BYTES, ProtocolError, decode
+from healthd.runner.worker_pid import find_worker
 
 READ_BYTES = 64 * 1024
 LAST_WORDS_BYTES = 4096
@@ -71,6 +72,7 @@ class Child:
         finally:
             os.close(result_end)
         self.pid = self._process.pid
+        self._worker_pid: int | None = None
         self.reaped = asyncio.Event()
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()
@@ -92,6 +94,13 @@ class Child:
             self._loop.add_reader(self._pidfd, self._on_death)
         except OSError:  # a kernel or a sandbox without pidfd
             self._loop.call_later(_POLL_SECONDS, self._poll)
+
+    @property
+    def worker_pid(self) -> int:
+        """The process that runs the checks; `pid` is its guard's, and is told where there is no other."""
+        found = find_worker(self.pid, self._worker_pid)
+        self._worker_pid = None if found == self.pid else found
+        return found
 
     # --- talking to it ------------------------------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ class Collective:
 
     def _signs_of_life(self) -> tuple[float, dict[int, float]]:
         """When a rank was last heard of, and how long the threads of the ranks and of this process waited to run."""
-        pids = [os.getpid(), *(lane.child.pid for lane in self._lanes if lane.child is not None)]
+        pids = [os.getpid(), *(lane.child.worker_pid for lane in self._lanes if lane.child is not None)]
         return max(lane.heard_at for lane in self._lanes), waited_seconds(pids)
 
 

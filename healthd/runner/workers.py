@@ -183,7 +183,7 @@ class Workers:
         child = next((found for one in target.split(",") if (found := self._corpses.of(one)) is not None), None)
         if child is None and not (target == "node" and self._node_corpses > 1):
             return None
-        who = f"pid {child.pid}" if child is not None else "more than one"
+        who = f"pid {child.worker_pid}" if child is not None else "more than one"
         text = f"a killed probe ({who}) does not end: the kernel or the device's driver holds it; reboot the node"
         return Missing(target=target, reason="Stuck", message=text)
 

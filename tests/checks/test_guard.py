@@ -128,6 +128,17 @@ def test_signal_and_code_of_a_program_are_its_own() -> None:
         assert run_program(["sh", "-c", script], environment=PATH, timeout_seconds=30, max_bytes=9)[0] == code
 
 
+def test_end_of_a_program_is_heard_where_ends_are_ignored() -> None:
+    """What ignores them, as a supervisor may, leaves it so to all that it starts."""
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv)"
+    guarded = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), "-1", "", "--", "sh", "-c", "exit 7"]
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", ignore, *guarded[1:]]) as program:
+        try:
+            assert program.wait(20) == 7
+        finally:
+            program.kill()
+
+
 def test_group_is_ours_only_where_it_is_delegated() -> None:
     """Everywhere else the kernel's tree of processes has to do: root could write any group, and would break systemd."""
     own = guard.delegated_group()

@@ -32,5 +32,5 @@ def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, g
         metrics=FleetMetrics(fleet, holding=lambda: 0, overrides=lambda: 0, errors=engine.internal_errors),
         handshakes=Handshakes(1.0),
         learner=Learner(fleet, store, BaselineSettings()),
-        ungated=UngatedJobs(always_gated, now=0.0),
+        ungated=UngatedJobs(always_gated, clock=lambda: 0.0),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ def rank(number: int, nnodes: int, *, wait: float | None = None) -> RollCallBody
     ],
 )
 def test_difference_names_which_rank_says_which_number(sizes: dict[int, int], said: str | None) -> None:
-    text = difference({number: {"--nnodes": str(size)} for number, size in sizes.items()})
+    text = difference((number, {"--nnodes": str(size)}) for number, size in sizes.items())
     assert text is None if said is None else text is not None and said in text
 
 
 def test_option_that_one_rank_has_not_is_a_difference() -> None:
-    text = difference({0: {"--nnodes": "2", "--min-nodes": "1"}, 1: {"--nnodes": "2"}})
+    text = difference([(0, {"--nnodes": "2", "--min-nodes": "1"}), (1, {"--nnodes": "2"})])
     assert text is not None
     assert "--min-nodes is 1 on rank 0 and not given on rank 1" in text
 
@@ -47,6 +48,46 @@ def test_those_who_came_before_the_difference_are_told_when_they_ask_again() -> 
     assert not late.all_told
     assert not call.answer(rank(0, 3)).all_told
     assert call.answer(rank(1, 3)).all_told
+
+
+def test_processes_of_one_rank_are_compared_each() -> None:
+    call = RollCall()
+    for local, size in enumerate(("2", "3", "2")):
+        body = RollCallBody(node="rank-0", rank=0, local_rank=local, options={"--nnodes": size})
+        told = call.answer(body).difference
+    assert told is not None
+    assert "--nnodes is 2 on rank 0 and 3 on rank 0" in told
+    call.answer(RollCallBody(node="rank-0", rank=0, local_rank=1, options={"--nnodes": "2"}))
+    assert call.answer(rank(1, 2)).difference is None, "it was started anew, like the others"
+
+
+def test_many_ranks_that_are_alike_cost_each_the_same() -> None:
+    class Counted(dict[str, str]):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return super().__eq__(other)
+
+        def __iter__(self) -> Iterator[str]:
+            Counted.compared += 1
+            return super().__iter__()
+
+        __hash__ = None  # type: ignore[assignment]
+
+    call = RollCall()
+    for number in range(300):
+        call.answer(RollCallBody(node=f"n{number}", rank=number, options=Counted({"--nnodes": "300"})))
+    assert len(call.nodes) == 300
+    assert Counted.compared <= 10 * 300
+
+
+def test_standing_aggregator_has_no_roll_call(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        body = {"node": "rank-0", "rank": 0, "options": {}}
+        assert (await client.post("/v1/preflight/ranks", json=body)).status_code == 404
+
+    scenario(test, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +128,7 @@ def test_end_of_a_preflight_waits_for_those_alone_who_have_come(tmp_path: Path) 
             assert await tell("rank-1")
             assert await tell("rank-2"), "one that comes after all is no stranger"
 
-    scenario(test, tmp_path)
+    scenario(test, tmp_path, preflight=True)
 
 
 def test_roll_call_needs_a_token_where_there_are_some(tmp_path: Path) -> None:
@@ -98,4 +139,4 @@ def test_roll_call_needs_a_token_where_there_are_some(tmp_path: Path) -> None:
         body = {"node": "rank-0", "rank": 0, "options": {}}
         assert (await client.post("/v1/preflight/ranks", json=body)).status_code == 401
 
-    scenario(test, tmp_path, token_file=tmp_path / "tokens.toml")
+    scenario(test, tmp_path, preflight=True, token_file=tmp_path / "tokens.toml")

@@ -62,6 +62,12 @@ async def raises() -> None:
     raise KeyError("nobody thought of this")
 
 
+async def is_cancelled_by_chance() -> None:
+    waited_for = asyncio.get_running_loop().create_future()
+    waited_for.cancel()
+    await waited_for
+
+
 async def is_told() -> None:
     raise StoreError("another one has the database")
 
@@ -71,6 +77,7 @@ async def is_told() -> None:
     [
         (returns, "engine has ended by itself, and nothing works without it", False),
         (raises, "engine has failed (KeyError: 'nobody thought of this'); the log has the traceback", True),
+        (is_cancelled_by_chance, "engine has failed (RuntimeError: something that it waited for was cancelled)", True),
         (is_told, "another one has the database", False),
     ],
 )
@@ -171,7 +178,7 @@ def test_job_that_cannot_be_looked_up_keeps_no_other_from_being_counted() -> Non
         return False
 
     async def main() -> None:
-        tasks, ungated = Tasks(first_restart_seconds=0.001), UngatedJobs(gated, now=1.0)
+        tasks, ungated = Tasks(first_restart_seconds=0.001), UngatedJobs(gated, clock=lambda: 1.0, grace_seconds=0.0)
         claims = tuple(Allocation(by="scheduler", holder=f"slurm:{job}") for job in (1, 2))
         ungated.see(dataclasses.replace(state_of(), allocated=claims))
         tasks.supervise("count", ungated.run)

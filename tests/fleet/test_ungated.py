@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import httpx
 
+from healthd import wire
 from healthd.cli.report import report_lines
 from healthd.errors import StoreError
 from healthd.fleet import ungated
-from healthd.fleet.ungated import UngatedJobs, without_lease
-from healthd.model import Allocation, Lease, NodeState
-from tests.fleet.parts import state
-from tests.fleet.test_api import Daemon, scenario
+from healthd.fleet.api import make_app
+from healthd.fleet.auth import Guard
+from healthd.fleet.settings import AggregatorSettings
+from healthd.fleet.sync import SyncEndpoint
+from healthd.fleet.ungated import UngatedCollector, UngatedJobs, without_lease
+from healthd.model import Allocation, GateRequest, Lease, NodeState
+from tests.fleet.application import parts_of_test
+from tests.fleet.parts import KEY, Clock, Node, fleet, state
+from tests.fleet.test_api import scenario
+from tests.fleet.test_engine import running as running_engine
+from tests.fleet.test_sync import nothing_behind
+from tests.fleet.world import World
 from tests.healthd.node_kit import eventually, lease
 
 METRIC = "healthd_jobs_ungated_total"
@@ -35,30 +45,65 @@ async def value(client: httpx.AsyncClient) -> float:
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(METRIC))
 
 
-def test_jobs_without_a_gate_are_counted_once_and_named_in_the_report(tmp_path: Path) -> None:
-    async def test(client: httpx.AsyncClient) -> None:
-        daemon = Daemon(client, "n1")
-        await daemon.sync()
-        await daemon.sync()
-        asked = {"job": "slurm-7", "nodes": ["n1"], "wait_seconds": 0.0, "workload": "slurm:7", "mode": "observe"}
-        assert (await client.post("/v1/gates", json=asked)).status_code == 200
-        assert await value(client) == 0
-        jobs = tuple(Allocation(by="scheduler", holder=f"slurm:{number}") for number in (7, 8, 9))
-        other = Daemon(client, "n2", allocated=jobs)
-        other.state = lambda: state("n2", allocated=jobs)  # type: ignore[method-assign]
-        for _ in range(3):
-            await other.sync()
-        async with asyncio.timeout(10):
-            while await value(client) < 2:  # noqa: ASYNC110 - it is asked over HTTP
-                await asyncio.sleep(0.01)
-        report = (await client.get("/v1/report")).json()
-        assert await value(client) == 2, "job 7 had its gate, and each is counted once"
-        assert (report["ungated"]["jobs"], set(report["ungated"]["examples"])) == (2, {"8", "9"})
-        lines = [line for line in report_lines(report) if isinstance(line, str)]
-        assert any("2 jobs of Slurm started without a gate" in line for line in lines)
-        assert any("healthd slurm doctor" in line for line in lines)
+def test_jobs_that_have_no_gate_a_minute_later_are_counted_once_and_named_in_the_report(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World("n1")
+        async with running_engine(world) as run:
 
-    scenario(test, tmp_path)
+            async def gated(job: str) -> bool:
+                return bool(await run.engine.gates(limit=1, job=job))
+
+            jobs = UngatedJobs(gated, clock=world.clock, retry_seconds=0.0)
+            parts = parts_of_test(tmp_path, store=run.store, fleet=fleet(), engine=run.engine)
+            parts.metrics.add(UngatedCollector(lambda: jobs.figure))
+            app = make_app(dataclasses.replace(parts, ungated=jobs))
+            transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+            task = asyncio.create_task(jobs.run())
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                for _ in range(3):
+                    jobs.see(running("slurm:7", "slurm:8", "slurm:9"))
+                world.now += 59
+                await asyncio.sleep(0.01)
+                assert await value(client) == 0, "its hook may ask yet"
+                await run.engine.ask(GateRequest(job="slurm-7", nodes=("n1",), wait_seconds=0.0))
+                world.now += 2
+                await eventually(lambda: jobs.figure.jobs >= 2)
+                jobs.see(running("slurm:7", "slurm:8", "slurm:9"))
+                world.now += 120
+                await asyncio.sleep(0.01)
+                assert await value(client) == 2, "job 7 had its gate, and each is counted once"
+                report = (await client.get("/v1/report")).json()
+                assert (report["ungated"]["jobs"], set(report["ungated"]["examples"])) == (2, {"8", "9"})
+                lines = [line for line in report_lines(report) if isinstance(line, str)]
+                assert any("2 jobs of Slurm started without a gate" in line for line in lines)
+                assert any("healthd slurm doctor" in line for line in lines)
+            task.cancel()
+
+    asyncio.run(main())
+
+
+def test_state_of_a_former_process_of_a_node_is_not_looked_at(tmp_path: Path) -> None:
+    """Nothing of it is taken in, so nothing of it may be counted."""
+    seen: set[str] = set()
+
+    async def main() -> None:
+        settings, registry = AggregatorSettings(state_dir=tmp_path), fleet()
+
+        def see(found: NodeState) -> None:
+            seen.update(without_lease(found))
+
+        endpoint = SyncEndpoint(nothing_behind, fleet=registry, guard=Guard(None), settings=settings, on_state=see)
+        node = Node(registry, Clock())
+        transport = httpx.ASGITransport(app=endpoint, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            for incarnation, job in (("old", "1"), ("new", "2"), ("old", "3")):
+                request = dataclasses.replace(node.request(running(f"slurm:{job}")), incarnation=incarnation)
+                headers = {"x-healthd-node-key": KEY}
+                answer = await client.post("/v1/nodes/n1/sync", content=wire.encode(request), headers=headers)
+                assert answer.status_code == 200, answer.text
+
+    asyncio.run(main())
+    assert seen == {"1", "2"}
 
 
 def test_where_every_job_had_its_gate_the_report_says_nothing(tmp_path: Path) -> None:
@@ -82,7 +127,7 @@ def test_store_that_fails_loses_no_job_and_memory_is_bounded() -> None:
         return job == "slurm-7"
 
     async def main() -> None:
-        jobs = UngatedJobs(gated, now=0.0, retry_seconds=0.0)
+        jobs = UngatedJobs(gated, clock=lambda: 0.0, grace_seconds=0.0, retry_seconds=0.0)
         jobs.see(running(*(f"slurm:{number}" for number in range(2 * ungated.MOST_WAITING))))
         task = asyncio.create_task(jobs.run())
         await eventually(lambda: jobs.figure.jobs >= ungated.MOST_WAITING - 1)

@@ -20,6 +20,10 @@ from tests.fleet.test_api import scenario
 from tests.healthd.inside import run_inside
 
 PROGRAMS = '[programs.mine]\ncommand = ["/opt/mine"]\n'
+CHECK = (
+    "import sys; from pathlib import Path; from healthd.file_trust import check_file; "
+    "check_file(Path(sys.argv[1]), 'settings file')"
+)
 
 
 def written(file: Path, text: str = PROGRAMS, mode: int = 0o644) -> Path:
@@ -140,13 +144,30 @@ def test_settings_of_another_user_are_refused(tmp_path: Path) -> None:
         load(file)
 
 
+def test_name_that_leads_past_its_folders_is_followed(tmp_path: Path) -> None:
+    """`link/../x` is beside what the link leads to; the folders of its name need not be there."""
+    written(tmp_path / "real" / "x.toml")
+    (tmp_path / "real" / "below").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "below")
+    check_file(tmp_path / "link" / ".." / "x.toml", "settings file")
+    check_file(tmp_path / "link" / ".." / ".." / "real" / "x.toml", "settings file")
+
+
+@pytest.mark.system(root=True)  # only root can give files to others
+def test_owner_whom_a_user_namespace_does_not_tell_is_not_held_against_a_file(tmp_path: Path) -> None:
+    """The host's root is nobody in a rootless container."""
+    file = written(tmp_path / "healthd.toml")
+    os.chown(file, 12345, -1)
+    line = ["unshare", "--user", "--map-root-user", sys.executable, "-c", CHECK, str(file)]
+    assert subprocess.run(line, check=False, timeout=60).returncode == 0
+
+
 @pytest.mark.system(root=True)  # only root can mount
 def test_what_a_mount_makes_read_only_is_read_as_in_a_pod(tmp_path: Path) -> None:
     """A ConfigMap's volume is a directory of mode 0777 that is mounted read-only."""
     file = written(tmp_path / "open" / "healthd.toml")
     file.parent.chmod(0o777)
-    program = "import sys; from pathlib import Path; from healthd.file_trust import check_file; "
-    program += "check_file(Path(sys.argv[1]), 'settings file')"
+    os.chown(file, 12345, -1)
     mount = f"mount --bind {file.parent} {file.parent} && mount -o remount,ro,bind {file.parent}"
-    line = ["unshare", "--mount", "sh", "-ec", f'{mount} && exec "$0" -c "{program}" {file}', sys.executable]
+    line = ["unshare", "--mount", "sh", "-ec", f'{mount} && exec "$0" -c "{CHECK}" {file}', sys.executable]
     assert subprocess.run(line, check=False, timeout=60).returncode == 0

@@ -11,6 +11,7 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.model import Quarantine
 from healthd.node.allocations.record import Reading, Scheduled, Workload
+from healthd.node.readiness import Question, readiness
 from healthd.node.settings import SyncSettings
 from healthd.node.state import NodeBook
 from tests.healthd.cli_kit import Said
@@ -137,6 +138,18 @@ def test_admitted_without_an_aggregator_the_host_file_is_written_all_the_same(tm
     assert hosts.read_text() == "a\nb\n"
     pool = run_inside("gate", "--job", "j", "--pool", "p", "--count", "2", "--hostfile-out", str(hosts), *away)
     assert (pool.code, "the nodes are not known" in pool.err) == (75, True), pool
+
+
+def test_who_does_not_rely_on_the_nodes_word_alone_is_not_refused_for_what_it_was_never_told(tmp_path: Path) -> None:
+    """A hook of the scheduler must not drain a fleet because the aggregator is away."""
+    book = fit(tmp_path)
+    untold(book)
+    for question in (Question(), Question(excluded=frozenset({"allocated"}))):
+        assert readiness(book.snapshot(), question, untold=book.quarantine_untold)["quarantine"] == ""
+    named = readiness(book.snapshot(), Question(node="n1"), untold=book.quarantine_untold)
+    assert named["quarantine"] == book.quarantine_untold
+    book.set_quarantine(QUARANTINE)
+    assert readiness(book.snapshot(), Question())["quarantine"] == "ann: new cable"
 
 
 def test_what_an_aggregator_said_of_quarantines_is_known_after_a_restart(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from healthd.model import CheckResult, OrderReport
 from healthd.node.catalogue import enabled_checks
 from healthd.node.results import Stamped
 from healthd.node.settings import ActiveSettings, Unprompted
+from healthd.node.stay import Stay
 from healthd.node.timetable import PassiveTimetable, QuickFacts, quick_due_at
+from healthd.runner import Survey
 from tests.healthd.node_kit import CATALOGUE, World, eventually, finding, quiet, result, run, settings, specs
 
 # --- ticks ------------------------------------------------------------------------------------------------------------
@@ -393,5 +395,28 @@ def test_result_of_a_fault_that_was_cleared_meanwhile_is_not_kept(tmp_path: Path
             assert len(world.probes.active_plans()) == 2
             assert kept is not None
             assert not kept.result.injected
+
+    run(main())
+
+
+def test_stay_is_refused_when_the_look_at_the_devices_fails(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, active=ActiveSettings(unprompted=OFF)) as world:
+            await quiet()
+            survey, refused = world.probes.survey, list[str]()
+
+            async def broken() -> Survey:
+                world.probes.survey = survey  # type: ignore[method-assign]
+                raise RuntimeError("no look")
+
+            async def never() -> None:
+                raise AssertionError("it has begun")
+
+            world.probes.survey = broken  # type: ignore[method-assign]
+            stay = Stay(name="visit", work=never, refuse=refused.append, tell=refused.append)
+            world.scheduler.host(stay)
+            await asyncio.wait_for(stay.gone.wait(), 5)
+            assert ["RuntimeError" in why for why in refused] == [True]
+            world.forgive()
 
     run(main())

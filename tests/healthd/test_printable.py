@@ -72,6 +72,9 @@ def test_control_characters_are_escaped_once_and_nothing_else_is() -> None:
         assert printable_bytes(f"é{sign}b".encode()).decode() == printable(f"é{sign}b")
     assert printable("lone \ud800") == "lone \\ud800"
     assert printable(printable(EVIL)) == printable(EVIL)
+    for code in range(0x3000):  # what is tried first lets none of them pass
+        if printable(chr(code)) != chr(code):
+            assert printable_bytes(chr(code).encode()) == printable(chr(code)).encode()
     fine = "a\tb\nñ 日本 ✓ → 🙂 \\ é\u00a0"
     assert printable(fine) == fine
     assert printable_bytes(fine.encode()) == fine.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import threading
@@ -220,6 +221,18 @@ def test_observing_the_hooks_say_what_the_doctor_finds(daemon: Daemon, hooks: Ho
         assert "healthd slurm doctor: scontrol is not in PATH" in said, said
         sound = logged(hooks, name, daemon.url)
         assert "doctor" not in sound, sound
+
+
+def test_health_check_that_observes_asks_the_doctor_once_an_hour(daemon: Daemon, hooks: Hooks) -> None:
+    (hooks.folder / "said").write_text("n1 is not fit\n")
+    for _ in range(2):
+        logged(hooks, "health-check.sh", daemon.url)
+    calls = [line.split()[1] for line in (hooks.folder / "calls").read_text().splitlines()]
+    assert calls == ["health", "doctor", "health"]
+    stamp = hooks.folder / "run/n1.doctor"
+    os.utime(stamp, (stamp.stat().st_mtime - 3700,) * 2)
+    logged(hooks, "health-check.sh", daemon.url)
+    assert (hooks.folder / "calls").read_text().count("doctor") == 2
 
 
 @pytest.mark.parametrize(
