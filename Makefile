@@ -36,7 +36,7 @@ test: $(STAMP) ## all tests that need neither root nor foreign programs
 	@$(PYTEST) --dist worksteal -m "not (system or xla or gpu)" tests
 
 test-system: $(STAMP) ## tests with root and real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces, ...
-	@$(PYTEST) --dist loadgroup -m "system and not xla" tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "system and not xla" tests
 
 test-all: test test-system test-xla ## all tests
 

@@ -182,7 +182,6 @@ def cluster(tmp_path: Path) -> Iterator[Watched]:
 
 
 @pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", root=True)
-@pytest.mark.xdist_group("slurm")
 def test_real_job_is_seen_from_its_prolog_to_its_end(cluster: Watched) -> None:
     cluster.ready()
     assert cluster.look() == Reading(scheduler="Slurm", workloads=())

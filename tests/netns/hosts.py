@@ -33,7 +33,7 @@ NET4, NET6 = f"198.{18 + _OWN // 256 % 2}.{_OWN % 256}", f"fd77:{_OWN:x}"
 CENTRE, ROOT_HOST = 253, 254  # last numbers of the addresses of the aggregator and of this process
 WRONG_MAC = "02:00:00:00:00:99"
 
-marks = [pytest.mark.system("ip", "tc", root=True), pytest.mark.xdist_group("netns")]
+marks = [pytest.mark.system("ip", "tc", root=True)]
 # Of every link: far below what a busy machine carries, so that how fast a group is hangs on the links alone.
 LINK_RATE = "200mbit"  # 25e6 bytes/s
 SLOW_RATE = "20mbit"  # a tenth

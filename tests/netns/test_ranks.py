@@ -28,7 +28,7 @@ from tests.patience import PATIENCE
 ROOT = Path(__file__).parents[2]
 COUNT = 3
 
-pytestmark = [pytest.mark.system("ip", root=True), pytest.mark.xdist_group("netns")]
+pytestmark = [pytest.mark.system("ip", root=True)]
 
 
 def ip(*words: str) -> None:

@@ -13,7 +13,7 @@ from healthd.model import DeviceRecord, Inventory
 from tests.fleet.parts import result
 from tests.page.stage import Stage, Watch, stage
 
-pytestmark = [pytest.mark.system("chromium"), pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.system("chromium")]
 
 EVIL = '"\'><img src=x onerror="window.evil=1"><script>window.evil=1</script>{{7*7}}</textarea>\u202e'
 PHONE = {"width": 390, "height": 844}

@@ -12,7 +12,7 @@ from tests.fleet.cluster import Cluster, ask, release
 from tests.fleet.service import until
 from tests.page.stage import Watch
 
-pytestmark = [pytest.mark.system("chromium"), pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.system("chromium")]
 
 NODES = ("n1", "n2", "n3")
 # From a node's sync until it is seen in the browser: a second on a quiet machine. Without a live stream it is never.

@@ -24,7 +24,6 @@ from tests.slurm.slurm_kit import SlurmCluster, until
 NODES = ("n1", "n2", "n3")
 pytestmark = [
     pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", "scontrol", "curl", root=True),
-    pytest.mark.xdist_group("slurm"),
 ]
 
 

@@ -144,7 +144,6 @@ def test_hooks_that_slurm_conf_does_not_name_are_a_note(config: Path) -> None:
 
 
 @pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", "scontrol", root=True)
-@pytest.mark.xdist_group("slurm")
 def test_in_a_real_slurm_our_own_fragment_lacks_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "slurm"
     folder.mkdir()

@@ -13,7 +13,7 @@ from tests.fleet.cluster import Cluster, ask
 from tests.fleet.service import Service, until
 from tests.watch.stand import ALERTS, RECORDING, Prometheus, queries, raw_metrics, rules, start_prometheus
 
-pytestmark = [pytest.mark.system("prometheus"), pytest.mark.xdist_group("prometheus")]
+pytestmark = [pytest.mark.system("prometheus")]
 
 SMALL = "cpu_devices = 2\n[checks.all_reduce]\nsizes_bytes = [1048576]\n[checks.memory]\nmax_bytes = 4194304\n"
 SMALL += "[checks.load]\nmax_load_per_core_ratio = 1000.0\n"  # how busy the machine of the tests is, is no fault here
