@@ -358,7 +358,7 @@ def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: 
 
 def test_killed_worker_of_several_devices_that_does_not_vanish_is_stuck_on_each() -> None:
     class Undead:
-        pid = 4242
+        worker_pid = 4242
 
         def is_gone(self) -> bool:
             return False
