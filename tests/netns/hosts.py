@@ -82,8 +82,8 @@ class Host:
         return pids_in(self.space)
 
     def ranks(self) -> list[int]:
-        """Children of its daemon that have torch loaded, which ranks alone do here."""
-        return [pid for pid in _children(self.daemon()) if _is_rank(pid)]
+        """What the guards below its daemon guard, where it has torch loaded, which ranks alone have here."""
+        return [pid for guard in _children(self.daemon()) for pid in _children(guard) if _is_rank(pid)]
 
     # --- faults of the network ----------------------------------------------------------------------------------------
 

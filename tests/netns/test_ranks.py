@@ -22,6 +22,7 @@ import pytest
 
 from healthd import wire
 from healthd.model import CollectiveOrder, OrderReport, RankReport
+from tests.healthd.runner_kit import below_guard
 from tests.healthd.test_session import accused
 from tests.patience import PATIENCE
 
@@ -94,9 +95,9 @@ class Node:
             assert self.news.wait_for(lambda: any(r.last == last for one in said for r in one.ranks), seconds), said
 
     def worker(self) -> int:
-        """The process of its rank."""
-        (pid,) = [pid for pid in self._pids() if _is_worker(pid)]
-        return pid
+        """The process of its rank, which is the child of its guard."""
+        (guard,) = [pid for pid in self._pids() if _is_worker(pid) and not _is_worker(_parent_of(pid))]
+        return below_guard(guard)
 
     def _pids(self) -> list[int]:
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
@@ -113,6 +114,10 @@ class Node:
         _pipe(self.process.stdout).close()
         with contextlib.suppress(subprocess.CalledProcessError):
             ip("netns", "del", self.name)
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _is_worker(pid: int) -> bool:
