@@ -75,7 +75,7 @@ class Hooks:
             self.centre = self.net.host("agg", CENTRE)
             for number in range(count):
                 self.hosts[f"n{number}"] = self.net.host(f"n{number}", number + 1)
-            self._start({**POLICY, "member": "4s", "join": "40s", **policy})
+            self._start({**POLICY, "member": "8s", "join": "40s", **policy})
         except BaseException:
             self.close()
             raise

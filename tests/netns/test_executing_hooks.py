@@ -84,7 +84,7 @@ def test_hook_killed_in_the_middle_is_named_in_time_and_leaves_no_rank(hooks: Ho
     started[1].kill()
     until(lambda: not hooks.hosts["n1"].pids(), 3, lambda: "its ranks outlived it")
     rest = [started[rank] for rank in (0, 2, 3)]
-    # A silent member is borne for 4 s, and its rank is waited for for 15 s.
+    # A silent member is borne for 8 s, and its rank is waited for for 15 s.
     said = [hook.ended(45) for hook in rest]
     hooks.nothing_left()
     assert [one.code for one in said] == [75] * 3, said
