@@ -89,7 +89,7 @@ dashboards: $(STAMP) ## write the Grafana dashboards of deploy/grafana from thei
 
 .PHONY: screenshots
 screenshots: $(STAMP) ## pictures of the page in docs/pictures, of a real fleet by a real browser (needs chromium; two minutes)
-	@$(BIN)/python -m tests.page.pictures
+	@$(BIN)/python -m tests.ui.pictures
 
 pins: ## write requirements.txt anew from what is installed
 	@( echo "# The whole local environment, pinned, so that tomorrow's clone behaves as today's. Made by 'make pins'."; \

@@ -93,3 +93,5 @@ def _modules(package: str) -> Iterator[ModuleType]:
     for entry in sorted(os.listdir(folder)):
         if entry.endswith(".py") and entry != "__init__.py":
             yield importlib.import_module(f"{package}.{entry[:-3]}")
+        elif os.path.exists(os.path.join(folder, entry, "__init__.py")):
+            yield from _modules(f"{package}.{entry}")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from checks.contract import Check, Context, Finding, Measurement, NoParams, Scope, Status, Tier
-from checks.host import Completed, HostError
+from checks.host.machine import Completed, HostError
 
 MAX_MESSAGE_CHARACTERS = 400
 MAX_PERFDATA = 32

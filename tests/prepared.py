@@ -1,7 +1,7 @@
 """
 Real processes that need not import anything: forked from one that has imported it all before.
 
-`Popen` is `subprocess.Popen` for `PYTHON -I checks/worker.py ...` and `PYTHON -m healthd ...`: such a process is a
+`Popen` is `subprocess.Popen` for `PYTHON -I checks/worker/worker.py ...` and `PYTHON -m healthd ...`: such a process is a
 child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
 and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
 seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
@@ -26,30 +26,30 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKER = str(ROOT / "checks/worker.py")  # and nothing of healthd is imported: `prepared_server` says why
+WORKER = str(ROOT / "checks/worker/worker.py")  # and nothing of healthd is imported: `prepared_server` says why
 SERVER = Path(__file__).parent / "prepared_server.py"
 PR_SET_CHILD_SUBREAPER = 36
-SERVICES = (str(ROOT / "tests/healthd/node_process.py"),)
+SERVICES = (str(ROOT / "tests/node/node_process.py"),)
 PROGRAMS = ([WORKER], *([path] for path in SERVICES))
 OPTIONS = ("-I", "-S", "-P")
 SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
 
 MODULES = (
     "torch",
-    "healthd.cli.baseline",
+    "healthd.cli.fleet.baseline",
     "healthd.cli.check",
-    "healthd.cli.fleet",
-    "healthd.cli.gate",
-    "healthd.cli.joining",
-    "healthd.cli.preflight",
-    "healthd.cli.render",
+    "healthd.cli.fleet.fleet",
+    "healthd.cli.hooks.gate",
+    "healthd.cli.hooks.join",
+    "healthd.cli.hooks.preflight",
+    "healthd.cli.terminal.render",
     "healthd.cli.services",
-    "healthd.client",
-    "healthd.fleet.app",
+    "healthd.core.http.aggregator_client",
+    "healthd.aggregator.app",
     "healthd.node.daemon",
-    "healthd.preflight.hook",
-    "healthd.preflight.keeper",
-    "healthd.web",
+    "healthd.hooks.preflight.hook",
+    "healthd.hooks.preflight.sidecar",
+    "healthd.core.http.server",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
     "rich.progress",

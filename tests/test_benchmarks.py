@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Status
-from healthd.model import PROTOCOL, Lease, Order, SyncAnswer, SyncRequest
-from healthd.wire import decode, encode
+from healthd.core.model import PROTOCOL, Lease, Order, SyncAnswer, SyncRequest
+from healthd.core.wire import decode, encode
+from tests.aggregator.parts import result, spec, state
 from tests.benchmarks.__main__ import BENCHES, main
 from tests.benchmarks.bench_checks import active_results, union_seconds
 from tests.benchmarks.bench_collectives import busbw_bytes_per_second
@@ -23,7 +24,6 @@ from tests.benchmarks.localize.__main__ import main as localize
 from tests.benchmarks.localize.__main__ import rows
 from tests.benchmarks.processes import children, free_port, memory_bytes, own_cpu_seconds, service
 from tests.benchmarks.simulated import SimulatedNode
-from tests.fleet.parts import result, spec, state
 
 FAST = Figure(name="fast", what="a trivial thing", unit="seconds", upper=1.0)
 SLOW = Figure(name="slow", what="a slow thing", unit="seconds", upper=1.0)

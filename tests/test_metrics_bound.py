@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import healthd.node.metrics
+import healthd.node.http.metrics
 from checks.contract import Finding, Measurement, Status, Tier
 from checks.limits import _UNITS
-from healthd.exposition import exposition
-from healthd.model import CheckResult
-from healthd.node.catalogue import enabled_checks
-from healthd.node.metrics import registry_of
-from healthd.node.state import NodeBook
-from healthd.runner.core import builtin_catalogue
-from tests.healthd.node_kit import BOOT, MovedClock, finding, measured, result, settings, survey
+from healthd.core.http.exposition import exposition
+from healthd.core.model import CheckResult
+from healthd.node.checks.catalogue import enabled_checks
+from healthd.node.http.metrics import registry_of
+from healthd.node.state.store import NodeBook
+from healthd.runner.runner import builtin_catalogue
+from tests.node.node_kit import BOOT, MovedClock, finding, measured, result, settings, survey
 
 MOST_SERIES = 500
 CORES = tuple(f"neuroncore:{number}" for number in range(32))
@@ -120,7 +120,7 @@ def named_in(path: Path) -> set[str]:
 
 
 def measurement_names() -> list[str]:
-    files = [*CHECKS.rglob("*.py"), Path(healthd.node.metrics.__file__)]
+    files = [*CHECKS.rglob("*.py"), Path(healthd.node.http.metrics.__file__)]
     return sorted(set().union(*map(named_in, files)))
 
 

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from tests.fleet.cluster import AGGREGATOR, Cluster, ask
-from tests.fleet.service import Service, free_port, until
+from tests.aggregator.cluster import AGGREGATOR, Cluster, ask
+from tests.aggregator.service import Service, free_port, until
 
 # The contract: design, metrics. Samples as they are written, so a counter ends in _total.
 OF_NODE = {

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from checks.worker import NICE
-from healthd.runner.workers import WORKER
+from checks.worker.worker import NICE
+from healthd.runner.workers.workers import WORKER
 from tests import prepared
-from tests.healthd.runner_kit import below_guard
+from tests.runner.runner_kit import below_guard
 
 POPENS = pytest.mark.parametrize("popen", [subprocess.Popen, prepared.Popen], ids=["executed", "forked"])
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from healthd.programs import CalledOffError, Programs
-from healthd.slurm import Scontrol, SlurmError
-from healthd.threads import use_daemon_threads
-from tests.fleet.service import until
+from healthd.core.platforms.slurm import Scontrol, SlurmError
+from healthd.core.programs import CalledOffError, Programs
+from healthd.core.threads import use_daemon_threads
+from tests.aggregator.service import until
 
 HANGS = "#!/bin/sh\nsleep 600 &\necho $! > {file}.new; mv {file}.new {file}\nwait\n"
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from checks.contract import Device
 
 if TYPE_CHECKING:
-    from checks.host import Host
+    from checks.host.machine import Host
 
 DETECTED_NAMES = ("neuron", "cuda", "cpu")  # most special first: `detect` takes the first that is present
 NAMES = (*DETECTED_NAMES, "xla")  # xla is one more way to drive devices, by configuration alone

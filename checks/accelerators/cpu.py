@@ -18,8 +18,8 @@ from typing import Any
 from checks.accelerators import DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders
 from checks.contract import Device
-from checks.efa import count_efa as count_efa
-from checks.host import Host, HostError
+from checks.host.efa import count_efa as count_efa
+from checks.host.machine import Host, HostError
 
 DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
 DEVICE_COUNT_MAX = 256  # more is a slip of the keyboard: each is a process with torch in it

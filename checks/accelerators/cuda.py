@@ -21,8 +21,8 @@ from typing import Any
 from checks.accelerators import DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
-from checks.efa import count_efa
-from checks.host import Host, HostError
+from checks.host.efa import count_efa
+from checks.host.machine import Host, HostError
 
 _FOLDER = "/proc/driver/nvidia/gpus"
 _SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

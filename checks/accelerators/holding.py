@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checks.host import Host
+from checks.host.machine import Host
 
 HOST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel: that of the machine itself, never a container's
-MAX_HOLDERS = 160  # told one by one: an inventory is one bounded line, see `checks.protocol`
+MAX_HOLDERS = 160  # told one by one: an inventory is one bounded line, see `checks.worker.protocol`
 
 
 def sees_all(host: Host) -> bool:

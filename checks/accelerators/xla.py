@@ -28,7 +28,7 @@ from typing import Any
 from checks.accelerators import DeviceMissingError, cpu
 from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
-from checks.host import Host
+from checks.host.machine import Host
 
 DEVICE_COUNT_MAX = cpu.DEVICE_COUNT_MAX
 

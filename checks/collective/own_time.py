@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from checks.host import Host, HostError
+from checks.host.machine import Host, HostError
 
 
 class OwnTime:

@@ -10,7 +10,7 @@ from checks.contract.records import NO_LIMIT, Evidence, Limit
 from checks.contract.words import Tier
 
 if TYPE_CHECKING:
-    from checks.host import Host
+    from checks.host.machine import Host
 
 
 @dataclass(frozen=True, kw_only=True)

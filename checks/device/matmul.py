@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from checks.accelerators.neuron_errors import diagnose
+from checks.accelerators.neuron.errors import diagnose
 from checks.contract import Context, Device, Finding, Status, Tier, check
 from checks.device.sampling import labelled_limit, median, new_seed, per_second
 from checks.limits import within

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from checks.accelerators.neuron_host_index import DEVICE_FILE
-from checks.accelerators.neuron_sysfs import in_container
+from checks.accelerators.neuron.host_index import DEVICE_FILE
+from checks.accelerators.neuron.sysfs import in_container
 from checks.contract import NO_LIMIT, Context, Finding, NoParams, Status, check
 from checks.limits import within
-from checks.system.neuron_scope import not_concerned, numbers, unknown
+from checks.system.neuron.neuron_scope import not_concerned, numbers, unknown
 
 
 @check(tier="passive", interval_seconds=60, timeout_seconds=5)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.accelerators.neuron_sysfs import in_container
+from checks.accelerators.neuron.sysfs import in_container
 from checks.catalog import find_type
 from checks.contract import Context, Finding, Limit, NoParams, Status, check
-from checks.identity import read_identity
+from checks.host.identity import read_identity
 from checks.limits import within
 
 

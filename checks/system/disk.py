@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import NO_LIMIT, Context, Finding, Limit, Status, check
-from checks.host import FileSystem
+from checks.host.machine import FileSystem
 from checks.limits import quantity, within
 from checks.system.bounds import bound
 

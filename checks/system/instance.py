@@ -8,7 +8,7 @@ from typing import Any
 
 from checks.catalog import InstanceType, find_type, has_no_accelerators
 from checks.contract import Action, Context, Finding, Limit, Status, check
-from checks.identity import read_identity
+from checks.host.identity import read_identity
 from checks.limits import quantity, within
 
 _PJRT_CLIENTS = {"NEURON": "neuron", "CUDA": "cuda", "GPU": "cuda"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from checks.contract import Context, Finding, Status, check
-from checks.host import Host, HostError
+from checks.host.machine import Host, HostError
 from checks.limits import within
 
 MAX_FINDINGS = 16

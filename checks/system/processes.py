@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from checks.contract import Context, Evidence, Finding, Previous, Status, check
-from checks.host import Host, HostError
+from checks.host.machine import Host, HostError
 from checks.limits import within
 from checks.system.bounds import bound
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import Context, Finding, Status, check
-from checks.host import HostError
+from checks.host.machine import HostError
 from checks.limits import within
 from checks.system.bounds import bound
 

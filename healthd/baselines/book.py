@@ -16,8 +16,8 @@ from checks.reasons import action_of, blame_of
 from healthd.baselines.judging import has_limit, limits_of
 from healthd.baselines.learning import drift_of, higher_is_better, learn
 from healthd.baselines.model import WINDOW_DAYS, Baseline, Kind, Rule, Sample, Series, State, series_id
-from healthd.errors import BadInputError, ConflictError, NotFoundError
-from healthd.model import LearnedLimits, Reason
+from healthd.core.errors import BadInputError, ConflictError, NotFoundError
+from healthd.core.model import LearnedLimits, Reason
 
 MOST_SAMPLES = 256
 """Of a series: the MAD of so many is right to 7 %."""

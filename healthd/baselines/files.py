@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthd import wire
 from healthd.baselines.learning import higher_is_better
 from healthd.baselines.model import Baseline, Kind, Learned, Series, State
-from healthd.errors import BadInputError
-from healthd.toml_text import parse_toml
+from healthd.core import wire
+from healthd.core.errors import BadInputError
+from healthd.core.toml_text import parse_toml
 
 FORMAT = 1
 MOST_BYTES = 4 << 20

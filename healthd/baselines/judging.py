@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 
-from healthd import wire
 from healthd.baselines.model import Kind, Learned, Series, State
-from healthd.model import LearnedBounds, LearnedLimits
+from healthd.core import wire
+from healthd.core.model import LearnedBounds, LearnedLimits
 
 JUDGING = (State.APPROVED, State.FROZEN)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks.collective.nccom_plan import MAIN_DTYPE
+from checks.collective.nccom.plan import MAIN_DTYPE
 from checks.contract import Finding, Measurement, Status, Tier
 from checks.learned import VERSIONS, hardware_of
 from healthd.baselines.learning import higher_is_better
 from healthd.baselines.model import Kind, Sample
-from healthd.model import CheckResult, Health, NodeState
+from healthd.core.model import CheckResult, Health, NodeState
 
 DAY_SECONDS = 86400
 # Of messages below it the bandwidth is the latency in other words, and their durations are learned.

@@ -16,28 +16,28 @@ import sys
 import click
 
 from healthd import __version__
-from healthd.cli.output import guard_streams
-from healthd.errors import ConfigError, HealthdError, OutputError
-from healthd.redaction import redact
+from healthd.cli.terminal.output import guard_streams
+from healthd.core.errors import ConfigError, HealthdError, OutputError
+from healthd.core.redaction import redact
 
 # Command -> module in this package that holds it (function of the same name, dashes as underscores).
 COMMANDS = {
     "check": "check",
     "node": "services",
     "aggregator": "services",
-    "gate": "gate",
-    "preflight": "preflight",
-    "slurm": "slurm",
-    "fleet": "fleet",
-    "override": "fleet",
+    "gate": "hooks.gate",
+    "preflight": "hooks.preflight",
+    "slurm": "hooks.slurm",
+    "fleet": "fleet.fleet",
+    "override": "fleet.fleet",
     "fault": "local",
     "token": "local",
     "checks": "local",
     "warm": "warm",
-    "baseline": "baseline",
-    "doctor": "doctor",
-    "bundle": "bundle",
-    "record": "record",
+    "baseline": "fleet.baseline",
+    "doctor": "support.doctor",
+    "bundle": "support.bundle",
+    "record": "support.record",
     "demo": "demo",
 }
 

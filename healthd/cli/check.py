@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checks.contract import SEVERITY, Status, Tier, worst
-from healthd.cli.check_settings import CheckSettings
-from healthd.cli.options import common_options, load_check_settings
-from healthd.errors import ConfigError
-from healthd.model import NodeState
+from healthd.cli.settings.checks import CheckSettings
+from healthd.cli.settings.options import common_options, load_check_settings
+from healthd.core.errors import ConfigError
+from healthd.core.model import NodeState
 
 if TYPE_CHECKING:
-    from checks.faults import Fault
-    from healthd.model import CheckResult, Inventory
+    from checks.worker.faults import Fault
+    from healthd.core.model import CheckResult, Inventory
     from healthd.runner import CheckInfo, Runner, RunProgress
 
 PRINTER_SECONDS = 0.005  # after the run has begun: its commands have been sent by then
@@ -66,13 +66,13 @@ def check(
         for name in unused_limits(settings.limits, state):
             click.echo(f"healthd: {settings.where('limits', name)}: limits.{name} matched no measurement", err=True)
     if as_json:
-        from healthd import wire
+        from healthd.core import wire
 
         sys.stdout.write(wire.encode(state).decode() + "\n")
     elif exit_style != "plain":
         click.echo(one_line(state))
     else:
-        from healthd.cli import render
+        from healthd.cli.terminal import render
 
         console = render.out()
         render.show(console, render.node_report(state))
@@ -104,10 +104,10 @@ async def examine(
 async def _examine(
     runner: Runner, settings: CheckSettings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool
 ) -> NodeState:
-    from healthd.evidence import judge_tier
-    from healthd.node.catalogue import enabled_checks
+    from healthd.core.evidence import judge_tier
+    from healthd.node.checks.catalogue import enabled_checks
     from healthd.node.clock import system_clock
-    from healthd.node.state import NodeBook
+    from healthd.node.state.store import NodeBook
     from healthd.runner import Plan
 
     host_alone = tier is Tier.PASSIVE and not (
@@ -145,7 +145,7 @@ async def _examine(
             on_result(result)
 
         # What prints the result is loaded while the children work.
-        printer = "msgspec" if quiet else "healthd.cli.render"
+        printer = "msgspec" if quiet else "healthd.cli.terminal.render"
         asyncio.get_running_loop().call_later(PRINTER_SECONDS, importlib.import_module, printer)
         await runner.run(plan, faults=faults, on_result=record, on_progress=on_progress)
     if runner.latest is not None:
@@ -164,8 +164,8 @@ async def given_away(settings: CheckSettings) -> str | None:
 
     A job that was just placed holds no device yet. The job that this process runs in is none of those.
     """
-    from healthd.node.allocations import Schedulers
     from healthd.node.clock import system_clock
+    from healthd.node.occupancy import Schedulers
 
     schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
     for reading in (await schedulers.look()).readings:
@@ -182,17 +182,17 @@ def unused_limits(limits: Mapping[str, object], state: NodeState) -> tuple[str, 
     """Limits that judged nothing in a whole run: a name that is misspelt would otherwise go unnoticed."""
     if not limits:
         return ()
-    from healthd import launching
+    from healthd.core import launch_permission
     from healthd.runner.settings import BETWEEN_NODES
 
     measured = {m.name for result in state.results for finding in result.findings for m in finding.measurements}
-    inside = (name for name in limits if not name.startswith((BETWEEN_NODES, launching.PREFIX)))
+    inside = (name for name in limits if not name.startswith((BETWEEN_NODES, launch_permission.PREFIX)))
     return tuple(name for name in inside if name.partition("@")[0].partition("/")[0] not in measured)
 
 
 def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> tuple[Fault, ...]:
     """The faults that texts mean, on checks that there are; ConfigError for any other."""
-    from checks.faults import parse_fault
+    from checks.worker.faults import parse_fault
 
     scopes = {name: info.scope.value for name, info in catalogue.items()}
     try:
@@ -203,7 +203,7 @@ def parse_faults(texts: tuple[str, ...], catalogue: Mapping[str, CheckInfo]) -> 
 
 def _check_targets(faults: Sequence[Fault], inventory: Inventory) -> None:
     """A drill that strikes nothing must not look like a pass."""
-    from checks.faults import check_target
+    from checks.worker.faults import check_target
 
     devices = [device.target for device in inventory.devices]
     try:
@@ -229,7 +229,7 @@ def _progress(count: int, tier: Tier, *, quiet: bool) -> Iterator[Callbacks]:
     if quiet or not sys.stderr.isatty() or tier is Tier.PASSIVE:
         yield (lambda result: None), None
         return
-    from healthd.cli import render
+    from healthd.cli.terminal import render
 
     done: list[str] = []
     running: dict[tuple[str, str], None] = {}

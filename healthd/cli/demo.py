@@ -20,8 +20,8 @@ from typing import Any
 import click
 
 from checks.json_text import parse_json
-from healthd.cli.output import styled
-from healthd.errors import HealthdError
+from healthd.cli.terminal.output import styled
+from healthd.core.errors import HealthdError
 
 NODES = ("n1", "n2", "n3")
 FAULT = "matmul@cpu:1=corrupt"
@@ -95,7 +95,7 @@ class Stage:
     began: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Stage:
-        from healthd.cli.terminal import Terminal
+        from healthd.cli.terminal.console import Terminal
 
         self.console = Terminal(soft_wrap=True)
         return self

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from healthd.cli.options import common_options, load_settings
-from healthd.errors import ConfigError
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.core.errors import ConfigError
 
 
 @click.group(short_help="Inject faults into a running daemon: a fire drill.")
@@ -26,7 +26,7 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
 
     Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent. They act on the gate as real ones do.
     """
-    from healthd.node.control import set_faults
+    from healthd.node.http.control_socket import set_faults
 
     settings = load_settings(options, section="node")
     for line in set_faults(settings.node.control_socket, faults):
@@ -39,7 +39,7 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
 @common_options
 def clear(faults: tuple[str, ...], **options: Any) -> int:
     """Clear faults (all, when none is named) and what they latched."""
-    from healthd.node.control import clear_faults
+    from healthd.node.http.control_socket import clear_faults
 
     settings = load_settings(options, section="node")
     left = clear_faults(settings.node.control_socket, faults)
@@ -59,11 +59,11 @@ def checks(as_json: bool, **options: Any) -> int:
     settings = load_settings(options, section="node")
     found = asyncio.run(Runner(settings.runner()).catalogue())
     if as_json:
-        from healthd import wire
+        from healthd.core import wire
 
         sys.stdout.write(wire.encode(list(found.values())).decode() + "\n")
         return 0
-    from healthd.cli import render
+    from healthd.cli.terminal import render
 
     render.print_checks(found.values())
     return 0
@@ -80,7 +80,7 @@ def token(name: str, scope: tuple[str, ...], as_json: bool) -> int:
     The token goes to standard error, the lines for the aggregator's token file (its hash alone) to standard output:
     'healthd token ci --scope gate >> tokens.toml'.
     """
-    from healthd.fleet.auth import Scope, new_token
+    from healthd.aggregator.api.auth import Scope, new_token
 
     known = {item.value: item for item in Scope}
     for text in scope:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from healthd.cli.options import common_options, load_settings
-from healthd.cli.output import log_to_stderr
-from healthd.errors import BadInputError, ConfigError
-from healthd.node_name import check_name
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.terminal.output import log_to_stderr
+from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.node_name import check_name
 
 
 @click.command()
@@ -72,7 +72,7 @@ def aggregator(mode: str | None, **options: Any) -> int:
     options["aggregator.token_file"] = options.pop("token_file")
     options.pop("ca_file")
     settings = load_settings(options, section="aggregator")
-    from healthd.fleet.app import run_aggregator
+    from healthd.aggregator.app import run_aggregator
 
     _log()
     asyncio.run(

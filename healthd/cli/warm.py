@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from checks.accelerators import neuron_packages
-from checks.accelerators.neuron_bundle import BundleError, export_bundle, import_bundle
-from checks.accelerators.neuron_cache import CacheKey, CompileCache, make_key
-from checks.compiling import ACCELERATORS
+from checks.accelerators.neuron import packages
+from checks.accelerators.neuron.bundle import BundleError, export_bundle, import_bundle
+from checks.accelerators.neuron.cache import CacheKey, CompileCache, make_key
 from checks.contract import Scope, Status, Tier
+from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
-from checks.running import TimeUpError, run_program
-from healthd.cli.options import common_options, load_settings
-from healthd.cli.settings import Settings
-from healthd.errors import ConfigError, HealthdError
+from checks.worker.compiling import ACCELERATORS
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.tree import Settings
+from healthd.core.errors import ConfigError, HealthdError
 
 if TYPE_CHECKING:
-    from healthd.model import CheckResult
+    from healthd.core.model import CheckResult
     from healthd.runner import CheckInfo, Runner, RunProgress
 
 MAX_ANSWER_BYTES = 1 << 20  # of an interpreter that is asked what it has
@@ -74,7 +74,7 @@ async def compile_all(
 ) -> dict[str, Any]:
     """Run every enabled check that compiles, with compilation allowed; what came of it, for JSON."""
     from healthd.cli.check import given_away
-    from healthd.node.catalogue import enabled_checks
+    from healthd.node.checks.catalogue import enabled_checks
     from healthd.runner import Plan, Runner
 
     runner = Runner(settings.runner())
@@ -138,7 +138,7 @@ def take_bundle(settings: Settings, path: Path, say: Callable[[str], None]) -> d
 
 def host_key(settings: Settings) -> CacheKey | None:
     """The key of this host's devices; None where there are none that compile."""
-    from checks.accelerators.neuron_environment import flags_of, lnc_of
+    from checks.accelerators.neuron.environment import flags_of, lnc_of
     from healthd.runner import Runner
 
     survey = asyncio.run(Runner(settings.runner()).survey())
@@ -162,7 +162,7 @@ def probe_versions(settings: Settings) -> dict[str, str]:
 
 def ask_packages(python: Path, seconds: float) -> dict[str, Any]:
     """What `neuron_packages` prints in an interpreter; `error` alone where it could not be asked."""
-    program = str(Path(neuron_packages.__file__).resolve())
+    program = str(Path(packages.__file__).resolve())
     try:
         # Bounded also where the kernel holds the interpreter and nothing can kill it.
         _, out, _ = run_program(
@@ -208,7 +208,7 @@ async def _run(runner: Runner, plan: Any, quiet: bool) -> tuple[CheckResult, ...
     """One plan, with a line on a terminal that says what is being compiled."""
     if quiet or not sys.stderr.isatty():
         return await runner.run(plan)
-    from healthd.cli import render
+    from healthd.cli.terminal import render
 
     started = time.monotonic()
     with render.err().status(f"compiling for the {plan.tier.value} tier") as line:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.errors import BadInputError
+from healthd.core.errors import BadInputError
 from healthd.localize.model import GroupOutcome, Outcome, Problem
 
 Ids = tuple[int, ...]

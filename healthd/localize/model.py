@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from healthd.errors import BadInputError
+from healthd.core.errors import BadInputError
 
 
 class Outcome(str, enum.Enum):

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 from checks.contract import Action, Blame, Status
 from checks.printable import printable
-from healthd.errors import HealthdError
-from healthd.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
-from healthd.model import Health, NodeState, Reason
+from healthd.core.errors import HealthdError
+from healthd.core.model import Health, NodeState, Reason
+from healthd.core.platforms.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
+from healthd.core.tasks import wait_for
 from healthd.node.clock import Clock
 from healthd.node.settings import KubernetesSettings
-from healthd.node.state import NodeBook
-from healthd.tasks import wait_for
+from healthd.node.state.store import NodeBook
 
 log = logging.getLogger(__name__)
 

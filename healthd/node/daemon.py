@@ -15,33 +15,33 @@ import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from checks.collective.nccom_plan import lnc_of
-from checks.host import Host
-from healthd import web
-from healthd.errors import BadInputError, ConfigError
-from healthd.kubernetes import api_server
-from healthd.node import files
-from healthd.node.allocations import Schedulers
-from healthd.node.api import NodeApi
-from healthd.node.catalogue import enabled_checks
+from checks.collective.nccom.plan import lnc_of
+from checks.host.machine import Host
+from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.http import server as web
+from healthd.core.platforms.kubernetes import api_server
+from healthd.core.tasks import Tasks, wait_for
+from healthd.core.threads import use_daemon_threads
+from healthd.node.checks.catalogue import enabled_checks
+from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock, system_clock
-from healthd.node.collectives import Collectives
 from healthd.node.condition import ConditionWriter
-from healthd.node.control import ControlApi, check_faults
+from healthd.node.http.control_socket import ControlApi, check_faults
+from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
-from healthd.node.kept_evidence import KeptEvidence
-from healthd.node.learned import KeptLimits
-from healthd.node.leases import Ledger
-from healthd.node.nccom_round import RoundSettings
-from healthd.node.orders import Orders
-from healthd.node.scheduler import Scheduler
+from healthd.node.nccom.round import RoundSettings
+from healthd.node.occupancy import Schedulers
+from healthd.node.orders.collectives import Collectives
+from healthd.node.orders.leases import Ledger
+from healthd.node.orders.orders import Orders
 from healthd.node.settings import NodeSettings
-from healthd.node.state import NodeBook
+from healthd.node.state import files
+from healthd.node.state.approved_baselines import KeptLimits
+from healthd.node.state.saved_evidence import KeptEvidence
+from healthd.node.state.store import NodeBook
 from healthd.node.sync import Line
 from healthd.runner import Runner, RunnerSettings
-from healthd.runner.lock import write_leased
-from healthd.tasks import Tasks, wait_for
-from healthd.threads import use_daemon_threads
+from healthd.runner.device_lock import write_leased
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from healthd.errors import ConfigError
+from healthd.core.errors import ConfigError
 
 # Of the documentation: routed like any other, and never anybody's. What would be the way to the world?
 _ANYWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))

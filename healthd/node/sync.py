@@ -18,17 +18,17 @@ from typing import Any
 
 import httpx
 
-from healthd import wire
-from healthd.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
-from healthd.file_trust import check_file
-from healthd.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
+from healthd.core import wire
+from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
+from healthd.core.file_trust import check_file
+from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
-from healthd.node.digest import digest_of
 from healthd.node.interfaces import peer_address
-from healthd.node.learned import KeptLimits
-from healthd.node.orders import Orders
+from healthd.node.orders.orders import Orders
 from healthd.node.settings import SyncSettings
-from healthd.node.state import NodeBook
+from healthd.node.state.approved_baselines import KeptLimits
+from healthd.node.state.digest import digest_of
+from healthd.node.state.store import NodeBook
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checks.host import Host
-from healthd.errors import BadInputError
+from checks.host.machine import Host
+from healthd.core.errors import BadInputError
 from healthd.record.copying import Copier, Recording
 from healthd.record.machine import record_machine
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checks.host import Host, HostError
+from checks.host.machine import Host, HostError
 from healthd.record.sources import NOT_IN_TREES, redact_mounts
 
 MAX_BYTES = 64 << 20

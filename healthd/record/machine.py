@@ -10,7 +10,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from checks.host import HostError
+from checks.host.machine import HostError
 from healthd import __version__
 from healthd.record.copying import Copier
 from healthd.record.sources import (

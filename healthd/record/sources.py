@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.redaction import GONE, redact
+from healthd.core.redaction import GONE, redact
 
 # Written under the same name, links followed.
 PLAIN = (

@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from checks.accelerators.neuron_versions import PACKAGES
-from checks.host import Host, HostError
+from checks.accelerators.neuron.versions import PACKAGES
+from checks.host.machine import Host, HostError
 from checks.json_text import parse_json
+from healthd.core.redaction import redact
 from healthd.record.sources import RPM_DATABASES
-from healthd.redaction import redact
 
 STREAM_PERIOD_SECONDS = 5
 _MAX_NAME_CHARACTERS = 64

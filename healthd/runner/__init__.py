@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from healthd.runner.core import Remembered, Runner
-    from healthd.runner.ranks import OnReport
-    from healthd.runner.session import RefusedError, Session
+    from healthd.runner.collective.ranks import OnReport
+    from healthd.runner.collective.session import RefusedError, Session
+    from healthd.runner.runner import Remembered, Runner
     from healthd.runner.settings import (
         CheckInfo,
         Limits,
@@ -48,6 +48,6 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    from healthd.lazy import names_of
+    from healthd.core.lazy import names_of
 
-    __getattr__ = names_of(__name__, __all__, ("settings", "core", "ranks", "session"))
+    __getattr__ = names_of(__name__, __all__, ("settings", "runner", "collective.ranks", "collective.session"))

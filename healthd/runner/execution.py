@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from checks.contract import Tier
-from healthd.model import CheckResult
-from healthd.runner.account import Account, Request
-from healthd.runner.node_lane import NodeLane
-from healthd.runner.outcome import HOLDERS_CHECK, Outcome
+from healthd.core.model import CheckResult
+from healthd.runner.run_record import Account, Request
 from healthd.runner.settings import CheckInfo
-from healthd.runner.workers import Workers
+from healthd.runner.workers.node_lane import NodeLane
+from healthd.runner.workers.outcome import HOLDERS_CHECK, Outcome
+from healthd.runner.workers.workers import Workers
 
 if TYPE_CHECKING:
-    from healthd.runner.devices import Devices
+    from healthd.runner.device_checks import Devices
 
 
 class Execution:
@@ -55,8 +55,8 @@ class Execution:
             self._node.close()
 
     async def _run_active(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
-        from healthd.runner.devices import Devices  # not needed for a passive round, which is to be quick
-        from healthd.runner.taking import Taking
+        from healthd.runner.device_checks import Devices  # not needed for a passive round, which is to be quick
+        from healthd.runner.device_claim import Taking
 
         self._devices = Devices(self.workers, self._account, self._node)
         await Taking(self.workers, self._account, self._node, self._devices).run(infos, surveyed, tasks)

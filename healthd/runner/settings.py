@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from checks.compiling import ACCELERATORS
 from checks.contract import Limit, Scope, Tier
-from healthd.model import CheckResult, Inventory, LearnedLimits
-from healthd.runner.shown_times import FLOOR_SECONDS
+from checks.worker.compiling import ACCELERATORS
+from healthd.core.model import CheckResult, Inventory, LearnedLimits
+from healthd.runner.collective.shown_times import FLOOR_SECONDS
 
 BETWEEN_NODES = "nodes_"
 """How the name of a limit begins that judges collectives between nodes: `nodes_all_reduce_busbw_bytes_per_second`."""

@@ -12,13 +12,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checks.compiling import ACCELERATORS
 from checks.contract import Scope, Tier
-from healthd.model import CollectiveOrder
-from healthd.runner.lane import Job, Lane
-from healthd.runner.outcome import Outcome
+from checks.worker.compiling import ACCELERATORS
+from healthd.core.model import CollectiveOrder
 from healthd.runner.settings import CheckInfo, Plan
-from healthd.runner.workers import Workers
+from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.worker_lane import Job, Lane
+from healthd.runner.workers.workers import Workers
 
 
 class Warming:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from checks.contract import Status, Tier
-from checks.faults import parse_fault
-from healthd.model import CheckResult, NodeState
+from checks.worker.faults import parse_fault
+from healthd.core.model import CheckResult, NodeState
+from healthd.core.wire import decode
 from healthd.runner import Plan, Runner, RunnerSettings, RunProgress
-from healthd.wire import decode
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, spread
 from tests.benchmarks.processes import HEALTHD, children, timed
 

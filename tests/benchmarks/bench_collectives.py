@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from checks.contract import Evidence, Finding, Tier
-from checks.faults import Fault, parse_fault
-from healthd.model import CheckResult
+from checks.worker.faults import Fault, parse_fault
+from healthd.core.model import CheckResult
 from healthd.runner import OnProgress, Plan, Runner, RunnerSettings, RunProgress
 from tests.benchmarks.both_ranks import CHECKS, ITERATIONS, SIZES_BYTES
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile

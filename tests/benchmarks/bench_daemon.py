@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from checks.contract import Tier
-from healthd.model import OrderReport
-from healthd.node.control import node_state, run_now
+from healthd.core.model import OrderReport
+from healthd.node.http.control_socket import node_state, run_now
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile, spread
 from tests.benchmarks.processes import (
     Service,

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from checks.contract import Tier
-from healthd.model import Decision, GateRequest
-from healthd.wire import decode, encode
+from healthd.core.model import Decision, GateRequest
+from healthd.core.wire import decode, encode
 from tests.benchmarks.bench_gate import GateRun
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile, spread
 from tests.benchmarks.processes import Keeper, aggregator, daemon, timed, wait_until

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthd.model import Decision, GateRequest
-from healthd.wire import decode, encode
+from healthd.core.model import Decision, GateRequest
+from healthd.core.wire import decode, encode
 from tests.benchmarks.figures import percentile
 from tests.benchmarks.processes import ROOT
 from tests.benchmarks.simulated import SimulatedNode, read_answer
@@ -133,9 +133,9 @@ def resident_bytes(pid: int) -> int:
 
 def serve(state_dir: str) -> None:
     """The aggregator, in a process of its own: no other imports it."""
-    from healthd.fleet.app import run_aggregator
-    from healthd.fleet.policy import Policy
-    from healthd.fleet.settings import AggregatorSettings
+    from healthd.aggregator.app import run_aggregator
+    from healthd.aggregator.model.policy import Policy
+    from healthd.aggregator.settings import AggregatorSettings
 
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=Path(state_dir))
     policy = Policy(settle_seconds=0.0, recovery_seconds=0.0, collective=False)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from checks.contract import Tier
-from checks.host import Host
-from healthd.model import CheckResult
+from checks.host.machine import Host
+from healthd.core.model import CheckResult
 from healthd.runner import Plan, Runner, RunnerSettings, RunProgress
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, spread
 from tests.benchmarks.processes import timed

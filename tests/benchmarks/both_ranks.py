@@ -23,7 +23,7 @@ from checks.collective.all_reduce import all_reduce
 from checks.collective.ranks import Params, join, reach
 from checks.collective.reduce_scatter import reduce_scatter
 from checks.contract import Context, Evidence, Group, Tier
-from checks.host import Host
+from checks.host.machine import Host
 
 CHECKS = {check.name: check for check in (all_gather, all_reduce, reduce_scatter)}
 SIZES_BYTES = Params().sizes_bytes

@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from checks.contract import Tier
-from healthd.wire import encode
-from tests.fleet.parts import result, spec, state
+from healthd.core.wire import encode
+from tests.aggregator.parts import result, spec, state
 
 KEY = "0123456789abcdef0123456789abcdef"
 PASSIVE, QUICK = [f"passive_{n}" for n in range(12)], [f"quick_{n}" for n in range(7)]

@@ -16,7 +16,7 @@ import pytest
 
 from checks.accelerators import cpu
 from checks.contract import Check, Context, Evidence, Limit, Missing, Progress, Tier, load_params
-from checks.host import Host
+from checks.host.machine import Host
 
 # A bare GPU machine has torch and pytest alone: all but the tests for it are left out there.
 BARE = any(importlib.util.find_spec(name) is None for name in ("hypothesis", "msgspec"))

@@ -3,7 +3,7 @@ A node of a round, run by itself in a network namespace: starts what it accepts,
 
     python launch_node.py FOLDER ADDRESS
 
-Listens on FOLDER/ADDRESS.sock for one line of JSON, `{"plan": ..., "argv": ...}`, and answers as `healthd.rsh` wants.
+Listens on FOLDER/ADDRESS.sock for one line of JSON, `{"plan": ..., "argv": ...}`, and answers as `healthd.node.nccom.rsh` wants.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from checks.collective.nccom_environment import environment_of
-from checks.collective.nccom_launch import daemon_environment, to_plan
-from checks.collective.nccom_vector import Refused, accepts
+from checks.collective.nccom.environment import environment_of
+from checks.collective.nccom.launch import daemon_environment, to_plan
+from checks.collective.nccom.vector import Refused, accepts
 
 
 def main(folder: str, address: str) -> None:

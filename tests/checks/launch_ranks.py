@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from checks.accelerators import cpu
 from checks.contract import Context, Evidence, Finding, Group, Limit, Progress, Tier, load_params
-from checks.faults import FaultyDevice
-from checks.host import Host
+from checks.host.machine import Host
+from checks.worker.faults import FaultyDevice
 
 
 def be_a_rank(order: dict[str, Any], rank: int, output: int) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from checks.contract import Evidence, Finding, Previous
-from checks.system.neuron_counters import neuron_counters
+from checks.system.neuron.neuron_counters import neuron_counters
 from tests.fakes.neuron import NeuronMachine
 
 SYSFS = "/sys/devices/virtual/neuron_device"

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from checks.accelerators import cuda
 from checks.contract import Check, Context, Evidence, Finding, Group, Tier, load_params
-from checks.host import Host
-from checks.protocol import from_evidence, from_finding
+from checks.host.machine import Host
+from checks.worker.protocol import from_evidence, from_finding
 
 ROWS = 4096
 LOOP = 50

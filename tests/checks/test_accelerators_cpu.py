@@ -15,7 +15,7 @@ import pytest
 
 from checks.accelerators import NAMES, DeviceMissingError, cpu, detect, find_accelerator
 from checks.accelerators.holding import find_holders
-from checks.host import Host
+from checks.host.machine import Host
 
 HERE = Host(None)
 
@@ -143,7 +143,7 @@ def test_own_process_and_ignored_ones_with_their_descendants_do_not_count(invent
     # Seen from another process, whose descendants we are not.
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1]); from checks.accelerators import cpu;"
-        "from checks.host import Host; o = json.loads(sys.argv[2]);"
+        "from checks.host.machine import Host; o = json.loads(sys.argv[2]);"
         "print(json.dumps(cpu.holders(Host(), cpu.find(Host(), o), o)))"
     )
     with cpu.hold("cpu:0", options):

@@ -15,10 +15,10 @@ import pytest
 
 from checks.accelerators import DeviceMissingError, cuda, detect
 from checks.contract import Status, Tier
-from checks.host import Host
-from checks.protocol import MAX_LINE_BYTES, encode
+from checks.host.machine import Host
+from checks.worker.protocol import MAX_LINE_BYTES, encode
 from tests.fakes.gpus import GpuMachine
-from tests.healthd.runner_kit import run_checks
+from tests.runner.runner_kit import run_checks
 
 TREE = Path(__file__).parent.parent / "hosts" / "gpus"
 FIRST = "proc/driver/nvidia/gpus/0000:10:1c.0/information"

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from checks.accelerators import DeviceMissingError, detect, neuron, neuron_ls
-from checks.accelerators.neuron_numbering import LNC_VARIABLE
-from checks.protocol import MAX_LINE_BYTES, encode
+from checks.accelerators import DeviceMissingError, detect, neuron
+from checks.accelerators.neuron import ls as neuron_ls
+from checks.accelerators.neuron.numbering import LNC_VARIABLE
+from checks.worker.protocol import MAX_LINE_BYTES, encode
 from tests.fakes.neuron import NeuronMachine
 
 

@@ -18,11 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators import DeviceMissingError, neuron_torch
-from checks.accelerators.neuron_environment import environment_of, xla_environment
-from checks.accelerators.neuron_errors import diagnose, telling_line
+from checks.accelerators import DeviceMissingError
+from checks.accelerators.neuron import torch_binding
+from checks.accelerators.neuron.environment import environment_of, xla_environment
+from checks.accelerators.neuron.errors import diagnose, telling_line
 from checks.contract import Action
-from healthd.runner.outcome import explain
+from healthd.runner.workers.outcome import explain
 
 ROOT = Path(__file__).parents[2]
 INVENTORY: Mapping[str, Any] = {
@@ -184,7 +185,7 @@ def test_package_of_the_name_that_adds_no_device_means_xla(bound: Bound, package
 
 def test_memory_of_a_core_is_unknown_where_the_inventory_does_not_say() -> None:
     for device in ({}, {"memory_bytes": 2**30, "cores": None}, {"memory_bytes": None, "cores": 2}):
-        assert neuron_torch._share_bytes(device) is None
+        assert torch_binding._share_bytes(device) is None
 
 
 # --- words of the runtime ---------------------------------------------------------------------------------------------

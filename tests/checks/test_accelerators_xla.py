@@ -16,9 +16,9 @@ import pytest
 from checks.accelerators import DeviceMissingError, detect, find_accelerator, xla
 from checks.accelerators.holding import find_holders
 from checks.contract import Status, Tier
-from checks.host import Host
-from healthd.model import CheckResult
-from tests.healthd.runner_kit import make_runner, run_checks
+from checks.host.machine import Host
+from healthd.core.model import CheckResult
+from tests.runner.runner_kit import make_runner, run_checks
 
 HERE = Host(None)
 ROOT = Path(__file__).parents[2]
@@ -239,7 +239,7 @@ class TestOnRealXla:
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from checks.accelerators import xla
-from checks.host import Host
+from checks.host.machine import Host
 device = xla.bind("xla:1", xla.find(Host(None), {}), {})
 import torch_xla.debug.metrics as metrics
 count = lambda name: (metrics.metric_data(name) or [0])[0]
@@ -286,7 +286,7 @@ from checks.device.digest import digest
 from checks.device.matmul import matmul
 from checks.device.memory import memory
 from checks.device.transfer import transfer
-from checks.host import Host
+from checks.host.machine import Host
 import torch_xla.debug.metrics as metrics
 inventory = xla.find(Host(None), {})
 device = xla.bind("xla:1", inventory, {})
@@ -313,8 +313,8 @@ print(json.dumps({"graphs": said, "seconds": seconds, "fallbacks": device.fallba
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from checks.accelerators import xla
-from checks.compiling import with_fallbacks
-from checks.host import Host
+from checks.worker.compiling import with_fallbacks
+from checks.host.machine import Host
 device = xla.bind("xla:1", xla.find(Host(None), {}), {})
 torch = device.torch
 def check(names):

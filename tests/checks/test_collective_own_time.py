@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checks.collective.own_time import OwnTime, cpu_wait_seconds
-from checks.host import Host
+from checks.host.machine import Host
 
 
 def machine(root: Path, **threads: str) -> Host:

@@ -26,7 +26,7 @@ from checks.contract import (
     load_params,
     worst,
 )
-from checks.host import Host
+from checks.host.machine import Host
 from checks.reasons import REASONS, action_of, blame_of
 
 

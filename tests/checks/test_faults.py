@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Evidence, Finding, Progress, Status
-from checks.faults import (
+from checks.worker.faults import (
     KINDS,
     Fault,
     apply_faults,

@@ -25,13 +25,13 @@ from checks.collective.all_reduce import all_reduce
 from checks.collective.reduce_scatter import reduce_scatter
 from checks.contract import Check, Context, Evidence, Finding, Previous, Status, Tier, load_params
 from checks.device.digest import judge_digests
-from checks.host import Host
-from checks.identity import read_identity
-from checks.protocol import to_evidence, to_finding
-from checks.system.gpu_driver import gpu_driver
-from checks.system.gpu_links import gpu_links
-from checks.system.gpu_memory import gpu_memory
-from checks.system.gpu_throttle import gpu_throttle
+from checks.host.identity import read_identity
+from checks.host.machine import Host
+from checks.system.gpu.gpu_driver import gpu_driver
+from checks.system.gpu.gpu_links import gpu_links
+from checks.system.gpu.gpu_memory import gpu_memory
+from checks.system.gpu.gpu_throttle import gpu_throttle
+from checks.worker.protocol import to_evidence, to_finding
 
 HERE = Host(None)
 SCRIPT = Path(__file__).with_name("on_gpu.py")
@@ -172,7 +172,7 @@ def test_driver_tells_its_versions_and_processes() -> None:
 def test_library_is_found_by_the_child_that_starts_without_site_packages() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(SCRIPT.parents[2])!r})\n"
-        "from checks.host import Host\nfrom checks.nvml import opened\n"
+        "from checks.host.machine import Host\nfrom checks.host.nvml import opened\n"
         "with opened(Host(None)) as nvml: print(nvml.versions().driver)\n"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)

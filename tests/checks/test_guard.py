@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from checks import guard
-from checks.running import TimeUpError, run_program
-from tests.healthd.launch_kit import (
+from checks.host import guard
+from checks.host.running import TimeUpError, run_program
+from tests.runner.launch_kit import (
     alive,
     wait_until,
 )
@@ -161,7 +161,7 @@ def test_delegated_control_group_takes_the_program_and_is_ended_as_a_whole(tmp_p
             "import os, sys, time\n"
             f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
             f"sys.path.insert(0, {str(Path(guard.__file__).parent.parent)!r})\n"
-            "from checks.running import run_program\n"
+            "from checks.host.running import run_program\n"
             "script = 'cat /proc/self/cgroup; setsid sleep 300 & echo $!; kill -9 $PPID; sleep 300'\n"
             "print(*run_program(['sh', '-c', script], environment=os.environ, timeout_seconds=30, max_bytes=999))\n"
             "print(*run_program(['sh', '-c', 'exit 3'], environment=os.environ, timeout_seconds=30, max_bytes=999))\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.host import Host, HostError
+from checks.host.machine import Host, HostError
 from tests.hosts.machine import Machine
 
 

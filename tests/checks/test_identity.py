@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks import identity
-from checks.identity import Metadata, ask_metadata, may_ask, parse_tool_type, read_identity
+from checks.host import identity
+from checks.host.identity import Metadata, ask_metadata, may_ask, parse_tool_type, read_identity
 from tests.hosts.machine import Machine
 
 DMI = "/sys/devices/virtual/dmi/id"

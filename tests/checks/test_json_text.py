@@ -10,20 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from checks import protocol
-from checks.accelerators import neuron_ls, neuron_monitor
-from checks.collective.nccom_report import read_report
-from checks.host import Host, HostError
+from checks.accelerators.neuron import ls as neuron_ls
+from checks.accelerators.neuron import monitor
+from checks.collective.nccom.report import read_report
+from checks.host.machine import Host, HostError
 from checks.json_text import MAX_DEPTH, TooDeepError, parse_json, require_shallow
-from healthd import wire
+from checks.worker import protocol
 from healthd.baselines import files
-from healthd.cli.settings import Settings
-from healthd.config import load
-from healthd.errors import BadInputError, ConfigError
-from healthd.model import SyncAnswer
-from healthd.node.allocations import ecs
-from healthd.rsh import RshError, read_request
-from healthd.toml_text import parse_toml
+from healthd.cli.settings.tree import Settings
+from healthd.core import wire
+from healthd.core.config import load
+from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.model import SyncAnswer
+from healthd.core.toml_text import parse_toml
+from healthd.node.nccom.rsh import RshError, read_request
+from healthd.node.occupancy import ecs
 
 ROOT = Path(__file__).parent.parent.parent
 DEEP = b"[" * 50_000 + b"]" * 50_000
@@ -96,7 +97,7 @@ def test_every_decoder_of_foreign_text_refuses_depth_in_its_own_way(
 
 def test_report_of_a_tool_that_is_nested_too_deep_is_none() -> None:
     assert read_report(DEEP.decode()) is None
-    assert neuron_monitor.parse_monitor(DEEP.decode()) is None
+    assert monitor.parse_monitor(DEEP.decode()) is None
 
 
 def test_toml_of_dotted_keys_is_bounded_although_its_parser_needs_no_stack() -> None:
@@ -119,7 +120,7 @@ def test_text_from_outside_is_decoded_in_one_place() -> None:
         for path in sorted((ROOT / folder).rglob("*.py")):
             calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             found += [str(path.relative_to(ROOT)) for call in calls if ast.unparse(call.func) in bare]
-    assert sorted(found) == ["checks/json_text.py", "healthd/toml_text.py", "healthd/wire.py"]
+    assert sorted(found) == ["checks/json_text.py", "healthd/core/toml_text.py", "healthd/core/wire.py"]
 
 
 def test_error_of_a_settings_file_names_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks import kernel
+from checks.host import kernel
 
 
 def test_a_log_that_has_no_more_to_say_is_not_waited_for(tmp_path: Path) -> None:

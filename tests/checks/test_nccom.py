@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from checks.collective.nccom_all_gather import nccom_all_gather
-from checks.collective.nccom_all_reduce import nccom_all_reduce
-from checks.collective.nccom_environment import environment_of
-from checks.collective.nccom_plan import plan_steps, rank_counts, visible_cores
-from checks.collective.nccom_reduce_scatter import nccom_reduce_scatter
+from checks.collective.nccom.environment import environment_of
+from checks.collective.nccom.nccom_all_gather import nccom_all_gather
+from checks.collective.nccom.nccom_all_reduce import nccom_all_reduce
+from checks.collective.nccom.nccom_reduce_scatter import nccom_reduce_scatter
+from checks.collective.nccom.plan import plan_steps, rank_counts, visible_cores
 from checks.contract import Blame, Check, Context, Finding, Limit, Progress, Status, Tier, load_params
-from checks.host import Host
+from checks.host.machine import Host
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import number, worst_of
 

@@ -25,11 +25,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks.collective.nccom_launch import Plan, daemon_environment, efa_environment, planned, to_plan
-from checks.collective.nccom_plan import Step
-from checks.collective.nccom_report import Abilities, read_report
-from checks.collective.nccom_vector import Accepted, Refused, accepts
-from healthd.rsh import Request, RshError, ask, main, read_request, write_answer, write_request
+from checks.collective.nccom.launch import Plan, daemon_environment, efa_environment, planned, to_plan
+from checks.collective.nccom.plan import Step
+from checks.collective.nccom.report import Abilities, read_report
+from checks.collective.nccom.vector import Accepted, Refused, accepts
+from healthd.node.nccom.rsh import Request, RshError, ask, main, read_request, write_answer, write_request
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tests/fakes/bin/nccom-test"
@@ -452,7 +452,7 @@ def nodes(folder: Path, names: dict[str, str], addresses: Sequence[str]) -> Iter
 
 def make_agent(folder: Path) -> str:
     agent = folder / "healthd-rsh"
-    agent.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m healthd.rsh "$@"\n')
+    agent.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m healthd.node.nccom.rsh "$@"\n')
     agent.chmod(0o755)
     return str(agent)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks.collective.nccom_judge import judge_step
-from checks.collective.nccom_plan import Step
-from checks.collective.nccom_report import believable, log_path, read_help, read_report, read_table
-from checks.collective.nccom_run import Ran
+from checks.collective.nccom.judge import judge_step
+from checks.collective.nccom.plan import Step
+from checks.collective.nccom.report import believable, log_path, read_help, read_report, read_table
+from checks.collective.nccom.run import Ran
 from checks.contract import Limit, Status, worst
 
 SIZES = (1024, 32768, 1048576)

@@ -20,9 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checks.accelerators import neuron_bundle, neuron_packages
-from checks.accelerators.neuron_bundle import BundleError, export_bundle, import_bundle
-from checks.accelerators.neuron_cache import (
+from checks.accelerators.neuron import bundle as neuron_bundle
+from checks.accelerators.neuron import packages as neuron_packages
+from checks.accelerators.neuron.bundle import BundleError, export_bundle, import_bundle
+from checks.accelerators.neuron.cache import (
     MANIFEST,
     CacheKey,
     ColdCacheError,
@@ -32,7 +33,7 @@ from checks.accelerators.neuron_cache import (
     make_key,
     to_key,
 )
-from checks.compiling import Compiling
+from checks.worker.compiling import Compiling
 
 KEY = CacheKey(
     accelerator="neuron",

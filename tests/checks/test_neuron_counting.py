@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron_leaves import (
+from checks.accelerators.neuron.leaves import (
     HARDWARE_STATUSES,
     REQUIRED,
     parse_count,
     sort_leaves,
 )
-from checks.host import Host
-from checks.protocol import MAX_LINE_BYTES, encode
-from checks.system.neuron_counting import WINDOW_SECONDS, next_history
-from checks.system.neuron_kinds import KINDS
+from checks.host.machine import Host
+from checks.system.neuron.neuron_counting import WINDOW_SECONDS, next_history
+from checks.system.neuron.neuron_kinds import KINDS
+from checks.worker.protocol import MAX_LINE_BYTES, encode
 
 names = st.sampled_from(["neuron:0", "neuron:1"])
 readings = st.dictionaries(names, st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 9)), max_size=2)

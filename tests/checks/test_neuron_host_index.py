@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from checks.accelerators import neuron
-from checks.accelerators.neuron_host_index import match_neighbours
-from checks.accelerators.neuron_sysfs import SysfsDevice
+from checks.accelerators.neuron.host_index import match_neighbours
+from checks.accelerators.neuron.sysfs import SysfsDevice
 from checks.contract import Action, Finding, Status
-from checks.host import Host
-from checks.system.neuron_counters import neuron_counters
+from checks.host.machine import Host
+from checks.system.neuron.neuron_counters import neuron_counters
 from healthd.record import record
 from tests.checks.neuron_looks import SYSFS
 from tests.fakes.neuron import NeuronMachine

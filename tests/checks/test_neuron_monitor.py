@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron_monitor import ECC_COUNTERS, CoreUse, parse_monitor, read_monitor
-from checks.host import Host, HostError
+from checks.accelerators.neuron.monitor import ECC_COUNTERS, CoreUse, parse_monitor, read_monitor
+from checks.host.machine import Host, HostError
 from tests.fakes.neuron import NeuronMachine
 
 

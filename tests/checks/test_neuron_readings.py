@@ -11,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from checks.accelerators import neuron, neuron_ls, neuron_sysfs
-from checks.accelerators.neuron_ls import Listing
+from checks.accelerators import neuron
+from checks.accelerators.neuron import ls as neuron_ls
+from checks.accelerators.neuron import sysfs as neuron_sysfs
+from checks.accelerators.neuron.ls import Listing
 from tests.fakes.neuron import NeuronMachine
 
 DOCUMENTED = {

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Finding, Status
-from checks.host import Completed
+from checks.host.machine import Completed
 from checks.programs import MAX_PERFDATA, make_program_check, parse_perfdata, read_monitoring, read_npd
 
 PLUGINS = Path("/usr/lib/nagios/plugins")

@@ -58,7 +58,7 @@ import json
 from pathlib import Path
 from checks.contract import Context, Finding, Tier, load_params
 from checks.discover import PACKAGES, builtin_checks
-from checks.host import Host
+from checks.host.machine import Host
 said = {}
 for name, check in builtin_checks(PACKAGES[:1]).items():
     context = Context(host=Host(Path(sys.argv[1])), params=load_params(check.params_type, {}), tier=Tier.PASSIVE,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.running import TimeUpError, run_program
+from checks.host.running import TimeUpError, run_program
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
@@ -100,7 +100,7 @@ def test_grandchild_that_left_the_group_and_babbles_on_does_not_keep_us(tmp_path
 
 def test_program_dies_with_the_process_that_runs_it(tmp_path: Path) -> None:
     script = (
-        "from checks.running import run_program\n"
+        "from checks.host.running import run_program\n"
         f"run_program(['/bin/sh', '-c', 'echo $$ > {tmp_path}/own.new && mv {tmp_path}/own.new {tmp_path}/own;"
         " exec sleep 60'], environment={}, timeout_seconds=60, max_bytes=10)\n"
     )

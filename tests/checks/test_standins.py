@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from checks.accelerators import neuron_sysfs
 from checks.accelerators.holding import find_holders
-from checks.accelerators.neuron_leaves import find_leaves, read_devices
+from checks.accelerators.neuron import sysfs
+from checks.accelerators.neuron.leaves import find_leaves, read_devices
 from checks.catalog import TYPES
-from checks.efa import count_efa, read_adapters
-from checks.host import Host, HostError
-from checks.identity import read_identity
+from checks.host.efa import count_efa, read_adapters
+from checks.host.identity import read_identity
+from checks.host.machine import Host, HostError
 from tests.fakes.neuron import STATE, NeuronMachine, main, parse_fault
 from tests.fakes.neuron_faults import FAULTS
 from tests.fakes.neuron_files import SYSFS
@@ -86,7 +86,7 @@ def test_files_that_are_left_out_are_those_that_no_check_reads(tmp_path: Path, n
         machine = NeuronMachine(tmp_path / str(whole), name, driver=driver, whole=whole)
         devices = {number: device._replace(inode=None) for number, device in read_devices(machine.host).items()}
         leaves = [find_leaves(machine.host, f"/{SYSFS}/neuron{number}") for number in devices]
-        found.append((leaves, devices, neuron_sysfs.read_devices(machine.host)))
+        found.append((leaves, devices, sysfs.read_devices(machine.host)))
     assert found[0] == found[1]
     assert all(
         {leaf.name for leaf in leaves} >= {"mem_ecc_uncorrected", "hw_error", "timeout"} for leaves in found[0][0]

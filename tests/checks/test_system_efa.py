@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from checks.accelerators import cpu
 from checks.catalog import TYPES
 from checks.contract import Evidence, Finding, Limit, Previous, Status
-from checks.efa import address_of, count_efa, name_at
-from checks.host import Host
-from checks.system.efa import Params, efa
-from checks.system.efa_links import MAPS, RATE_LIMITS, map_devices, parse_fi_info, rates
+from checks.host.efa import address_of, count_efa, name_at
+from checks.host.machine import Host
+from checks.system.efa.efa import Params, efa
+from checks.system.efa.efa_links import MAPS, RATE_LIMITS, map_devices, parse_fi_info, rates
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine, number, worst_of
 
@@ -452,7 +452,7 @@ def test_in_a_container_with_a_share_numbers_are_not_taken_for_the_hosts(tmp_pat
     machine = NeuronMachine(tmp_path / "machine", "trn2.48xlarge", share=[4, 5, 6, 7])
     findings, _ = look(machine)
     assert bad(findings) == []
-    from checks.efa import read_adapters
+    from checks.host.efa import read_adapters
 
     seen = inventory(machine)["devices"]
     renumbered = [{**device, "index": index, "target": f"neuron:{index}"} for index, device in enumerate(seen)]
@@ -462,7 +462,7 @@ def test_in_a_container_with_a_share_numbers_are_not_taken_for_the_hosts(tmp_pat
 
 @pytest.mark.parametrize("bdf", [None, "", "10:1c.0", 7, "zz:zz"])
 def test_device_whose_place_is_not_told_uses_nobody_knows_which(bdf: object, trn1: Trn1) -> None:
-    from checks.efa import read_adapters
+    from checks.host.efa import read_adapters
 
     assert map_devices(None, read_adapters(trn1.host) or [], [{"target": "neuron:0", "bdf": bdf}]) == {}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Evidence, Finding, Previous, Status
-from checks.host import Host
-from checks.system.fault_lines import PATTERNS, find_fault
+from checks.host.machine import Host
+from checks.system.kernel.fault_lines import PATTERNS, find_fault
 from checks.system.processes import processes
 from tests.hosts.machine import Machine
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from checks.accelerators import cuda
 from checks.contract import Action, Check, Evidence, Finding, Previous, Status, Tier
-from checks.identity import read_identity
-from checks.system.gpu_driver import gpu_driver
-from checks.system.gpu_links import gpu_links
-from checks.system.gpu_memory import gpu_memory
-from checks.system.gpu_throttle import gpu_throttle
+from checks.host.identity import read_identity
+from checks.system.gpu.gpu_driver import gpu_driver
+from checks.system.gpu.gpu_links import gpu_links
+from checks.system.gpu.gpu_memory import gpu_memory
+from checks.system.gpu.gpu_throttle import gpu_throttle
 from tests.fakes.gpus import HEALTHY_GPU, GpuMachine
-from tests.healthd.runner_kit import run_checks
 from tests.hosts.machine import Machine, number
+from tests.runner.runner_kit import run_checks
 
 CHECKS = (gpu_memory, gpu_throttle, gpu_links, gpu_driver)
 NOT_SUPPORTED, LOST, RESET_REQUIRED, UNKNOWN = 3, 15, 16, 999
@@ -531,7 +531,7 @@ def test_module_is_found_by_a_child_that_starts_without_site_packages() -> None:
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "from checks.host import Host\nfrom checks.nvml import NvmlError, opened\n"
+        "from checks.host.machine import Host\nfrom checks.host.nvml import NvmlError, opened\n"
         "try:\n    with opened(Host(None)) as nvml: print(nvml.versions())\n"
         "except NvmlError as error: print(error)\n"
     )

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Evidence, Finding, Previous, Status
-from checks.protocol import encode, from_evidence
-from checks.system.fault_lines import BENIGN, PATTERNS, find_fault
-from checks.system.kernel_log import find_target, kernel_log, recall_faults
+from checks.system.kernel.fault_lines import BENIGN, PATTERNS, find_fault
+from checks.system.kernel.kernel_log import find_target, kernel_log, recall_faults
+from checks.worker.protocol import encode, from_evidence
 from tests.hosts.machine import Machine, number, worst_of
 
 GPUS = {"accelerator": "cuda"}

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from checks.accelerators import detect, neuron
-from checks.accelerators.neuron_numbering import LNC_VARIABLE
+from checks.accelerators.neuron.numbering import LNC_VARIABLE
 from checks.contract import Action, Finding, Status
-from checks.host import Host
+from checks.host.machine import Host
 from checks.reasons import action_of, blame_of
 from checks.system.device_permissions import device_permissions
 from checks.system.devices import device_count, device_holders
 from checks.system.instance import instance_type
-from checks.system.neuron_cores import neuron_cores
-from checks.system.neuron_scope import numbers
-from checks.system.neuron_topology import neuron_topology
+from checks.system.neuron.neuron_cores import neuron_cores
+from checks.system.neuron.neuron_scope import numbers
+from checks.system.neuron.neuron_topology import neuron_topology
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import number, worst_of
 
@@ -156,7 +156,7 @@ def test_fault_is_found_named_and_nothing_else_is_accused(
 
 
 def test_tool_that_hangs_is_a_time_out_with_the_next_step(trn1: NeuronMachine, monkeypatch: Any) -> None:
-    monkeypatch.setattr("checks.accelerators.neuron_ls.TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("checks.accelerators.neuron.ls.TIMEOUT_SECONDS", 0.3)
     trn1.fault("hang", "neuron-ls")
     found = findings(trn1)
     assert rows(found) == [("neuron_cores", "unknown", "Timeout", "node")]
@@ -267,7 +267,7 @@ def test_rights_on_the_real_machine_are_those_of_this_user(tmp_path: Path) -> No
     file.chmod(0o600)
     assert Host(None).may_use(str(file)) is True
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv[2]); from checks.host import Host; os.setuid(65534); "
+        "import os, sys; sys.path.insert(0, sys.argv[2]); from checks.host.machine import Host; os.setuid(65534); "
         "print(Host(None).may_use(sys.argv[1]))"
     )
     if os.geteuid() == 0:

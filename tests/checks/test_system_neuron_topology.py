@@ -13,7 +13,7 @@ from checks.accelerators import neuron
 from checks.catalog import TYPES
 from checks.contract import Action, Finding, Status
 from checks.reasons import action_of
-from checks.system.neuron_topology import neuron_topology
+from checks.system.neuron.neuron_topology import neuron_topology
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import Machine, worst_of
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron_versions import (
+from checks.accelerators.neuron.versions import (
     PACKAGES,
     Package,
     find_started,
@@ -20,8 +20,8 @@ from checks.accelerators.neuron_versions import (
     same_version,
 )
 from checks.contract import Action, Finding, Status
-from checks.identity import read_identity
-from checks.system.neuron_versions import PAIRS, judge_pairs, neuron_versions
+from checks.host.identity import read_identity
+from checks.system.neuron.neuron_versions import PAIRS, judge_pairs, neuron_versions
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import number, worst_of
 

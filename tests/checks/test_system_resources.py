@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Limit, Status
-from checks.host import HostError
+from checks.host.machine import HostError
 from checks.system.disk import disk_space
 from checks.system.load import load, parse_cpu_list
 from checks.system.memory import memory_free

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.gate import gate
-from healthd.node.allocations.ecs import parse_tasks
+from healthd.cli.hooks.gate import gate
+from healthd.node.occupancy.ecs import parse_tasks
 from tests.patience import PATIENCE
 
 SCRIPT = Path(__file__).parent.parent.parent / "deploy/batch/gated.sh"

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 
 from checks.contract import Tier
-from healthd.cli.settings import Settings
-from healthd.config import load as load_config
-from healthd.evidence import judge_health
-from healthd.model import Health
-from healthd.node.catalogue import enabled_checks
-from healthd.runner.core import builtin_catalogue
-from tests.fleet.world import result, state
+from healthd.cli.settings.tree import Settings
+from healthd.core.config import load as load_config
+from healthd.core.evidence import judge_health
+from healthd.core.model import Health
+from healthd.node.checks.catalogue import enabled_checks
+from healthd.runner.runner import builtin_catalogue
+from tests.aggregator.world import result, state
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "deploy/batch/user-data.sh"

@@ -24,18 +24,18 @@ import yaml
 from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
-from healthd.cli.gate import gate
-from healthd.cli.settings import Settings
-from healthd.config import load
-from healthd.evidence import judge_health
-from healthd.fleet.actuators.kubernetes import LIST, READ, WRITE
-from healthd.fleet.auth import check_exposure
-from healthd.model import Health
-from healthd.node.catalogue import enabled_checks, under_rule
+from healthd.aggregator.api.auth import check_exposure
+from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
+from healthd.cli.hooks.gate import gate
+from healthd.cli.settings.tree import Settings
+from healthd.core.config import load
+from healthd.core.evidence import judge_health
+from healthd.core.model import Health
+from healthd.node.checks.catalogue import enabled_checks, under_rule
+from healthd.node.checks.timetable import QuickFacts, quick_due_at
 from healthd.node.condition import NEEDS
-from healthd.node.timetable import QuickFacts, quick_due_at
-from healthd.runner.core import builtin_catalogue
-from tests.fleet.world import result, state
+from healthd.runner.runner import builtin_catalogue
+from tests.aggregator.world import result, state
 
 pytestmark = pytest.mark.system("kubectl")
 

@@ -223,8 +223,8 @@ def test_the_installed_checks_run_in_their_children(installed: Path, tmp_path: P
 
 def test_the_installed_aggregator_has_its_migrations_and_its_page(installed: Path, tmp_path: Path) -> None:
     script = (
-        "from importlib.resources import files; root = files('healthd.fleet');"
+        "from importlib.resources import files; root = files('healthd.aggregator');"
         "print((root / 'migrations').is_dir(), (root / 'page').is_dir());"
-        "import sqlalchemy, asyncio; from healthd.fleet.store import Store; print(Store.__name__)"
+        "import sqlalchemy, asyncio; from healthd.aggregator.store.store import Store; print(Store.__name__)"
     )
     assert run(installed / "bin/python", "-I", "-c", script, cwd=tmp_path).split() == ["True", "True", "Store"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet import service
+from tests.aggregator import service
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy/systemd"
 UNITS = ("healthd-node.service", "healthd-aggregator.service", "healthd-boot.service")

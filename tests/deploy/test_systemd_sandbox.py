@@ -22,7 +22,7 @@ from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.system("systemd-analyze")
 
-# What checks/kernel.py asks of the kernel: its log and its clock. glibc makes the one of the other.
+# What checks/host/kernel.py asks of the kernel: its log and its clock. glibc makes the one of the other.
 CALLS = {"openat", "read", "close", "adjtimex", "clock_adjtime"}
 # <linux/capability.h>: those that the unit keeps.
 CAPABILITIES = {

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from checks.host import Host
+from checks.host.machine import Host
 from tests.fakes.neuron_faults import FAULTS, make_fault
 from tests.fakes.neuron_files import write_machine
 from tests.fakes.neuron_state import Record, make_state

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.contract import Check, Context, Evidence, Finding, Limit, Measurement, Previous, Status, Tier, load_params
-from checks.host import Host
+from checks.host.machine import Host
 from tests.hosts.tree import Tree, read_tree, write_tree
 
 HEALTHY = Path(__file__).with_name("healthy")

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from healthd import wire
-from healthd.errors import HealthdError
-from healthd.model import CollectiveOrder, OrderReport, RankReport
+from healthd.core import wire
+from healthd.core.errors import HealthdError
+from healthd.core.model import CollectiveOrder, OrderReport, RankReport
 from healthd.node.interfaces import interface_to
 from healthd.runner import Runner, RunnerSettings
 

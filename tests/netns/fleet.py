@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 
-from tests.fleet.cluster import HEALTHD, PROOF
-from tests.fleet.service import ROOT, Command, Said, Service, until
+from tests.aggregator.cluster import HEALTHD, PROOF
+from tests.aggregator.service import ROOT, Command, Said, Service, until
 from tests.netns.hosts import CENTRE, Host, Net, marks, run
 from tests.patience import PATIENCE
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fleet.cluster import HEALTHD, PROOF
-from tests.fleet.service import ROOT, Service, until
+from tests.aggregator.cluster import HEALTHD, PROOF
+from tests.aggregator.service import ROOT, Service, until
 from tests.netns.fleet import NODE, POLICY
 from tests.netns.hosts import CENTRE, Host, Net, marks
 from tests.patience import PATIENCE

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.service import until
+from tests.aggregator.service import until
 from tests.patience import PATIENCE
 
 PREFIX = "hdf"

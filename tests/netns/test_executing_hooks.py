@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.fleet.service import until
+from tests.aggregator.service import until
 from tests.netns.hooks import Ended, Hook, Hooks, marks
 
 pytestmark = marks

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fleet.service import until
+from tests.aggregator.service import until
 from tests.netns.fleet import Decided, Fleet, marks
 
 pytestmark = marks

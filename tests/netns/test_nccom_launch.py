@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from tests.aggregator.service import Command, Service, until
 from tests.fakes.neuron import NeuronMachine
-from tests.fleet.service import Command, Service, until
 from tests.netns import fleet
 from tests.netns.fleet import Fleet, Host
 from tests.patience import PATIENCE
 
 pytestmark = [*fleet.marks, pytest.mark.system("mpirun", "orted")]
 
-OURS = ("guard.py", "orted", "mpirun", "nccom-test", "healthd.rsh")
+OURS = ("guard.py", "orted", "mpirun", "nccom-test", "healthd.node.nccom.rsh")
 
 NODE = """
 [probe]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.service import ROOT, until
-from tests.healthd.preflight_kit import CONFIG
+from tests.aggregator.service import ROOT, until
+from tests.hooks.preflight_kit import CONFIG
 from tests.netns.hosts import Host, Net, marks, pids_in
 from tests.patience import PATIENCE
 

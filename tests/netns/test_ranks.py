@@ -20,11 +20,11 @@ from typing import IO
 
 import pytest
 
-from healthd import wire
-from healthd.model import CollectiveOrder, OrderReport, RankReport
-from tests.healthd.runner_kit import below_guard
-from tests.healthd.test_session import accused
+from healthd.core import wire
+from healthd.core.model import CollectiveOrder, OrderReport, RankReport
 from tests.patience import PATIENCE
+from tests.runner.runner_kit import below_guard
+from tests.runner.test_session import accused
 
 ROOT = Path(__file__).parents[2]
 COUNT = 3

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from checks.contract import Blame, Status
-from healthd import wire
-from healthd.errors import ConflictError, StoreError
-from healthd.fleet.changes import Change
-from healthd.fleet.engine import Engine
-from healthd.fleet.model import LeaseState, Phase
-from healthd.fleet.session import UnsureError
-from healthd.fleet.store import Store
-from healthd.model import Allocation, CheckResult, GateRequest, Order, Quarantine, Verdict
-from tests.fleet.world import NOW, POLICY, World, good_results, result, with_wrong
+from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.model import LeaseState, Phase
+from healthd.aggregator.store.changes import Change
+from healthd.aggregator.store.session import UnsureError
+from healthd.aggregator.store.store import Store
+from healthd.core import wire
+from healthd.core.errors import ConflictError, StoreError
+from healthd.core.model import Allocation, CheckResult, GateRequest, Order, Quarantine, Verdict
+from tests.aggregator.world import NOW, POLICY, World, good_results, result, with_wrong
 
 NODES = ("n1", "n2", "n3", "n4")
 JOBS = ("blue", "red", "green")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks.contract import Blame, Status, Tier
-from healthd import wire
-from healthd.fleet.gate import step
-from healthd.fleet.model import (
+from healthd.aggregator.controller.admission import new_gate
+from healthd.aggregator.gate.machine import step
+from healthd.aggregator.model import (
     Answer,
     Claim,
     ClaimKind,
@@ -24,9 +24,9 @@ from healthd.fleet.model import (
     Unreserve,
     WakeAt,
 )
-from healthd.fleet.requests import new_gate
-from healthd.model import Allocation, CheckResult, GateRequest, Mode, OrderReport, Verdict
-from tests.fleet.world import NOW, POLICY, good_results, lease, node, result, state, view
+from healthd.core import wire
+from healthd.core.model import Allocation, CheckResult, GateRequest, Mode, OrderReport, Verdict
+from tests.aggregator.world import NOW, POLICY, good_results, lease, node, result, state, view
 
 NAMES = ("n1", "n2", "n3", "n4")
 ages = st.sampled_from([0.0, 5.0, 3599.0, 3601.0, math.nan, math.inf])

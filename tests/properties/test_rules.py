@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from checks.reasons import REASONS
-from healthd import wire
-from healthd.fleet.rules.facts import counts, facts_of
-from healthd.fleet.rules.judge import judge
-from healthd.fleet.rules.model import Keep, Latch, Lift, Record, Room
-from healthd.model import DeviceRecord, Inventory, Reason
-from tests.fleet.ruling import HOUR, POLICY, ROOM, Case, fault, outcome
-from tests.fleet.world import NOW, node, result, state
+from healthd.aggregator.model.quarantines import Keep, Latch, Lift, Record, Room
+from healthd.aggregator.quarantine.facts import counts, facts_of
+from healthd.aggregator.quarantine.judge import judge
+from healthd.core import wire
+from healthd.core.model import DeviceRecord, Inventory, Reason
+from tests.aggregator.ruling import HOUR, POLICY, ROOM, Case, fault, outcome
+from tests.aggregator.world import NOW, node, result, state
 
 CODES = sorted(REASONS)
 NODE_CODES = sorted(code for code, one in REASONS.items() if one.blame is Blame.NODE)

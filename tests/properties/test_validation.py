@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.model import Verdict
-from tests.fleet.lab import Lab
+from healthd.core.model import Verdict
+from tests.aggregator.lab import Lab
 
 ALWAYS = ("corrupt", "hang", "die", "absent", "slow", "silent", "refuse")
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from healthd.slurm import Scontrol, SlurmNode
-from tests.fleet.service import ROOT, free_port
+from healthd.core.platforms.slurm import Scontrol, SlurmNode
+from tests.aggregator.service import ROOT, free_port
 from tests.patience import PATIENCE
 
 HOOKS = ROOT / "deploy" / "slurm"

@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.cli.slurm_job import read_job
-from healthd.errors import ConfigError
-from healthd.fleet.actuators.model import ActuatorError, Done, Removal, Why
-from healthd.fleet.actuators.slurm import SlurmActuator
-from healthd.slurm import MARK, Scontrol, SlurmError
-from tests.fleet.cluster import Cluster, ask, release
-from tests.fleet.service import Service
+from healthd.aggregator.drain.model import ActuatorError, Done, Removal, Why
+from healthd.aggregator.drain.slurm import SlurmActuator
+from healthd.cli.hooks.slurm_job import read_job
+from healthd.core.errors import ConfigError
+from healthd.core.platforms.slurm import MARK, Scontrol, SlurmError
+from tests.aggregator.cluster import Cluster, ask, release
+from tests.aggregator.service import Service
 from tests.slurm.slurm_kit import SlurmCluster, until
 
 NODES = ("n1", "n2", "n3")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.slurm_doctor import CONTROLLER_HOOKS, NODE_HOOKS, judge
-from healthd.slurm import Scontrol, SlurmError
-from tests.fleet.service import free_port
-from tests.healthd.cli_kit import Said
-from tests.healthd.inside import daemon_port, run_inside
-from tests.healthd.test_hook_answers import serving
-from tests.healthd.test_local_verdict import fit
+from healthd.cli.hooks.slurm_doctor import CONTROLLER_HOOKS, NODE_HOOKS, judge
+from healthd.core.platforms.slurm import Scontrol, SlurmError
+from tests.aggregator.service import free_port
+from tests.cli.cli_kit import Said
+from tests.hooks.inside import daemon_port, run_inside
+from tests.hooks.test_hook_answers import serving
+from tests.hooks.test_local_verdict import fit
 from tests.slurm.slurm_kit import SlurmCluster, until
 
 # As slurm-wlm 22.05.8 prints it, shortened.

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.slurm import ask_daemon
-from tests.fleet.service import free_port
-from tests.healthd.cli_kit import healthd
-from tests.healthd.test_cli_gate import aggregator
+from healthd.cli.hooks.slurm import ask_daemon
+from tests.aggregator.service import free_port
+from tests.cli.cli_kit import healthd
+from tests.cli.test_cli_gate import aggregator
 from tests.slurm.slurm_kit import HOOKS
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")

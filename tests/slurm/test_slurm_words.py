@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Status
-from healthd.cli.slurm_job import at_fault, outcome_of, read_ids, read_job
-from healthd.errors import BadInputError, ConfigError
-from healthd.model import Decision, ExcludedNode, Reason, Verdict
-from healthd.slurm import (
+from healthd.cli.hooks.slurm_job import at_fault, outcome_of, read_ids, read_job
+from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.model import Decision, ExcludedNode, Reason, Verdict
+from healthd.core.platforms.slurm import (
     ADOPT_SECONDS,
     MARK,
     MAX_REASON_LENGTH,

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.fleet.cluster import Cluster
-from tests.fleet.service import free_port
+from tests.aggregator.cluster import Cluster
+from tests.aggregator.service import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 PROMETHEUS = ROOT / "deploy/prometheus"

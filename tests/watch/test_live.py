@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.cluster import Cluster, ask
-from tests.fleet.service import Service, until
+from tests.aggregator.cluster import Cluster, ask
+from tests.aggregator.service import Service, until
 from tests.watch.stand import ALERTS, RECORDING, Prometheus, queries, raw_metrics, rules, start_prometheus
 
 pytestmark = [pytest.mark.system("prometheus")]

@@ -11,16 +11,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checks.contract import Blame, Finding, Measurement, Status, Tier
 from checks.reasons import action_of
-from healthd.errors import StoreError
-from healthd.exposition import exposition
-from healthd.fleet.metrics import FleetMetrics
-from healthd.fleet.model import Gate, Phase, Terms
-from healthd.fleet.store import Store
-from healthd.model import Decision, GateRequest, Mode, Quarantine, Reason, Verdict
-from healthd.node.metrics import MAX_READINGS, registry_of
-from healthd.node.state import NodeBook
-from tests.fleet.parts import Clock, fleet
-from tests.healthd.node_kit import BOOT, CATALOGUE, MovedClock, measured, result, settings, specs, survey
+from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.model import Gate, Phase, Terms
+from healthd.aggregator.store.store import Store
+from healthd.core.errors import StoreError
+from healthd.core.http.exposition import exposition
+from healthd.core.model import Decision, GateRequest, Mode, Quarantine, Reason, Verdict
+from healthd.node.http.metrics import MAX_READINGS, registry_of
+from healthd.node.state.store import NodeBook
+from tests.aggregator.parts import Clock, fleet
+from tests.node.node_kit import BOOT, CATALOGUE, MovedClock, measured, result, settings, specs, survey
 
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -1,5 +1,5 @@
 """
-A stand-in for the module of nvidia-ml-py, as far as `checks.nvml` goes: same names, same errors, same shapes.
+A stand-in for the module of nvidia-ml-py, as far as `checks.host.nvml` goes: same names, same errors, same shapes.
 
 It is copied into a machine that is a directory (`python/pynvml`) and reads what GPUs say from `nvml.json` there, at
 each call: `{"driver", "nvml", "cuda", "gpus": [{"bdf", "uuid", NAME: VALUE, ...}], "errors": {CALL: CODE}}`. What a GPU

@@ -1,0 +1,259 @@
+"""
+neuron-ls: what it says, and asking it. No accelerator of its own; `neuron` reads devices through it.
+
+Members that are missing, null or of another type are None: each is something that is not known of its device. What
+makes the whole answer doubtful (no device, no number of one, one number twice) is a ValueError.
+
+Unverified on hardware: members and texts are those of AWS's documentation and of published outputs of the tool.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from checks.catalog import type_name
+from checks.host.machine import Host, HostError
+from checks.json_text import parse_json
+
+TIMEOUT_SECONDS = 4.0  # it answers within 1 s; the survey that asks has 10 s in all
+WAIT_SECONDS = 2.0  # for another process of ours that asks just now
+_POLL_SECONDS = 0.02
+_RETRY_WITHIN_SECONDS = 2.0  # a failure that took longer is not the kind that goes away when asked again
+
+MAX_DEVICES = 256
+MAX_CORES = 64  # of one device
+MAX_PROCESSES = 4096
+_MAX_LINKS = 256
+_MAX_NUMBER = 4095
+_MAX_CHARACTERS = 1 << 20
+_MEMORY_BYTES = (2**30, 2**42)  # a number outside is no count of bytes: an old tool, or another unit
+_BDF = re.compile(r"(?:([0-9a-f]{4}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+_INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,17}")
+_NO_RUNTIME = ("", "na", "n/a", "none", "unknown")
+_INSTALL = "install aws-neuronx-tools"
+
+
+class Process(NamedTuple):
+    """One that has devices open. `runtime_version` None: it drives no core, as neuron-monitor."""
+
+    pid: int
+    command: str
+    runtime_version: str | None
+
+
+class Entry(NamedTuple):
+    """One device. `connected_to` and `processes` None are what was not told, not "none"."""
+
+    number: int
+    bdf: str | None
+    numa_node: int | None
+    connected_to: tuple[int, ...] | None
+    cores: int | None
+    lnc: int | None
+    memory_bytes: int | None
+    core_ids: tuple[int, ...] | None
+    processes: tuple[Process, ...] | None
+
+
+class Listing(NamedTuple):
+    """The whole answer, devices in the order of their numbers."""
+
+    devices: tuple[Entry, ...]
+    instance_type: str | None
+    instance_id: str | None
+
+
+class ToolError(NamedTuple):
+    """Why there is no answer: a code of `checks.reasons`, and one line with the remedy."""
+
+    reason: str
+    text: str
+
+
+def parse(text: str) -> Listing:
+    """
+    What `neuron-ls -j` printed. Raises ValueError, one line, for what cannot be understood as a whole.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"{len(text)} characters; a list of devices has fewer")
+    try:
+        plain = parse_json(text)
+    except ValueError:
+        raise ValueError("no JSON" if text.strip() else "nothing") from None
+    if not isinstance(plain, list) or not plain or not all(isinstance(item, dict) for item in plain):
+        raise ValueError("no list of devices")
+    if len(plain) > MAX_DEVICES:
+        raise ValueError(f"{len(plain)} devices, more than any machine has")
+    entries = sorted((_entry(item) for item in plain), key=lambda entry: entry.number)
+    numbers = [entry.number for entry in entries]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError("one number for two devices")
+    cores = [number for entry in entries for number in entry.core_ids or ()]
+    if len(set(cores)) != len(cores):
+        raise ValueError("one core of two devices")
+    return Listing(
+        devices=tuple(entries),
+        instance_type=_agreed([type_name(item.get("instance_type")) for item in plain]),
+        instance_id=_agreed([_instance_id(item.get("instance_id")) for item in plain]),
+    )
+
+
+def query(host: Host) -> tuple[Listing | None, ToolError | None]:
+    """
+    Ask the tool, one process at a time on this machine; once more where it fails at once.
+
+    Exactly one of the two is None. The lock is on the tool's own file: there is nothing to create or to clean up, and a
+    tool that the kernel does not let go keeps it, so that no second one is started into the same trouble.
+    """
+    try:
+        program = host.find_program("neuron-ls")
+    except HostError:
+        return None, ToolError("MissingTool", f"no such program: neuron-ls; {_INSTALL}")
+    with _alone(program) as lock:
+        if lock is None:
+            text = f"another neuron-ls has not ended within {WAIT_SECONDS:g} s; see whether one hangs, else try again"
+            return None, ToolError("Timeout", text)
+        begin = time.monotonic()
+        listing, error = _ask(host, lock)
+        # Tools up to 2.27 fail when others ask the driver at the same time, which is over a moment later.
+        if error is not None and error.reason == "NoData" and time.monotonic() - begin < _RETRY_WITHIN_SECONDS:
+            listing, error = _ask(host, lock)
+        return listing, error
+
+
+def _ask(host: Host, lock: tuple[int, ...]) -> tuple[Listing | None, ToolError | None]:
+    try:
+        done = host.run(["neuron-ls", "-j"], timeout_seconds=TIMEOUT_SECONDS, keep_open=lock)
+    except HostError as error:
+        remedy = "the driver may hang: see the kernel log" if error.reason == "Timeout" else _INSTALL
+        return None, ToolError(error.reason, f"{error}; {remedy}")
+    if done.returncode != 0:
+        words = " ".join((done.stderr.strip() or done.stdout.strip() or "no word").split())[-300:]
+        return None, ToolError("NoData", f"neuron-ls failed with {done.returncode}: {words}")
+    try:
+        return parse(done.stdout), None
+    except ValueError as error:
+        text = f"neuron-ls said {error}, which is not understood; compare its version with what healthd supports"
+        return None, ToolError("NoData", text)
+
+
+@contextmanager
+def _alone(program: str) -> Iterator[tuple[int, ...] | None]:
+    """The descriptor that holds the lock on the tool, where it can be had; None when somebody else keeps it."""
+    try:
+        descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield ()  # it may be run and not read
+        return
+    try:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not _lock(descriptor):
+            if time.monotonic() > deadline:
+                yield None
+                return
+            time.sleep(_POLL_SECONDS)
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: to ask all the same is better than never to know
+    return True
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def _entry(item: dict[str, Any]) -> Entry:
+    number = _whole(item.get("neuron_device"), 0, _MAX_NUMBER)
+    if number is None:
+        raise ValueError(f"a device without a number: {str(item.get('neuron_device'))[:40]!r}")
+    cores = _whole(item.get("nc_count"), 1, MAX_CORES)
+    return Entry(
+        number=number,
+        bdf=_bdf(item.get("bdf")),
+        numa_node=_numa(item.get("numa_node")),
+        connected_to=_wholes(item.get("connected_to"), _MAX_LINKS, _MAX_NUMBER),
+        cores=cores,
+        lnc=_whole(item.get("logical_neuroncore_config"), 1, 2),
+        memory_bytes=_whole(item.get("memory_size"), *_MEMORY_BYTES),
+        core_ids=_core_ids(item.get("neuroncore_ids"), cores),
+        processes=_processes(item.get("neuron_processes")),
+    )
+
+
+def _whole(value: object, least: int, most: int) -> int | None:
+    """A whole number in its bounds; True and 4.0 are none."""
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return value
+    return None
+
+
+def _wholes(value: object, most: int, largest: int) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or len(value) > most:
+        return None
+    found = [_whole(item, 0, largest) for item in value]
+    numbers = tuple(item for item in found if item is not None)
+    return numbers if len(numbers) == len(value) else None
+
+
+def _core_ids(value: object, cores: int | None) -> tuple[int, ...] | None:
+    numbers = _wholes(value, MAX_CORES, MAX_CORES * MAX_DEVICES)
+    if numbers is None or len(set(numbers)) != len(numbers) or len(numbers) != cores:
+        return None
+    return tuple(sorted(numbers))
+
+
+def _bdf(value: object) -> str | None:
+    match = _BDF.fullmatch(value.strip().lower()) if isinstance(value, str) and len(value) < 64 else None
+    return f"{match[1] or '0000'}:{match[2]}" if match else None
+
+
+def _numa(value: object) -> int | None:
+    """It is text, and "-1" where there is none."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 5:
+        value = int(value)
+    return _whole(value, 0, 1023)
+
+
+def _processes(value: object) -> tuple[Process, ...] | None:
+    """None where any of them is not understood: a holder would be left out."""
+    if not isinstance(value, list) or len(value) > MAX_PROCESSES:
+        return None
+    found: list[Process] = []
+    for item in value:
+        pid = _whole(item.get("pid"), 1, 2**31 - 1) if isinstance(item, dict) else None
+        version = item.get("neuron_runtime_version") if isinstance(item, dict) else None
+        if pid is None or not isinstance(version, str):
+            return None
+        runs = version.strip().lower() not in _NO_RUNTIME
+        found.append(Process(pid, program_name(item.get("command")), version.strip()[:64] if runs else None))
+    return tuple(found)
+
+
+def program_name(command: object) -> str:
+    """The program alone: arguments may hold secrets. Empty where it is not told, as in containers."""
+    words = command.split() if isinstance(command, str) else []
+    return os.path.basename(words[0])[:64] if words else ""
+
+
+def _instance_id(value: object) -> str | None:
+    return value if isinstance(value, str) and _INSTANCE_ID.fullmatch(value) else None
+
+
+def _agreed(values: list[str | None]) -> str | None:
+    """What the entries say, where they do not contradict each other."""
+    names = {value for value in values if value is not None}
+    return names.pop() if len(names) == 1 else None

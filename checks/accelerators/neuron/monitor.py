@@ -1,0 +1,163 @@
+"""
+What neuron-monitor streams: one JSON object a period, of which the first is read. Nothing here judges.
+
+Its counts are of the period alone, so they say nothing of what was before; groups whose `error` is not empty hold no
+reading; members are missing, null or extra from version to version. What is not understood is None.
+
+Source: neuron-monitor-user-guide of the Neuron SDK, and its neuron-monitor-prometheus.py, which adds the counts up.
+Unverified on hardware: built on the documented objects.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from checks.host.machine import Host
+from checks.json_text import parse_json
+
+ECC_COUNTERS = ("mem_ecc_corrected", "mem_ecc_uncorrected", "sram_ecc_corrected", "sram_ecc_uncorrected")
+PERIOD = "1s"  # whole units alone: "1.0s" is ignored, and five seconds are taken
+
+_MAX_DEVICES = 256
+_MAX_CORES = 4096
+_MAX_RUNTIMES = 1024
+_MAX_COUNT = 1 << 63
+
+
+class CoreUse(NamedTuple):
+    """How much of the period a core was at work (0 to 1), and at which rate. None where it is not told."""
+
+    utilization_ratio: float | None
+    flops_per_second: float | None
+
+
+class Reading(NamedTuple):
+    """
+    One object of the stream.
+
+    `ecc` are the events of the period by device and counter (None: there, and no count); None where the group is not
+    there or cannot be read. `hardware_errors` are executions that failed by hardware, over all processes that run; None
+    where one of them does not tell. `cores` by their global number. `skipped` says which groups held an error.
+    """
+
+    period_seconds: float | None
+    ecc: Mapping[int, Mapping[str, int | None]] | None
+    hardware_errors: int | None
+    cores: Mapping[int, CoreUse]
+    skipped: tuple[str, ...]
+
+
+def read_monitor(host: Host, *, timeout_seconds: float) -> Reading | None:
+    """
+    Start neuron-monitor, take its first object and end it; None where that is no object that can be understood.
+
+    Raises HostError (MissingTool, Timeout, NoData). It opens the devices but takes no cores.
+    """
+    host.find_program("neuron-monitor")
+    groups = {"period": PERIOD, "type": "neuron_hw_counters"}
+    metrics = [{"type": "neuroncore_counters"}, {"type": "execution_stats"}]
+    config = {
+        "period": PERIOD,
+        "neuron_runtimes": [{"tag_filter": ".*", "metrics": metrics}],
+        "system_metrics": [groups],
+    }
+    with tempfile.TemporaryDirectory(prefix="healthd-") as folder:
+        path = os.path.join(folder, "neuron-monitor.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        return parse_monitor(host.first_line(["neuron-monitor", "-c", path], timeout_seconds=timeout_seconds))
+
+
+def parse_monitor(text: str) -> Reading | None:
+    """The reading in one line of the stream; None where it is no JSON object with either of its two groups."""
+    try:
+        told = parse_json(text)
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or not ({"system_data", "neuron_runtime_data"} & told.keys()):
+        return None
+    skipped: list[str] = []
+    counters = _group(told.get("system_data"), "neuron_hw_counters", skipped)
+    runtimes = told.get("neuron_runtime_data")
+    reports = list(_reports(runtimes, skipped))
+    return Reading(
+        period_seconds=_number(counters.get("period")) if counters is not None else None,
+        ecc=None if counters is None else _ecc(counters.get("neuron_devices")),
+        hardware_errors=_hardware_errors(reports, skipped) if isinstance(runtimes, list) else None,
+        cores=_cores(reports, skipped),
+        skipped=tuple(dict.fromkeys(skipped))[:8],
+    )
+
+
+def _group(parent: Any, name: str, skipped: list[str]) -> dict[str, Any] | None:
+    """A group of metrics; None where it is not there, is null, or says that it could not be collected."""
+    group = parent.get(name) if isinstance(parent, dict) else None
+    if not isinstance(group, dict):
+        return None
+    if group.get("error"):
+        skipped.append(f"{name}: {' '.join(str(group['error']).split())[:100]}")
+        return None
+    return group
+
+
+def _ecc(devices: Any) -> dict[int, dict[str, int | None]] | None:
+    """Events by device. None where the list is null or holds something that is no device."""
+    if not isinstance(devices, list):
+        return None
+    found: dict[int, dict[str, int | None]] = {}
+    for device in devices[:_MAX_DEVICES]:
+        index = _count(device.get("neuron_device_index")) if isinstance(device, dict) else None
+        if index is None or index >= _MAX_CORES or index in found:
+            return None
+        found[index] = {name: _count(device[name]) for name in ECC_COUNTERS if name in device}
+    return found
+
+
+def _reports(runtimes: Any, skipped: list[str]) -> Iterator[Any]:
+    """The report of each process that runs on the devices; None for one that has none."""
+    for runtime in runtimes[:_MAX_RUNTIMES] if isinstance(runtimes, list) else ():
+        yield None if _group({"runtime": runtime}, "runtime", skipped) is None else runtime.get("report")
+
+
+def _hardware_errors(reports: list[Any], skipped: list[str]) -> int | None:
+    """Their sum; None where one process does not say, unless the others say enough."""
+    total, whole = 0, True
+    for report in reports:
+        stats = _group(report, "execution_stats", skipped)
+        summary = stats.get("error_summary") if stats is not None else None
+        count = _count(summary.get("hardware")) if isinstance(summary, dict) else None
+        total, whole = total + (count or 0), whole and count is not None
+    return total if whole or total else None
+
+
+def _cores(reports: list[Any], skipped: list[str]) -> dict[int, CoreUse]:
+    found: dict[int, CoreUse] = {}
+    for report in reports:
+        group = _group(report, "neuroncore_counters", skipped)
+        used = group.get("neuroncores_in_use") if group is not None else None
+        for name, core in list(used.items())[:_MAX_CORES] if isinstance(used, dict) else ():
+            if not (name.isascii() and name.isdecimal() and len(name) < 5 and isinstance(core, dict)):
+                continue
+            percent = _number(core.get("neuroncore_utilization"))
+            flops = _number(core.get("effective_flops", core.get("flops")))  # the tool's word, and the documentation's
+            ratio = percent / 100 if percent is not None and percent <= 100 else None
+            found[int(name)] = CoreUse(ratio, flops)
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """A number from 0 on; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MAX_COUNT:
+        return None
+    return float(value)
+
+
+def _count(value: Any) -> int | None:
+    """A whole number from 0 on; None for anything else."""
+    number = _number(value)
+    return int(number) if number is not None and math.isfinite(number) and number == int(number) else None

@@ -1,0 +1,1 @@
+"""Collectives by nccom-test, the collectives test of AWS Neuron."""

@@ -1,0 +1,1 @@
+"""EFA interfaces: their number and their links."""

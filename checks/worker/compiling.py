@@ -1,0 +1,155 @@
+"""
+What a worker does about compilation: know whether its graphs are compiled, compile them once, say what that took.
+
+Only for accelerators that compile and where a private cache is configured; for others every question here has the
+answer "nothing to do". See `checks.accelerators.neuron.cache` for the cache itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
+from checks.contract import Device, Finding, Status
+
+ACCELERATORS = ("neuron", "xla")
+REMEDY = "run 'healthd warm' on this node, or 'healthd warm --import' with a bundle of a node like it"
+# A node by itself cannot compile what ranks of several run together.
+REMEDY_BETWEEN_NODES = (
+    "let the probes compile (on_cold_cache of [probe]), import a bundle of a node that has been in such a group, or let"
+    " nccom-test carry collectives between nodes"
+)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs of one check as it will be run. `ranks` is None but for collectives."""
+
+    check: str
+    tier: str
+    params: Mapping[str, Any]
+    ranks: int | None
+
+    @property
+    def entry(self) -> str:
+        """Its name in the manifest."""
+        return entry_of(self.check, self.tier, self.params, self.ranks)
+
+
+class Compiling:
+    """
+    Of one worker. `said` is the member `compile` of its setup: None, or {root, graphs, cold, retry}.
+
+    `cold` says what to do where something is not compiled: `unknown` (nothing) or `compile`.
+    """
+
+    def __init__(self, said: Mapping[str, Any] | None, setup: Mapping[str, Any]) -> None:
+        self._compiles = bool(said) and said is not None and said["cold"] == "compile"
+        self._retry = bool(said and said["retry"])
+        self._cache: CompileCache | None = None
+        self._own_ranks = len(((setup.get("options") or {}).get("group") or {}).get("targets") or ())
+        self.graphs: tuple[Graphs, ...] = ()
+        if said:
+            self.graphs = tuple(Graphs(**graphs) for graphs in said["graphs"])
+            self._cache = cache_of(Path(said["root"]), setup["inventory"], setup["target"], setup["options"])
+
+    def options(self) -> dict[str, Any]:
+        """What `bind` has to know besides the operator's options."""
+        if self._cache is None:
+            return {}
+        return {"compile_folder": str(self._cache.folder), "retry_failed": self._retry}
+
+    def cold(self) -> list[str]:
+        """
+        The entries that have to be compiled first. Raises ColdCacheError where none may be and nothing can run without.
+
+        Ranks run together or not at all; of other checks those that are compiled can run (see `require`).
+        """
+        if self._cache is None:
+            return []
+        missing = self._cache.missing([graphs.entry for graphs in self.graphs])
+        if not self._compiles and any(graphs.ranks is None and graphs.entry not in missing for graphs in self.graphs):
+            return []
+        if missing and not self._compiles:
+            names = ", ".join(dict.fromkeys(entry.partition("/")[0] for entry in missing))
+            ranks = max((graphs.ranks or 0 for graphs in self.graphs), default=0)
+            if self._own_ranks and ranks > self._own_ranks:
+                raise ColdCacheError(f"nothing is compiled here for {names} of {ranks} ranks; {REMEDY_BETWEEN_NODES}")
+            raise ColdCacheError(f"nothing is compiled here for {names}; {REMEDY}")
+        return missing
+
+    def require(self, check: str) -> None:
+        """Raises ColdCacheError where a check's graphs are not compiled and may not be."""
+        wanted = [graphs.entry for graphs in self.graphs if graphs.check == check]
+        if self._cache is not None and not self._compiles and self._cache.missing(wanted):
+            raise ColdCacheError(f"nothing is compiled here for {check}; {REMEDY}")
+
+    @contextmanager
+    def alone(self) -> Iterator[list[str]]:
+        """Be the one process that compiles; what was cleared away of earlier failures, for people."""
+        if self._cache is None:
+            yield []
+            return
+        with self._cache.compiling():
+            yield self._cache.clear_stale() if self._retry else []
+
+    def is_compiled(self, graphs: Graphs) -> bool:
+        """Whether there is nothing to do for a check; always so without a cache."""
+        return self._cache is None or not self._cache.missing([graphs.entry])
+
+    def is_due(self, graphs: Graphs) -> bool:
+        """Whether a check is to be compiled ahead, by one worker for all: ranks compile together, when they run."""
+        return self._compiles and graphs.ranks is None and not self.is_compiled(graphs)
+
+    def ended(self, check: str, seconds: float) -> None:
+        """A check has run to its end on this device, so its graphs are compiled."""
+        for graphs in self.graphs:
+            if graphs.check == check and self._cache is not None and self._compiles and not self.is_compiled(graphs):
+                self._cache.record(graphs.entry, seconds)
+
+
+def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:
+    """The cache of a worker's device, by what this interpreter has installed. Imports no torch."""
+    from checks.accelerators.neuron.packages import read_versions
+
+    flags: tuple[str, ...] = ()
+    lnc = None
+    if inventory.get("accelerator") == "neuron":
+        from checks.accelerators.neuron.environment import flags_of, lnc_of
+
+        flags, lnc = flags_of(options), lnc_of(inventory, options)
+    return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))
+
+
+class Stopwatch:
+    """How long a device has compiled since the last look: by its own count, else by the clock."""
+
+    def __init__(self, device: Device | None) -> None:
+        self._count = getattr(device, "compile_seconds", None)
+        self._started = time.monotonic()
+        self._before = self._count() if self._count is not None else None
+
+    def seconds(self, *, first_run: bool = False) -> float:
+        """0.0 where nobody counts; with `first_run` the whole time then counts, as most of it is compilation."""
+        if self._count is not None and self._before is not None:
+            return max(0.0, float(self._count()) - float(self._before))
+        return time.monotonic() - self._started if first_run else 0.0
+
+
+def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]:
+    """What a check yields, and an unknown where the host's processor did work that was the device's to do."""
+    fallbacks = getattr(device, "fallbacks", None)
+    if device is None or fallbacks is None:
+        yield from items
+        return
+    fallbacks()
+    yield from items
+    names: Sequence[str] = fallbacks()
+    if names:
+        text = f"the host's processor did {', '.join(names[:8])} for the device, so the device was not tested with it"
+        yield Finding(status=Status.UNKNOWN, reason="HostFallback", message=text, target=device.target)

@@ -1,0 +1,1 @@
+"""HTTP for programs. It reaches everything through the controller."""

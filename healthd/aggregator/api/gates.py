@@ -1,0 +1,186 @@
+"""The paths of gates: ask, follow, explain, release, tell how the job ended; and the two-step end of a preflight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from healthd.aggregator.api.auth import Scope
+from healthd.aggregator.api.handling import Parts, answer, body_of, needs, parts_of, wait_seconds
+from healthd.aggregator.controller.handshakes import HandshakeBody
+from healthd.aggregator.model import Gate
+from healthd.core.errors import BadInputError, NotFoundError, StoreError
+from healthd.core.model import GateRequest, Verdict
+
+MOST_LISTED = 500
+HOLD_RETRY_SECONDS = 1
+LEAST_SECONDS = 1.0
+"""So long the database has to take a question, however little its asker wants to wait: a commit takes milliseconds."""
+
+router = APIRouter(prefix="/v1/gates")
+Wait = Annotated[float, Depends(wait_seconds)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeBody:
+    """
+    How a job ended: `status` is ok, failed (the job's own fault) or infra (a device, link or host stopped it); any
+    other word of the launcher's is kept and counts as none of them. `message` is for people.
+    """
+
+    status: str
+    message: str = ""
+
+
+@router.post("", dependencies=[Depends(needs(Scope.GATE))])
+async def ask(request: Request, wait: Wait) -> Response:
+    """
+    May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
+
+    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again.
+    """
+    began = time.perf_counter()
+    parts = parts_of(request)
+    asked = await body_of(request, GateRequest)
+    gate = await _asked(parts, asked, wait)
+    if asked.join is not None:
+        wait = min(wait, parts.engine.policy.member_seconds / 4)  # a member is heard only when it asks
+    response = await _decision(parts, gate.id, wait)
+    granted_at = parts.metrics.granted_at(gate.id)
+    if granted_at is not None and granted_at > began:
+        # What the aggregator itself took, up to the leases on disk: without the nodes' round trip.
+        response.headers["server-timing"] = f"grant;dur={1000 * (granted_at - began):.3f}"
+    return response
+
+
+@router.get("", dependencies=[Depends(needs(Scope.READ))])
+async def listed(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+    before: str | None = None,
+    job: str | None = None,
+) -> Response:
+    """Gates, newest first; `next` is the `before` of the next page."""
+    parts = parts_of(request)
+    gates = await parts.engine.gates(limit=limit, before=before, job=job)
+    rows = [_summary(parts, gate) for gate in gates]
+    return answer({"gates": rows, "next": gates[-1].id if len(gates) == limit else None})
+
+
+# A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
+@router.get("/{gate:path}/evidence", dependencies=[Depends(needs(Scope.READ))])
+async def evidence(request: Request, gate: str) -> Response:
+    """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
+    parts = parts_of(request)
+    return answer(await parts.engine.explain(await _find(parts, gate)))
+
+
+@router.get("/{gate:path}", dependencies=[Depends(needs(Scope.READ))])
+async def follow(request: Request, gate: str, wait: Wait) -> Response:
+    """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
+    parts = parts_of(request)
+    return await _decision(parts, await _find(parts, gate), wait)
+
+
+@router.delete("/{gate}/lease", dependencies=[Depends(needs(Scope.GATE))])
+async def release(request: Request, gate: str) -> Response:
+    """
+    Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat.
+
+    The decision of the gate; null for one of a database that was lost, whose leases end.
+    """
+    engine = parts_of(request).engine
+    released = await engine.release(gate)
+    return answer(None if released is None else engine.answer(released))
+
+
+@router.delete("/{gate}/members/{member:path}", dependencies=[Depends(needs(Scope.GATE))])
+async def leave(request: Request, gate: str, member: str) -> Response:
+    """A member of a group ends without starting the job. Safe to repeat."""
+    engine = parts_of(request).engine
+    return answer(engine.answer(await engine.leave(gate, member)))
+
+
+@router.post("/{gate}/outcome", dependencies=[Depends(needs(Scope.GATE))])
+async def outcome(request: Request, gate: str) -> Response:
+    """Write down how the job ended."""
+    body = await body_of(request, OutcomeBody)
+    if not body.status or len(body.status) > 64 or len(body.message) > 4096:
+        raise BadInputError("outcome: 'status' has 1 to 64 characters, 'message' at most 4096")
+    parts = parts_of(request)
+    ended = await parts.engine.outcome(gate, body.status, body.message)
+    if ended is not None:
+        parts.metrics.job_ended(ended)
+    return answer({"gate": gate, "status": body.status})
+
+
+@router.post("/{gate}/handshake", dependencies=[Depends(needs(Scope.GATE))])
+async def handshake(request: Request, gate: str, wait: Wait) -> Response:
+    """One step of a preflight's end; held back until there is an outcome, or the job is over."""
+    parts = parts_of(request)
+    body = await body_of(request, HandshakeBody)
+    found = await parts.engine.get(gate)
+    if found.decision is None:
+        raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
+    came = parts.rollcall.nodes or None
+    return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
+
+
+async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
+    """The gate as it is on disk; StoreError when the database has not taken it before the asker's time is over."""
+    seconds = max(LEAST_SECONDS, wait)
+    try:
+        async with asyncio.timeout(seconds if wait > 0 else None):
+            return await parts.engine.ask(asked)
+    except TimeoutError:
+        why = parts.store.trouble() or "the aggregator is too busy"
+        raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
+
+
+async def _decision(parts: Parts, gate_id: str, wait: float) -> Response:
+    began = time.monotonic()
+    decision = await parts.engine.wait(gate_id, wait)
+    if parts.hand is not None:
+        # A retry must not land on the node that was just rejected, so that one is taken out of the way first.
+        decision = await parts.hand.settle(gate_id, decision, wait - (time.monotonic() - began))
+    headers = {"location": f"/v1/gates/{gate_id}"}
+    if decision.decision is Verdict.HOLD:
+        headers["retry-after"] = str(HOLD_RETRY_SECONDS)
+    return answer(decision, headers=headers)
+
+
+async def _find(parts: Parts, name: str) -> str:
+    """The id of a gate by its id, or by its job: then the newest."""
+    try:
+        return (await parts.engine.get(name)).id
+    except NotFoundError:
+        found = await parts.engine.gates(limit=1, job=name)
+        if not found:
+            raise NotFoundError(f"no gate and no job {name[:80]!r}; it may have been long ago") from None
+        return found[0].id
+
+
+def _summary(parts: Parts, gate: Gate) -> Mapping[str, object]:
+    """A gate in a list: what it is and what came of it, without its excluded nodes."""
+    decision = parts.engine.answer(gate)
+    return {
+        "id": gate.id,
+        "job": gate.request.job,
+        "attempt": gate.request.attempt,
+        # Gates of a group count on by themselves; this is what its members said.
+        "asked_attempt": gate.request.attempt if gate.request.join is None else gate.asked_attempt,
+        "phase": gate.phase,
+        "created_at": gate.created_at,
+        "decision": decision.decision,
+        "would": decision.would,
+        "reasons": decision.reasons[:3],
+        "nodes": len(decision.nodes),
+        "excluded": len(decision.excluded),
+        "duration_seconds": decision.duration_seconds,
+    }

@@ -1,0 +1,174 @@
+"""
+`POST /v1/nodes/{node}/sync` as bare ASGI: a thousand of these come each second, so nothing stands in their way.
+
+All other paths go on to the application behind it. Also the one place that reads bodies: bounded in size and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from healthd.aggregator.api.auth import Guard, Scope, key_hash
+from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.settings import AggregatorSettings
+from healthd.core.errors import BadInputError, HealthdError
+from healthd.core.model import PROTOCOL, NodeState, SyncRequest
+from healthd.core.wire import decode, encode
+
+log = logging.getLogger(__name__)
+
+# The types of ASGI, as starlette has them.
+ASGIScope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[ASGIScope, Receive, Send], Awaitable[None]]
+
+KEY_HEADER = b"x-healthd-node-key"
+MIN_KEY_LENGTH = 16
+# A sync holds a state, or ages and reports instead of one; this is for what is around the state.
+AROUND_STATE_BYTES = 64 * 1024
+
+# How many times what is allowed is read and thrown away, so that a client that sends too much can read why not.
+DRAINED_TIMES = 4
+
+_PATH = re.compile(r"/v1/nodes/([^/]+)/sync")
+
+
+class SyncEndpoint:
+    """The ASGI application that answers syncs and leaves everything else to `behind`."""
+
+    def __init__(
+        self,
+        behind: ASGIApp,
+        *,
+        fleet: Fleet,
+        guard: Guard,
+        settings: AggregatorSettings,
+        on_state: Callable[[NodeState], None] = lambda _: None,
+    ) -> None:
+        """`on_state` hears each state that a node's daemon has sent and that was taken in."""
+        self._on_state = on_state
+        self._behind = behind
+        self._fleet = fleet
+        self._guard = guard
+        self._settings = settings
+        self._max_bytes = settings.max_state_bytes + AROUND_STATE_BYTES
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        match = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if match is None:
+            await self._behind(scope, receive, send)
+            return
+        try:
+            body = await self._answer(match[1], scope, receive)
+        except HealthdError as error:
+            problem, headers = problem_of(error)
+            if problem.status >= 500:
+                log.warning("sync of %s: %s", match[1], error)
+            await respond(send, problem.status, encode_problem(problem), MEDIA_TYPE, headers)
+        else:
+            await respond(send, 200, body, "application/json", {})
+
+    async def _answer(self, node: str, scope: ASGIScope, receive: Receive) -> bytes:
+        if scope["method"] != "POST":
+            raise HttpError(405, f"{scope['method']} is not for this path; a sync is a POST", {"allow": "POST"})
+        headers = dict(scope["headers"])
+        authorization = headers.get(b"authorization")
+        self._guard.require(None if authorization is None else authorization.decode("latin-1"), Scope.SYNC)
+        key = headers.get(KEY_HEADER, b"").decode("latin-1")
+        if len(key) < MIN_KEY_LENGTH:
+            raise HttpError(
+                401, f"a sync needs the node's key in X-Healthd-Node-Key (at least {MIN_KEY_LENGTH} characters)"
+            )
+        wait_seconds, executor = _query(scope["query_string"])
+        wait_seconds = min(wait_seconds, self._settings.hold_seconds)
+        body = await read_body(
+            receive, headers, max_bytes=self._max_bytes, timeout_seconds=self._settings.read_timeout_seconds
+        )
+        request = decode(body, SyncRequest, what="sync")
+        if request.protocol != PROTOCOL:
+            raise BadInputError(
+                f"protocol {request.protocol} is not spoken here, only {PROTOCOL}; update the older side"
+            )
+        if executor is not None:
+            return encode(await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds))
+        answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds)
+        # Not what was sent: of a node's former process, say, nothing is taken in.
+        if request.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:
+            self._on_state(taken.state)
+        return encode(answer)
+
+
+async def read_body(
+    receive: Receive, headers: MutableMapping[bytes, bytes], *, max_bytes: int, timeout_seconds: float
+) -> bytes:
+    """
+    The body of a request: HttpError 413 when it is larger, 408 when it is late, 400 when it will never come.
+
+    After an error the connection closes, since the rest of the body may still come.
+    """
+    length = headers.get(b"content-length", b"")
+    announced = int(length[:20]) if length.isdigit() else 0
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise HttpError(400, "the client went away before its request was whole")
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                done = not message.get("more_body", False)
+                if max(size, announced) > max_bytes:
+                    # A client that is still sending would not see an answer: let it end, as far as that is bearable.
+                    chunks.clear()
+                    if done or size > DRAINED_TIMES * max_bytes:
+                        raise HttpError(413, f"the body may have {max_bytes} bytes at most", {"connection": "close"})
+                elif done:
+                    return chunk if not chunks else b"".join((*chunks, chunk))
+                else:
+                    chunks.append(chunk)
+    except TimeoutError:
+        raise HttpError(408, f"the body was not whole after {timeout_seconds:g} s", {"connection": "close"}) from None
+
+
+async def respond(send: Send, status: int, body: bytes, media_type: str, headers: MutableMapping[str, str]) -> None:
+    """Send a whole answer."""
+    sent = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
+    sent += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _query(query: bytes) -> tuple[float, str | None]:
+    """
+    Seconds of `?wait=`, 0 without; and `?executor=`, the member that runs the node's checks, None for its daemon.
+
+    BadInputError for what is no such number, or an unknown parameter.
+    """
+    if query.startswith(b"wait=") and query[5:].isdigit():
+        return float(query[5:12]), None
+    values = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    if unknown := values.keys() - {"wait", "executor"}:
+        raise BadInputError(f"unknown query parameter {min(unknown)!r}; a sync has: wait, executor")
+    return parse_wait(values.get("wait", ["0"])[-1]), values.get("executor", [None])[-1]
+
+
+def parse_wait(text: str) -> float:
+    """Seconds to wait, as a plain number or with a trailing s; BadInputError when it is not one."""
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BadInputError(f"wait={text[:40]!r} is not a number of seconds; write wait=25")
+    return seconds

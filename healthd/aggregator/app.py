@@ -1,0 +1,281 @@
+"""
+The aggregator as a process: store, registry, engine, HTTP; started in this order, stopped in the reverse one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from healthd.aggregator.api.application import make_app
+from healthd.aggregator.api.auth import Guard
+from healthd.aggregator.api.handling import Parts
+from healthd.aggregator.api.sync import SyncEndpoint
+from healthd.aggregator.baselines.service import Learner
+from healthd.aggregator.controller.controller import Engine, steady_clock
+from healthd.aggregator.controller.handshakes import Handshakes
+from healthd.aggregator.drain.build import make_hand
+from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.drain.metrics import ActuatorCollector
+from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs
+from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.model import Gate
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.settings import AggregatorSettings
+from healthd.aggregator.store.changes import PutDuplicate
+from healthd.aggregator.store.store import Store
+from healthd.baselines.settings import BaselineSettings
+from healthd.core.errors import HealthdError
+from healthd.core.file_trust import check_file
+from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
+from healthd.core.tasks import OnEnd, Tasks
+from healthd.core.threads import use_daemon_threads
+
+log = logging.getLogger(__name__)
+
+# Each opening of the database counts its answers from another multiple of this, so that the count never goes back.
+ANSWERS_EACH_START = 1 << 32
+# A full collection walks over all that ten thousand held connections consist of and stops everything for a second.
+# Syncs leave no cycles behind, so it is done now and then instead of whenever the number of objects has grown.
+COLLECTOR_THRESHOLDS = (5_000, 5, 1_000_000_000)
+COLLECT_SECONDS = 600.0
+# The store's thread may wait so long for the loop's at each step of a transaction: Python's 5 ms add up.
+SWITCH_SECONDS = 0.0005
+# Connections that are no node's: hooks that wait, Prometheus, people.
+OTHER_CONNECTIONS = 2000
+# Files that are no connection: the database, its journal, Python's own.
+OTHER_FILES = 100
+# Of tasks that were cancelled: they wait for nothing that does not end then.
+STOP_SECONDS = 1.0
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+# A fleet that finds its aggregator again connects all at once.
+BACKLOG = 4096
+
+
+async def run_aggregator(
+    settings: AggregatorSettings,
+    policy: Policy,
+    *,
+    baseline: BaselineSettings | None = None,
+    actuator: ActuatorSettings | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """
+    Serve until SIGTERM or SIGINT.
+
+    `on_ready` is told the address that is really listened on. HealthdError, in one line, when it cannot start: port in
+    use, state directory not writable, database damaged, token file or certificate that cannot be used. Also when it
+    cannot go on: a fatal task has ended.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    use_daemon_threads()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    for number in STOPPING:
+        signal.signal(number, _end_at_once)
+    try:
+        async with aggregator(settings, policy, baseline, actuator) as (address, tasks):
+            for number in STOPPING:
+                loop.add_signal_handler(number, stop.set)
+            log.info("aggregator listens on %s", address)
+            if on_ready is not None:
+                on_ready(address)
+            await tasks.first(stop.wait())
+    finally:
+        for number in STOPPING:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _end_at_once(_number: int, _frame: object) -> None:
+    """A signal before anybody is served: nothing is there to be ended, and the database may hang."""
+    raise SystemExit(0)
+
+
+@contextlib.asynccontextmanager
+async def aggregator(
+    settings: AggregatorSettings,
+    policy: Policy,
+    baseline: BaselineSettings | None = None,
+    actuator: ActuatorSettings | None = None,
+) -> AsyncIterator[tuple[str, Tasks]]:
+    """
+    A whole aggregator, from entry to exit; gives its address and its tasks, whose `failure` tells when it cannot go
+    on: its engine failed, or another aggregator has taken the database over (FencedError).
+
+    Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
+    """
+    connections = _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
+    for file, what in ((settings.tls_cert, "certificate"), (settings.tls_key, "private key")):
+        if file is not None:
+            check_file(file, what)
+    sock = bind(settings.listen, backlog=BACKLOG)
+    with closing_on_error(sock):
+        guard = Guard(settings.token_file)
+        _make_state_dir(settings)
+        # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
+        store = Store.open(settings.database_url)
+        try:
+            parts = _build(
+                settings, policy, guard, store, baseline or BaselineSettings(), actuator or ActuatorSettings()
+            )
+            tasks = parts.tasks
+            tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
+            tasks.supervise("leadership", store.lead, OnEnd.FATAL)
+            tasks.supervise("baselines", parts.learner.run)
+            tasks.supervise("count of jobs without a gate", parts.ungated.run)
+            tasks.supervise("garbage collection", _collect_now_and_then)
+            if parts.hand is not None:
+                tasks.supervise("actuator", parts.hand.run)
+            endpoint = SyncEndpoint(
+                make_app(parts), fleet=parts.fleet, guard=guard, settings=settings, on_state=parts.ungated.see
+            )
+            server = Server(
+                endpoint,
+                [sock],
+                limits=replace(Limits(), connections=connections, stop_seconds=settings.stop_seconds),
+                tls_cert=settings.tls_cert,
+                tls_key=settings.tls_key,
+            )
+            try:
+                async with server:
+                    try:
+                        yield address_of(sock), tasks
+                    finally:
+                        tasks.start("end of the store", store.give_up_when_stuck())
+                        await _release(parts)
+            finally:
+                await tasks.stop(STOP_SECONDS)
+        finally:
+            store.close()
+
+
+def _build(
+    settings: AggregatorSettings,
+    policy: Policy,
+    guard: Guard,
+    store: Store,
+    baseline: BaselineSettings,
+    actuator: ActuatorSettings,
+) -> Parts:
+    clock = steady_clock()
+    fleet = Fleet(
+        issuer=store.store_id,
+        enrol=lambda node, key: store.enrol(node, key, now=clock()),
+        silent_seconds=policy.silent_seconds,
+        max_nodes=settings.max_nodes,
+        first_seq=store.term * ANSWERS_EACH_START,
+        keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),
+    )
+    for row in store.load().nodes:
+        fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
+    observer, tasks = _Observer(), Tasks()
+    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock, observer=observer)
+    learner = Learner(fleet, store, baseline)
+    metrics = FleetMetrics(
+        fleet,
+        holding=lambda: len(engine.open_gates()),
+        overrides=lambda: len(engine.overrides()),
+        breakers=lambda: len(engine.breakers()),
+        words=engine.rule_words,
+        waits=engine.waits,
+        recovering=lambda: engine.recovering() is not None,
+        store=lambda: (store.failures, store.failing),
+        drifts=lambda: len(learner.book.drifts()),
+        errors=engine.internal_errors,
+        task_errors=tasks.errors,
+        now=clock,
+    )
+    observer.metrics = metrics
+    observer.hand = make_hand(actuator, engine, fleet)
+    metrics.add(ActuatorCollector(observer.hand))
+
+    async def gated(job: str) -> bool:
+        return bool(await engine.gates(limit=1, job=job))
+
+    ungated = UngatedJobs(gated, clock=clock)
+    metrics.add(UngatedCollector(lambda: ungated.figure))
+    return Parts(
+        settings=settings,
+        fleet=fleet,
+        store=store,
+        engine=engine,
+        guard=guard,
+        metrics=metrics,
+        handshakes=Handshakes(settings.handshake_seconds),
+        learner=learner,
+        ungated=ungated,
+        hand=observer.hand,
+        tasks=tasks,
+    )
+
+
+class _Observer:
+    """Hands on what the engine did, since engine and metrics need each other."""
+
+    metrics: FleetMetrics | None = None
+    hand: Hand | None = None
+
+    def gate_ready(self, gate: Gate, seconds: float) -> None:
+        if self.metrics is not None:
+            self.metrics.gate_ready(gate, seconds)
+
+    def gate_decided(self, gate: Gate) -> None:
+        if self.metrics is not None:
+            self.metrics.gate_decided(gate)
+        if self.hand is not None:
+            self.hand.gate_decided(gate)
+
+
+async def _release(parts: Parts) -> None:
+    """Answer everybody who is held; gates stay open on disk."""
+    parts.stopping.set()
+    parts.fleet.release_all()
+    parts.engine.stop()
+    if parts.hand is not None:
+        parts.hand.stop()
+    await parts.handshakes.stop()
+
+
+async def _collect_now_and_then() -> None:
+    while True:
+        await asyncio.sleep(COLLECT_SECONDS)
+        gc.collect()
+
+
+def _make_state_dir(settings: AggregatorSettings) -> None:
+    if settings.database is not None:
+        return
+    try:
+        settings.state_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HealthdError(
+            f"state directory {settings.state_dir}: {error.strerror}; make it writable or choose one with --state-dir"
+        ) from None
+
+
+def _raise_open_files(connections: int) -> int:
+    """
+    Every node holds a connection open, and the usual soft limit is 1024: take what the hard limit gives.
+
+    Returns how many connections there can be.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    log.warning("%d open files are allowed, %d may be needed; raise LimitNOFILE or ulimit -n", soft, wanted)
+    return max(1, soft - OTHER_FILES)

@@ -1,0 +1,187 @@
+"""
+What is kept of each decided gate so that it can be held against how its job ended: pure.
+
+The record of a gate is large and its evidence larger; the figures of a month must not need to read them. So the few
+facts that figures are made of are written beside them, in the same transaction as the decision.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from checks.contract import Status, Tier
+from healthd.aggregator.model import Closing, Gate
+from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.validation.verdicts import consequence
+from healthd.core.evidence import judge_tier
+from healthd.core.model import Decision, Mode, NodeState, Reason, Verdict
+
+MOST_FAULTS = 512
+"""Faults kept of one gate: a pool that fails as a whole need not be written down node by node."""
+
+MOST_DEVICES = 1024
+"""Of a node, as far as its costs go."""
+
+# Somebody else has the node: that is not a word about its health, and in a busy fleet it would drown all others.
+_TAKEN = frozenset({"Reserved", "Allocated"})
+
+
+class Way(str, enum.Enum):
+    """
+    How a gate ended. ADMITTED: all its nodes were fit. OBSERVED: observe mode admitted, whatever they were. OVERRIDDEN:
+    a person did. REJECTED. WITHDRAWN: the one who asked took it back, or asked anew.
+    """
+
+    ADMITTED = "admitted"
+    OBSERVED = "observed"
+    OVERRIDDEN = "overridden"
+    REJECTED = "rejected"
+    WITHDRAWN = "withdrawn"
+
+
+STARTED = (Way.ADMITTED, Way.OBSERVED, Way.OVERRIDDEN)
+"""Ways after which a job may run."""
+
+WORDS: Mapping[str, str] = {"ok": "ok", "succeeded": "ok", "failed": "failed", "infra": "infra"}
+"""What a launcher may say of a job's end -> what it counts as; any other word counts as `other`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """
+    Something a gate knew against a node. `out`: the decision left the node out for it; else the job ran on it.
+
+    `check` is empty where no check said it (a quarantine, a silent node).
+    """
+
+    node: str
+    check: str
+    code: str
+    out: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateFacts:
+    """
+    Of one decided gate. `would` is what enforce mode says of it: the decision itself where that is the mode.
+
+    `alarmed`: a check had failed on a node that the job was given. `clean`: enforce admits, and none had.
+    `wait_seconds` is from the question to the decision; `device_seconds` what its runs and collectives have cost.
+    """
+
+    gate: str
+    decided_at: float
+    way: Way
+    would: Verdict
+    alarmed: bool
+    clean: bool
+    wait_seconds: float
+    device_seconds: float
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A job's end as it is counted: `outcome` is ok, failed, infra or other."""
+
+    outcome: str
+    way: Way
+    alarmed: bool
+    clean: bool
+
+
+def facts_of(gate: Gate, states: Iterable[NodeState]) -> GateFacts | None:
+    """
+    The facts of a gate; None of one that is open, or that asked for an answer and no nodes: no job will end there.
+
+    `states` are those that the decision went by.
+    """
+    decision = gate.decision
+    if decision is None or not gate.request.lease:
+        return None
+    way = way_of(gate, decision)
+    would = decision.would or decision.decision
+    known = {state.node: state for state in states}
+    faults = dict.fromkeys(_left_out(decision))
+    if way in (Way.OBSERVED, Way.OVERRIDDEN) and would is not Verdict.ADMIT:
+        faults.update(dict.fromkeys(_run_on(gate, decision, known)))
+    alarmed = any(not fault.out for fault in faults)
+    kept = sorted(faults, key=lambda fault: fault.out)[:MOST_FAULTS]
+    return GateFacts(
+        gate=gate.id,
+        decided_at=decision.decided_at,
+        way=way,
+        would=would,
+        alarmed=alarmed,
+        clean=way in STARTED and would is Verdict.ADMIT and not alarmed,
+        wait_seconds=max(0.0, decision.duration_seconds),
+        device_seconds=device_seconds(gate, known),
+        faults=tuple(kept),
+    )
+
+
+def way_of(gate: Gate, decision: Decision) -> Way:
+    """How it ended."""
+    codes = {reason.code for reason in decision.reasons[:1]}
+    if decision.decision is not Verdict.ADMIT:
+        return Way.WITHDRAWN if codes & {closing.value for closing in Closing} else Way.REJECTED
+    if "Override" in codes:
+        return Way.OVERRIDDEN
+    return Way.OBSERVED if gate.terms.mode is Mode.OBSERVE else Way.ADMITTED
+
+
+def _left_out(decision: Decision) -> Iterator[Fault]:
+    for excluded in decision.excluded:
+        for why in excluded.reasons[:4]:
+            if why.code not in _TAKEN:
+                yield Fault(node=excluded.node, check=why.check or "", code=why.code, out=True)
+
+
+def _run_on(gate: Gate, decision: Decision, states: Mapping[str, NodeState]) -> Iterator[Fault]:
+    """What had failed on the nodes that the job was given all the same, of the evidence that the gate asks for."""
+    given = {node.node for node in decision.nodes}
+    found: list[Reason] = []
+    for name in sorted(given & states.keys()):
+        state = states[name]
+        if any(result.status is Status.FAIL for result in state.results):
+            found.extend(judge_tier(state, gate.terms.tier, gate.terms.max_age_seconds)[1])
+    for validation in _validations(gate):
+        if validation.verdict is not None:
+            found.extend(consequence(validation).out.values())
+    for why in found:
+        if why.status is Status.FAIL and why.node in given:
+            yield Fault(node=why.node, check=why.check or "collectives", code=why.code, out=False)
+
+
+def _validations(gate: Gate) -> tuple[Validation, ...]:
+    return gate.past if gate.validation is None else (*gate.past, gate.validation)
+
+
+# --- what it cost -----------------------------------------------------------------------------------------------------
+
+
+def device_seconds(gate: Gate, states: Mapping[str, NodeState]) -> float:
+    """Seconds of devices that the gate's runs and collectives have taken, as far as the nodes' states tell."""
+    runs = sum(run_seconds(gate, name, states[name]) for name in gate.ordered if name in states)
+    return runs + sum(
+        tested.seconds * sum(validation.ranks.get(name, 0) for name in tested.members)
+        for validation in _validations(gate)
+        for tested in validation.history
+    )
+
+
+def run_seconds(gate: Gate, name: str, state: NodeState) -> float:
+    """Of the active checks that a node has run since the gate ordered it to; `state` has ages as of the decision."""
+    if gate.decision is None or name not in gate.ordered:
+        return 0.0
+    since = gate.decision.decided_at - gate.ordered[name].ordered_at
+    active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
+    devices = (state.inventory.device_count if state.inventory is not None else None) or 1
+    # Numbers of a node's own, which go into sums that are kept: none is more than it can be.
+    return min(max(1, devices), MOST_DEVICES) * sum(
+        min(max(0.0, result.duration_seconds), since)
+        for result in state.results
+        if result.check in active and result.age_seconds <= since
+    )

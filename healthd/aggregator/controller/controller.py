@@ -1,0 +1,311 @@
+"""
+The engine: what can be asked of gates, leases, quarantines and overrides; `turns` does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from healthd.aggregator.calibration.facts import Ended
+from healthd.aggregator.calibration.report import word_of
+from healthd.aggregator.controller import admission as requests
+from healthd.aggregator.controller.bulkheads import Fault
+from healthd.aggregator.controller.fleet_state import MOST_MESSAGE, Batch
+from healthd.aggregator.controller.loop import Turns, steady_clock
+from healthd.aggregator.gate import decisions
+from healthd.aggregator.model import Closing, Gate, LeaseRow, Override
+from healthd.aggregator.model.quarantines import Breaker, Record
+from healthd.aggregator.quarantine.machine import plain
+from healthd.aggregator.store import calibration_rows, changes
+from healthd.aggregator.store.changes import PutOutcome
+from healthd.core.errors import NotFoundError
+from healthd.core.model import Decision, GateRequest, NodeState, Quarantine
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Engine", "Explanation", "steady_clock"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A gate with all that was kept of it: the states that its decision went by and how its job ended."""
+
+    gate: Gate
+    states: tuple[NodeState, ...]
+    leases: tuple[LeaseRow, ...]
+    outcome: PutOutcome | None
+
+
+class Engine(Turns):
+    """
+    Give it a store and a registry, run `run()` as a task, ask it things. All on one event loop.
+
+    Methods that change something return once the change is on disk, and raise StoreError when it could not be.
+    """
+
+    async def ask(self, request: GateRequest) -> Gate:
+        """
+        Open a gate, or the one that this job and attempt already has, as it is on disk now.
+
+        BadInputError for a request that cannot be meant, ConflictError for a different request under the same key or
+        one whose admission is over, StoreError when it cannot be written.
+        """
+        requests.check(request, self.policy)
+        if request.join is not None:
+            return await self._ask_to_join(request)
+        known = self._ledger.keys.get((request.job, request.attempt))
+        if known is not None and known not in self._ledger.gates:
+            gate = await self.get(known)
+            requests.same(gate, request, self._ledger)
+            return gate
+        return await self._do(lambda batch: requests.open_gate(batch, self._ledger, self.policy, request))
+
+    async def _ask_to_join(self, request: GateRequest) -> Gate:
+        """The gate of a group, which is stepped again: a member was heard."""
+        newest = self._ledger.newest.get(request.job)
+        known = self._ledger.keys.get((request.job, newest)) if newest is not None else None
+        decided = await self.get(known) if known is not None and known not in self._ledger.gates else None
+
+        def act(batch: Batch) -> Gate:
+            gate = requests.open_gate(batch, self._ledger, self.policy, request, decided)
+            self._stepper.dirty.add(gate.id)
+            join = request.join
+            executes = join is not None and join.execute and gate.decision is None
+            if join is not None and executes and not self._registry.has_daemon(join.node):
+                requests.free_for_executor(batch, self._ledger, gate, join.node)
+            return gate
+
+        return await self._do(act)
+
+    async def leave(self, gate_id: str, member: str) -> Gate:
+        """A member of a group ends without starting the job. Safe to repeat; NotFoundError."""
+        gate = await self.get(gate_id)
+
+        def act(batch: Batch) -> Gate:
+            self._stepper.dirty.add(gate_id)
+            return requests.left(batch, self._ledger, gate, member)
+
+        return await self._do(act)
+
+    async def get(self, gate_id: str) -> Gate:
+        """A gate, open or decided; NotFoundError."""
+        gate = self._ledger.gates.get(gate_id) or self._ledger.decided.get(gate_id)
+        if gate is None and gate_id in self._ledger.gate_ids:
+            gate = await self._store.read(lambda connection: changes.read_gate(connection, gate_id))
+        if gate is None:
+            raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
+        return gate
+
+    async def wait(self, gate_id: str, seconds: float) -> Decision:
+        """
+        The decision of a gate; after `seconds`, or when the aggregator stops, what it waits for (hold).
+
+        One that was made before is not told again from memory alone: another aggregator may have taken over since.
+        """
+        gate = await self.get(gate_id)
+        if gate.decision is not None:
+            await self._store.confirm()
+        if gate.decision is None and seconds > 0 and not self._stopping:
+            follower = self._followers.setdefault(gate_id, asyncio.Event())
+            try:
+                async with asyncio.timeout(seconds):
+                    await follower.wait()
+            except TimeoutError:
+                log.debug("gate %s: still held after %.0f s", gate_id, seconds)
+            gate = await self.get(gate_id)
+        return self.answer(gate)
+
+    def answer(self, gate: Gate) -> Decision:
+        """What to tell of a gate now."""
+        return decisions.answer_of(self._clock(), gate, self.policy)
+
+    async def release(self, gate_id: str) -> Gate | None:
+        """
+        Withdraw an open gate, or end the leases of a decided one. Safe to repeat; NotFoundError.
+
+        None for a gate of a database that was lost, whose leases were adopted.
+        """
+        if gate_id not in self._ledger.gate_ids and (adopted := self._leases(lambda row: row.lease.gate == gate_id)):
+            await self._do(lambda batch: self._end(batch, adopted, "released by the one who asked"))
+            return None
+        gate = await self.get(gate_id)
+
+        def act(batch: Batch) -> Gate:
+            current = self._ledger.gates.get(gate_id)
+            if current is not None:
+                text = "the one who asked withdrew it; ask with the next attempt"
+                after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
+                self._ledger.carry_out(batch, after, effects, ())
+                return after
+            for grant in gate.granted.values():
+                self._ledger.end_lease(batch, grant.lease_id, "released by the one who asked")
+            return gate
+
+        return await self._do(act)
+
+    async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
+        """End every lease on a node, whoever gave it; those that end now, or did before and the node still holds."""
+        held = self._leases(lambda row: row.node == node)
+        await self._do(lambda batch: self._end(batch, held, f"released by {owner}"))
+        return held
+
+    def _leases(self, wanted: Callable[[LeaseRow], bool]) -> tuple[LeaseRow, ...]:
+        return tuple(row for row in self._ledger.leases.values() if wanted(row))
+
+    def _end(self, batch: Batch, rows: Sequence[LeaseRow], why: str) -> None:
+        for row in rows:
+            self._ledger.end_lease(batch, row.lease.id, why)
+
+    async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
+        """
+        Write down how the job of a gate ended. Its leases stay until released or until its nodes see it gone.
+
+        Returns how it is counted; None when the same was told before, or no facts are kept of the gate. NotFoundError
+        also where the gate was dropped from the database meanwhile.
+        """
+        gate = await self.get(gate_id)
+        facts, before = await self._store.read(
+            lambda connection: (
+                calibration_rows.read_facts(connection, gate_id),
+                changes.read_outcome(connection, gate_id),
+            )
+        )
+        told = PutOutcome(
+            gate=gate_id,
+            job=gate.request.job,
+            attempt=gate.request.attempt,
+            status=plain(status, 64),
+            message=plain(message, MOST_MESSAGE),
+            told_at=self._clock(),
+        )
+        await self._do(lambda batch: batch.changes.append(told))
+        if await self._store.read(lambda connection: changes.read_outcome(connection, gate_id)) is None:
+            raise NotFoundError(f"no gate {gate_id!r}; it was dropped because it is old")
+        if facts is None or (before is not None and before.status == status):
+            return None
+        return Ended(outcome=word_of(status), way=facts.way, alarmed=facts.alarmed, clean=facts.clean)
+
+    async def quarantine(self, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
+        """
+        Keep a node out of admissions from now on. Gates that have it see it at once.
+
+        None lets it in again, and the rules take back all that they hold against it; `why` is for people.
+        """
+
+        def act(batch: Batch) -> None:
+            if quarantine is None:
+                self._rules.release(batch, node)
+            if quarantine is not None or node in self._ledger.quarantines:
+                self._ledger.put_quarantine(batch, node, quarantine, why=why)
+
+        await self._do(act)
+
+    async def override(self, job: str, override: Override | None) -> None:
+        """Admit a job by hand, whatever its nodes are; None ends that. Written into the audit trail."""
+
+        def act(batch: Batch) -> None:
+            self._ledger.put_override(batch, job, override)
+            self._stepper.dirty.update(gate.id for gate in self._ledger.gates.values() if gate.request.job == job)
+
+        await self._do(act)
+
+    async def recover(self, owner: str) -> bool:
+        """A person says that the fleet is known again: admit from now on. False when nothing was to recover from."""
+        return await self._do(lambda batch: self._reports.recover(batch, owner))
+
+    async def explain(self, gate_id: str) -> Explanation:
+        """A gate with its stored evidence; NotFoundError."""
+        gate = await self.get(gate_id)
+        states, outcome = await self._store.read(
+            lambda connection: (changes.read_evidence(connection, gate_id), changes.read_outcome(connection, gate_id))
+        )
+        leases = self._leases(lambda row: row.lease.gate == gate_id)
+        return Explanation(gate=gate, states=states, leases=leases, outcome=outcome)
+
+    async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:
+        """Gates, newest first, as they are on disk; `before` is the id to go on from."""
+        return await self._store.read(
+            lambda connection: changes.read_gates(connection, limit=limit, before=before, job=job)
+        )
+
+    async def forget(self, node: str, owner: str) -> None:
+        """A node that is gone for good: its leases and its quarantine end, its key is free for the next of its name."""
+
+        def act(batch: Batch) -> None:
+            self._rules.forget(batch, node)
+            self._reports.forget(batch, node, owner)
+
+        await self._do(act)
+
+    async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
+        """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""
+        return await self._do(lambda batch: self._rules.reset_breaker(batch, owner, pool))
+
+    def breakers(self) -> Mapping[str, Breaker]:
+        """Breakers of the rules that have tripped, by pool ("": nodes without one)."""
+        return self._rules.breakers()
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What internal errors stop, the newest first: gates, nodes, or the turn, with it all; each is tried again."""
+        return self._bulkheads.faults()
+
+    def internal_errors(self) -> Mapping[str, int]:
+        """Exceptions that nobody foresaw since the start, by what they stopped."""
+        return dict(self._bulkheads.counted)
+
+    def quarantines(self) -> Mapping[str, Quarantine]:
+        """All, by node; those whose time is over may still be among them."""
+        return dict(self._ledger.quarantines)
+
+    def pool_of(self, node: str) -> str | None:
+        """The pool of a node as it said last; None for one without, or never heard of."""
+        return self._reports.pool_of(node)
+
+    async def note(self, subject: str, kind: str, message: str) -> None:
+        """A line of the history of a node or job."""
+        await self._do(lambda batch: batch.event(subject, kind, message))
+
+    def remembered(self, node: str) -> Record | None:
+        """What the rules remember of a node; None: nothing."""
+        return self._rules.remembered(node)
+
+    def rule_words(self) -> Mapping[tuple[str, str], int]:
+        """How often each rule came to a word, and what came of it, since the start."""
+        return dict(self._rules.counted)
+
+    def open_gates(self) -> tuple[Gate, ...]:
+        """All that are not decided, oldest first."""
+        return tuple(sorted(self._ledger.gates.values(), key=lambda gate: gate.id))
+
+    def waits(self) -> tuple[float, ...]:
+        """For how many seconds each open gate has waited."""
+        now = self._clock()
+        return tuple(max(0.0, now - gate.created_at) for gate in self._ledger.gates.values())
+
+    def leases(self) -> tuple[LeaseRow, ...]:
+        """All that are not closed."""
+        return tuple(self._ledger.leases.values())
+
+    def overrides(self) -> tuple[Override, ...]:
+        """Those in force."""
+        now = self._clock()
+        return tuple(override for override in self._ledger.overrides.values() if override.until > now)
+
+    def now(self) -> float:
+        """Seconds since the epoch by the clock that gates, quarantines and overrides go by; see `steady_clock`."""
+        return self._clock()
+
+    def present(self, node: str) -> bool:
+        """Whether the node was heard within a day."""
+        return self._reports.present(node, self._clock())
+
+    def unsure(self) -> bool:
+        """Whether nodes may be out for reasons that are not known here, or not yet."""
+        return self._reports.unsure(self._clock())
+
+    def recovering(self) -> str | None:
+        """Why nothing is admitted at all; None in good days."""
+        return self._reports.recovering(self._clock())

@@ -1,0 +1,373 @@
+"""
+What the engine holds in memory of what is on disk: open gates, reservations, leases, quarantines, overrides.
+
+One `Batch` collects what a turn of the engine changes; when its transaction fails, `undo` takes the memory back to
+where the disk is. Nothing here waits, talks or decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections import OrderedDict
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthd.aggregator.calibration.facts import facts_of
+from healthd.aggregator.controller.bulkheads import Where, contained
+from healthd.aggregator.model import (
+    Accuse,
+    Claim,
+    ClaimKind,
+    Effect,
+    Gate,
+    GrantLease,
+    LeaseRow,
+    LeaseState,
+    OrderRun,
+    Override,
+    Phase,
+    Reserve,
+    RevokeLease,
+    RunStatus,
+    StartGroups,
+    Unreserve,
+)
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.quarantine.machine import plain
+from healthd.aggregator.store.changes import (
+    Change,
+    Loaded,
+    PutEvent,
+    PutEvidence,
+    PutFacts,
+    PutGate,
+    PutLease,
+    PutOverride,
+    PutQuarantine,
+)
+from healthd.aggregator.validation.groups import orders_of
+from healthd.core.model import Lease, NodeState, Order, Quarantine, RunOrder
+
+MOST_DECIDED = 2000
+"""Decided gates kept in memory for those who ask again; older ones are read from the store."""
+MOST_MESSAGE = 4096
+"""Characters of a line of the audit trail: people read it, and sentences of ours stay far below."""
+
+
+@dataclass
+class Batch:
+    """
+    What one turn changes. `touched` nodes need new orders, `freed` ones may be somebody else's now, `forgotten` ones
+    are gone for good.
+    """
+
+    now: float
+    changes: list[Change] = field(default_factory=list)
+    touched: set[str] = field(default_factory=set)
+    freed: set[str] = field(default_factory=set)
+    decided: list[Gate] = field(default_factory=list)
+    ready: list[Gate] = field(default_factory=list)
+    accused: list[Accuse] = field(default_factory=list)
+    forgotten: set[str] = field(default_factory=set)
+
+    def event(self, subject: str, kind: str, message: str) -> None:
+        """A line of the audit trail, one line whatever a node has put into it."""
+        self.changes.append(PutEvent(at=self.now, subject=subject, kind=kind, message=plain(message, MOST_MESSAGE)))
+
+
+class Ledger:
+    """See the module. `store_id` is the issuer of leases."""
+
+    def __init__(self, loaded: Loaded, *, store_id: str, policy: Policy) -> None:
+        self.store_id = store_id
+        self.policy = policy
+        self.gates: dict[str, Gate] = {gate.id: gate for gate in loaded.gates}
+        self.decided: OrderedDict[str, Gate] = OrderedDict()
+        self.keys: dict[tuple[str, int], str] = dict(loaded.keys)
+        self.gate_ids: set[str] = set(self.keys.values())
+        self.newest: dict[str, int] = {}
+        self.leases: dict[str, LeaseRow] = {}
+        self.leases_of: dict[str, tuple[str, ...]] = {}
+        self.adopted: set[str] = set()
+        self.reserved: dict[str, str] = {}
+        self.claims: dict[str, Claim] = {}
+        self.quarantines: dict[str, Quarantine] = dict(loaded.quarantines)
+        self.overrides: dict[str, Override] = dict(loaded.overrides)
+        self.probes: dict[str, Order] = {}
+        self.last_id = max(self.gate_ids, default="")
+        self._saved: dict[str, Any] | None = None
+        for job, attempt in self.keys:
+            self.newest[job] = max(attempt, self.newest.get(job, attempt))
+        for row in loaded.leases:
+            self._index(row)
+        for gate in loaded.gates:
+            self.reserved.update(dict.fromkeys(gate.held, gate.id))
+        for node in {*self.reserved, *self.leases_of}:
+            self._claim(node)
+
+    _KEPT = (
+        "gates",
+        "keys",
+        "newest",
+        "leases",
+        "leases_of",
+        "adopted",
+        "reserved",
+        "claims",
+        "quarantines",
+        "overrides",
+        "probes",
+    )
+
+    def begin(self) -> None:
+        """A new batch: what it changes can be undone."""
+        self._saved = None
+
+    def undo(self) -> None:
+        """Back to where the batch began."""
+        for name, value in (self._saved or {}).items():
+            setattr(self, name, value)
+        self._saved = None
+        self.gate_ids = set(self.keys.values())
+
+    def _save(self) -> None:
+        """Before the first change of a batch: copies, cheap because every value in them is immutable."""
+        if self._saved is None:
+            self._saved = {name: getattr(self, name).copy() for name in self._KEPT}
+
+    def new_id(self, now: float) -> str:
+        """A gate id that sorts after all before it, whatever the clock does."""
+        milliseconds = int(now * 1000)
+        if self.last_id:
+            milliseconds = max(milliseconds, int(self.last_id.split("-")[1], 16) + 1)
+        self.last_id = f"g-{milliseconds:012x}-{secrets.token_hex(5)}"
+        return self.last_id
+
+    # --- gates --------------------------------------------------------------------------------------------------------
+
+    def add(self, gate: Gate) -> None:
+        """A gate that was just asked."""
+        self._save()
+        self.gates[gate.id] = gate
+        key = (gate.request.job, gate.request.attempt)
+        self.keys[key] = gate.id
+        self.gate_ids.add(gate.id)
+        self.newest[key[0]] = max(key[1], self.newest.get(key[0], key[1]))
+
+    def carry_out(self, batch: Batch, gate: Gate, effects: Iterable[Effect], states: Iterable[NodeState]) -> None:
+        """Take in what a step made of a gate; `states` are the evidence of a decision."""
+        self._save()
+        before = self.gates.get(gate.id)
+        for effect in effects:
+            self._carry_out(batch, gate, effect)
+        self.gates[gate.id] = gate
+        if before is not None and before.ready_at is None and gate.ready_at is not None:
+            batch.ready.append(gate)
+        batch.changes.append(PutGate(gate=gate))
+        if gate.phase is Phase.DECIDED and gate.decision is not None:
+            del self.gates[gate.id]
+            batch.decided.append(gate)
+            states = tuple(states)
+            batch.changes.append(PutEvidence(gate=gate.id, states=states))
+            if (facts := facts_of(gate, states)) is not None:
+                batch.changes.append(PutFacts(facts=facts))
+            why = gate.decision.reasons[0].message if gate.decision.reasons else f"{len(gate.decision.nodes)} nodes"
+            batch.event(f"job:{gate.request.job}", gate.decision.decision.value, f"gate {gate.id}: {why}")
+
+    def heard(self, gate: Gate) -> None:
+        """Nothing is new of the gate but when its members were heard, which is not written."""
+        self.gates[gate.id] = gate
+
+    def remember(self, gate: Gate) -> None:
+        """Keep a decided gate for those who ask again."""
+        self.decided[gate.id] = gate
+        self.decided.move_to_end(gate.id)
+        while len(self.decided) > MOST_DECIDED:
+            self.decided.popitem(last=False)
+
+    def _carry_out(self, batch: Batch, gate: Gate, effect: Effect) -> None:
+        if isinstance(effect, Reserve):
+            for node in effect.nodes:
+                self.reserved[node] = gate.id
+                self._claim(node)
+        elif isinstance(effect, Unreserve):
+            for node in effect.nodes:
+                if self.reserved.get(node) == gate.id:
+                    del self.reserved[node]
+                    self._claim(node)
+                    batch.freed.add(node)
+            batch.touched.update(effect.nodes)
+        elif isinstance(effect, OrderRun):
+            batch.touched.add(effect.node)
+        elif isinstance(effect, StartGroups):
+            batch.touched.update(effect.nodes)
+        elif isinstance(effect, Accuse):
+            batch.accused.append(effect)
+            batch.event(effect.node, "accused", f"job {gate.request.job}: {effect.reason.message}")
+        elif isinstance(effect, GrantLease) and effect.lease_id not in self.leases:
+            self.put_lease(batch, self._new_lease(batch, gate, effect))
+        elif isinstance(effect, RevokeLease):
+            self.end_lease(batch, effect.lease_id, effect.why)
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def _new_lease(self, batch: Batch, gate: Gate, effect: GrantLease) -> LeaseRow:
+        lease = Lease(
+            id=effect.lease_id,
+            gate=gate.id,
+            job=gate.request.job,
+            attempt=gate.request.attempt,
+            issuer=self.store_id,
+            workload=gate.workload_on(effect.node),
+            grace_seconds=self.policy.lease_grace_seconds,
+            max_seconds=self.policy.lease_max_seconds,
+            age_seconds=0.0,
+        )
+        return LeaseRow(node=effect.node, lease=lease, state=LeaseState.GRANTED, granted_at=batch.now)
+
+    def put_lease(self, batch: Batch, row: LeaseRow) -> None:
+        """A lease that is new or changed; a closed one is gone from memory."""
+        self._save()
+        known = self.leases.get(row.lease.id)
+        if known is None or known.state is not row.state:
+            batch.event(
+                row.node,
+                "lease adopted" if known is None and row.adopted else f"lease {row.state.value}",
+                f"job {row.lease.job} attempt {row.lease.attempt}" + (f": {row.why}" if row.why else ""),
+            )
+        self._index(row)
+        self._claim(row.node)
+        batch.touched.add(row.node)
+        batch.changes.append(PutLease(row=row))
+        if row.state is LeaseState.CLOSED:
+            batch.freed.add(row.node)
+
+    def end_lease(self, batch: Batch, lease_id: str, why: str) -> None:
+        """Stop listing it; the node is free when it has let go."""
+        row = self.leases.get(lease_id)
+        if row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED):
+            self.put_lease(batch, dataclasses.replace(row, state=LeaseState.ENDING, why=why))
+
+    def close_lease(self, batch: Batch, row: LeaseRow, why: str) -> None:
+        """It is gone on the node too."""
+        ended = row.why or why
+        self.put_lease(batch, dataclasses.replace(row, state=LeaseState.CLOSED, closed_at=batch.now, why=ended))
+
+    def holds(self, lease_id: str) -> bool:
+        """Whether a lease still stands."""
+        row = self.leases.get(lease_id)
+        return row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED)
+
+    def _index(self, row: LeaseRow) -> None:
+        others = tuple(key for key in self.leases_of.get(row.node, ()) if key != row.lease.id)
+        self.adopted.discard(row.lease.id)
+        if row.state is LeaseState.CLOSED:
+            self.leases.pop(row.lease.id, None)
+            self.leases_of[row.node] = others
+            if not others:
+                del self.leases_of[row.node]
+        else:
+            self.leases[row.lease.id] = row
+            self.leases_of[row.node] = (*others, row.lease.id)
+            if row.adopted:
+                self.adopted.add(row.lease.id)
+
+    def _claim(self, node: str) -> None:
+        """Work out anew who has a node: a lease before a reservation."""
+        held = self.leases_of.get(node, ())
+        gate = self.gates.get(self.reserved.get(node, ""))
+        if held:
+            lease = self.leases[held[0]].lease
+            claim = Claim(kind=ClaimKind.LEASED, gate=lease.gate, job=lease.job, attempt=lease.attempt)
+            self.claims[node] = claim
+        elif gate is not None:
+            request = gate.request
+            self.claims[node] = Claim(kind=ClaimKind.RESERVED, gate=gate.id, job=request.job, attempt=request.attempt)
+        else:
+            self.claims.pop(node, None)
+
+    # --- orders, quarantines, overrides -------------------------------------------------------------------------------
+
+    def orders(self, node: str) -> tuple[Order, ...]:
+        """All open orders of a node: follows from what is on disk, so a restart gives the same again."""
+        found = []
+        gate = self.gates.get(self.reserved.get(node, ""))
+        run = gate.ordered.get(node) if gate is not None else None
+        if gate is not None and run is not None and run.status is RunStatus.OPEN:
+            work = RunOrder(tier=gate.terms.tier, workload=gate.asker_on(node))
+            found.append(Order(id=run.order_id, kind="run", deadline_seconds=run.deadline_seconds, run=work))
+        if gate is not None and gate.validation is not None:
+            found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker_on(node)))
+        if node in self.probes:
+            found.append(self.probes[node])
+        within = self.policy.lease_ack_seconds
+        for lease_id in self.leases_of.get(node, ()):
+            row, ended = self.leases[lease_id], not self.holds(lease_id)
+            # To leave it out ends a lease of ours. The node may not know yet that an adopted one is ours now.
+            if row.adopted or not ended:
+                order = Order(id=lease_id, kind="lease", deadline_seconds=within, withdrawn=ended, lease=row.lease)
+                found.append(order)
+        return tuple(found)
+
+    def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
+        """The aggregator's word on a node; None lifts it, and `why` is for people."""
+        self._save()
+        known = self.quarantines.get(node)
+        if quarantine is None:
+            self.quarantines.pop(node, None)
+            batch.event(node, "quarantine lifted", why)
+        else:
+            self.quarantines[node] = quarantine
+            if known is None or (known.owner, known.reason) != (quarantine.owner, quarantine.reason):
+                batch.event(node, "quarantined", f"by {quarantine.owner}: {quarantine.reason}")
+        batch.freed.add(node)
+        batch.touched.add(node)
+        batch.changes.append(PutQuarantine(node=node, quarantine=quarantine))
+
+    def set_probe(self, node: str, order: Order | None) -> None:
+        """A run that the rules ordered on a node they keep out; None: there is none any more."""
+        if self.probes.get(node) != order:
+            self._save()
+            if order is None:
+                self.probes.pop(node, None)
+            else:
+                self.probes[node] = order
+
+    def drop(self, gate_ids: Iterable[str]) -> None:
+        """Gates that are no longer in the store: their job and attempt may be asked anew."""
+        gone = set(gate_ids)
+        self.keys = {key: gate_id for key, gate_id in self.keys.items() if gate_id not in gone}
+        self.gate_ids -= gone
+        jobs = {job for job, _ in self.keys}
+        self.newest = {job: attempt for job, attempt in self.newest.items() if job in jobs}
+        for gate_id in gone:
+            self.decided.pop(gate_id, None)
+
+    def end_expired(self, batch: Batch, resting: Container[str]) -> None:
+        """
+        Quarantines and overrides whose time is over count no more already; now they are gone.
+
+        ContainedError names a node that failed; those of `resting` are left for the next time.
+        """
+        for node, kept in list(self.quarantines.items()):
+            if kept.until is None or node in resting:
+                continue
+            with contained(Where.NODE, node):
+                if kept.until <= batch.now:
+                    self.put_quarantine(batch, node, None)
+        for job, override in list(self.overrides.items()):
+            if override.until <= batch.now:
+                self.put_override(batch, job, None)
+
+    def put_override(self, batch: Batch, job: str, override: Override | None) -> None:
+        """A person's word on a job; None takes it back."""
+        self._save()
+        if override is None:
+            self.overrides.pop(job, None)
+            batch.event(f"job:{job}", "override ended", "")
+        else:
+            self.overrides[job] = override
+            batch.event(f"job:{job}", "override", f"by {override.owner}: {override.reason}")
+        batch.changes.append(PutOverride(job=job, override=override))

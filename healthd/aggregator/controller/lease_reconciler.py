@@ -1,0 +1,216 @@
+"""
+What nodes report, taken into the ledger: leases that were stored, ended or are unknown to us; and what nodes are told.
+
+A lease that this database does not know is adopted, so that nobody gives its node away. It counts for the node that
+holds it and for nothing else: whether the database was lost is decided by many (`recovery`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from healthd.aggregator.controller.bulkheads import Where, contained
+from healthd.aggregator.controller.fleet_state import Batch, Ledger
+from healthd.aggregator.controller.recovery import Recovery
+from healthd.aggregator.model import FleetNode, LeaseRow, LeaseState, Registry
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.store.changes import ForgetNode, Loaded, PutNode
+from healthd.core.model import Lease, NodeState
+
+FINAL = ("done", "refused", "cancelled")
+
+GONE_SECONDS = 86400.0
+"""A node that was silent for so long counts neither as one of its pool nor among those that are kept out of it. A day:
+a machine in repair for an afternoon is still there, one that was terminated blocks nothing for longer."""
+STAMP_SECONDS = GONE_SECONDS / 8
+"""How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
+
+_LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
+"""The id of a lease as aggregators give it (see `gate` and `answers`)."""
+
+
+class Reports:
+    """See the module."""
+
+    def __init__(self, ledger: Ledger, registry: Registry, policy: Policy, loaded: Loaded, *, now: float) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._policy = policy
+        self._settled_at = now + policy.settle_seconds
+        self._recovery = Recovery(policy, loaded.meta, now=now)
+        self._met: set[str] = set()
+        self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
+        # While no aggregator listened nobody was silent: what counts is how much earlier than the last one of all.
+        last = max((row.last_seen for row in loaded.nodes), default=now)
+        self._heard_at = {row.node: now - (last - row.last_seen) for row in loaded.nodes}
+        self._stamped = dict(self._heard_at)
+
+    def begin(self) -> None:
+        """A new batch: what it changes can be undone."""
+        self._recovery.begin()
+
+    # --- the database as a whole --------------------------------------------------------------------------------------
+
+    def recovering(self, now: float) -> str | None:
+        """Why nothing is admitted; None in good days."""
+        return self._recovery.why(now)
+
+    def settling(self, now: float) -> str | None:
+        """Why nothing is called impossible yet; None later on."""
+        return "the aggregator has just started" if now < self._settled_at else None
+
+    def unsure(self, now: float) -> bool:
+        """Whether nodes may be out for reasons that this database does not know, or does not know yet."""
+        return not self._recovery.established or self.recovering(now) is not None or self.settling(now) is not None
+
+    def next_due(self, now: float) -> float:
+        """When one of the two ends, for all gates."""
+        return min((at for at in (*self._recovery.ends(), self._settled_at) if at > now), default=math.inf)
+
+    def recover(self, batch: Batch, owner: str) -> bool:
+        """A person ends the recovery."""
+        return self._recovery.end(batch, owner)
+
+    def forget(self, batch: Batch, node: str, owner: str) -> None:
+        """Drop all that is kept of a node that is gone; what it was leased to is over for it."""
+        for lease_id in self._ledger.leases_of.get(node, ()):
+            self._ledger.close_lease(batch, self._ledger.leases[lease_id], "the node was forgotten")
+        if node in self._ledger.quarantines:
+            self._ledger.put_quarantine(batch, node, None)
+        batch.changes.append(ForgetNode(node=node))
+        batch.event(node, "forgotten", f"by {owner}")
+        batch.forgotten.add(node)
+
+    def pool_of(self, node: str) -> str | None:
+        """The pool of a node as it said last; None for one without, or never heard of."""
+        return self._labels.get(node, {}).get("pool")
+
+    # --- who is still there -------------------------------------------------------------------------------------------
+
+    def present(self, node: str, now: float) -> bool:
+        """Whether the node was heard within a day, by this aggregator or the one before it."""
+        return now - self._heard_at.get(node, -math.inf) <= GONE_SECONDS
+
+    def silent(self, now: float, seconds: float) -> list[str]:
+        """Nodes that were heard once, and not for so long; not those whose name two claim: a person decides."""
+        old = [name for name, at in self._heard_at.items() if now - at > seconds]
+        return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
+
+    def stamps(self) -> list[PutNode]:
+        """What is to be written so that the next aggregator knows who was there; then say `stamped`."""
+        return [
+            PutNode(node=node, labels=self._labels[node], seen_at=at)
+            for node, at in self._heard_at.items()
+            if node in self._labels and at - self._stamped.get(node, -math.inf) > STAMP_SECONDS
+        ]
+
+    def stamped(self, stamps: Iterable[PutNode]) -> None:
+        """These are on disk."""
+        self._stamped.update((one.node, one.seen_at) for one in stamps)
+
+    def undo(self) -> None:
+        """The transaction failed: back to what is on disk."""
+        self._recovery.undo()
+
+    # --- what was heard -----------------------------------------------------------------------------------------------
+
+    def take_in(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+        """Follow the leases of the nodes that were heard; `nodes` are as this turn sees them."""
+        self._recovery.prove(batch)
+        for name in sorted(heard):
+            with contained(Where.NODE, name):
+                self._take_in(batch, name, nodes.get(name))
+        self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
+
+    def _take_in(self, batch: Batch, name: str, node: FleetNode | None) -> None:
+        if node is not None and node.heard_seconds is not None:
+            self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
+        if node is None or node.state is None or node.duplicate:
+            return
+        self._adopt(batch, node, node.state)
+        self._follow(batch, node, node.state)
+        labels = node.state.labels
+        if self._labels.get(name) != labels or name in batch.forgotten:
+            batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
+
+    def _follow(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
+        """Leases of ours: stored, refused, ended by the node, or gone."""
+        there = {lease.id for lease in state.leases}
+        for lease_id in self._ledger.leases_of.get(node.node, ()):
+            row = self._ledger.leases[lease_id]
+            report = node.orders.get(lease_id)
+            status = "" if report is None else report.status
+            if status in FINAL and report is not None:
+                self._ledger.close_lease(batch, row, f"{status} by the node: {report.message or 'no reason given'}")
+            elif row.state is LeaseState.GRANTED and status == "accepted" and lease_id in there:
+                self._ledger.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
+            elif row.state is LeaseState.ENDING and lease_id not in there and node.confirmed:
+                # While it is listed, absence is no end: a node that has lost it takes it again, or says how it ended.
+                self._ledger.close_lease(batch, row, "the node does not hold it any more")
+
+    def _adopt(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
+        """Leases and a quarantine that another database gave, for this node alone."""
+        foreign = [lease for lease in state.leases if self._unknown(node.node, lease)]
+        for lease in foreign:
+            row = LeaseRow(
+                node=node.node,
+                lease=dataclasses.replace(lease, age_seconds=0.0),
+                state=LeaseState.ACKNOWLEDGED,
+                granted_at=batch.now - lease.age_seconds,
+                adopted=True,
+            )
+            self._ledger.put_lease(batch, row)
+        other = node.issuer is not None and node.issuer != self._ledger.store_id
+        kept = state.quarantine
+        if other and kept is not None and kept.owner_kind != "rule" and node.node not in self._ledger.quarantines:
+            self._ledger.put_quarantine(batch, node.node, kept)
+        restored = any(lease.issuer == self._ledger.store_id for lease in foreign)
+        if restored or (not self._recovery.established and (other or bool(foreign))):
+            self._recovery.witness(node.node)
+
+    def _unknown(self, node: str, lease: Lease) -> bool:
+        """
+        Not given by this database as it is now: by another one, or by this one before an old copy was restored.
+
+        False also for what is not the node's to claim: a lease of a gate that is known here, or of another node.
+        """
+        named = _LEASE_ID.fullmatch(lease.id)
+        if named is not None and (named["node"] != node or named["gate"] in self._ledger.gate_ids):
+            return False
+        return lease.id not in self._ledger.leases and lease.gate not in self._ledger.gate_ids
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def tell(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+        """
+        All of it is on disk: nodes get their orders, and need not repeat what is final.
+
+        `nodes` are as `take_in` saw them: what they have said since is taken in by the next turn.
+        """
+        taken_in = set(heard)
+        for name in batch.forgotten:
+            self._met.discard(name)
+            self._recovery.forget(name)
+            for kept in (self._labels, self._heard_at, self._stamped):
+                kept.pop(name, None)
+        for name in sorted(taken_in | batch.touched):
+            node = nodes.get(name)
+            if name in taken_in and node is not None and node.state is not None and not node.duplicate:
+                self._labels[name] = node.state.labels
+                if name not in self._met:
+                    self._met.add(name)
+                    batch.touched.add(name)
+            if name in batch.touched:
+                self._registry.set_quarantine(name, self._ledger.quarantines.get(name))
+            # A node whose own leases are not taken in yet must not be told that it has none.
+            orders = self._ledger.orders(name) if name in self._met else ()
+            if name in self._met and name in batch.touched:
+                self._registry.set_orders(name, orders)
+            if node is not None and node.orders:
+                listed = {order.id for order in orders}
+                over = [key for key, report in node.orders.items() if report.status in FINAL and key not in listed]
+                if over:
+                    self._registry.acknowledge(name, over)

@@ -1,0 +1,66 @@
+"""What is old goes: gates, events, what rules remember, and nodes that are gone for good."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from sqlalchemy import Connection
+
+from healthd.aggregator.controller.bulkheads import Where, contained
+from healthd.aggregator.controller.fleet_state import Batch, Ledger
+from healthd.aggregator.controller.lease_reconciler import Reports
+from healthd.aggregator.controller.quarantines import Rules
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.store import changes
+from healthd.aggregator.store.changes import Change, PutRecord
+from healthd.aggregator.store.rows import apply_changes
+from healthd.aggregator.store.store import LONG_SECONDS, Store
+
+DAY_SECONDS = 86400.0
+
+
+async def prune(store: Store, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy, now: float) -> None:
+    """
+    Drop gates and events beyond their bounds and write down which nodes were there, in one transaction. StoreError, and
+    memory stays.
+
+    Between two turns. What a turn has to do of it is in `Ledger.end_expired` and `forget_gone`.
+    """
+    before, history = now - policy.keep_days * DAY_SECONDS, now - policy.history_days * DAY_SECONDS
+    forgotten, stamps = rules.old(now), reports.stamps()
+    written: list[Change] = [*(PutRecord(node=node, record=None) for node in forgotten), *stamps]
+
+    def work(connection: Connection) -> tuple[str, ...]:
+        dropped = changes.prune(
+            connection,
+            before=before,
+            most_gates=policy.keep_gates,
+            most_events=policy.keep_events,
+            history_before=history,
+        )
+        apply_changes(connection, written)
+        return dropped
+
+    dropped = await store.run(work, seconds=LONG_SECONDS)
+    ledger.drop(dropped)
+    rules.drop(forgotten)
+    reports.stamped(stamps)
+
+
+def forget_gone(
+    batch: Batch, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy, resting: Container[str]
+) -> None:
+    """
+    Drop nodes that were silent for so long that they do not come back, quarantined by rule or not.
+
+    One that a person keeps out or a job has stays: only they can say that it is over. ContainedError names a node that
+    failed; those of `resting` are left for the next time.
+    """
+    for name in reports.silent(batch.now, policy.forget_days * DAY_SECONDS):
+        kept = ledger.quarantines.get(name)
+        by_person = kept is not None and kept.owner_kind != "rule"
+        if by_person or name in resting or name in ledger.leases_of or name in ledger.reserved:
+            continue
+        with contained(Where.NODE, name):
+            rules.forget(batch, name)
+            reports.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")

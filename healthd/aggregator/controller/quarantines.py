@@ -1,0 +1,337 @@
+"""
+What the rules remember of the fleet, in memory as it is on disk, and what they decided carried out on the ledger.
+
+A node at rest costs a look-up: it is looked at when its state is another, or while something is remembered of it.
+Everything goes with the turn's transaction; `undo` takes the memory back when that fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from healthd.aggregator.controller.bulkheads import Where, contained
+from healthd.aggregator.controller.fleet_state import Batch, Ledger
+from healthd.aggregator.controller.quarantine_memory import Memory
+from healthd.aggregator.model import FleetNode, Registry
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.quarantines import (
+    Breaker,
+    Effect,
+    Facts,
+    Keep,
+    Latch,
+    Lift,
+    Mode,
+    Note,
+    Record,
+    Room,
+    Rule,
+    Trip,
+    Would,
+)
+from healthd.aggregator.quarantine.facts import facts_of
+from healthd.aggregator.quarantine.judge import inherited, judge, released
+from healthd.aggregator.quarantine.machine import differences, identities_in, machine_of
+from healthd.aggregator.quarantine.recheck import due_at
+from healthd.aggregator.store.changes import Loaded
+from healthd.core.model import NodeState, Order, Quarantine, Reason, RunOrder
+
+log = logging.getLogger(__name__)
+
+
+class Rules:
+    """See the module. On the event loop alone."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: Registry,
+        policy: Policy,
+        loaded: Loaded,
+        *,
+        pool_of: Callable[[str], str | None],
+        present: Callable[[str, float], bool],
+    ) -> None:
+        self.counted: Counter[tuple[str, str]] = Counter()
+        """How often a rule came to a word, by rule and what came of it, since the process began."""
+        self._ledger = ledger
+        self._registry = registry
+        self._policy = policy
+        self._pool_of = pool_of
+        self._present = present
+        self._memory = Memory(loaded)
+        self._told: list[tuple[str, str]] = []
+        self._sizes: dict[str, int] = {}
+        for name, record in self._memory.records.items():
+            ledger.set_probe(name, _order(record))
+
+    # --- a turn -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new batch: what it changes can be undone."""
+        self._memory.begin()
+        self._told.clear()
+        self._sizes.clear()
+
+    def undo(self) -> None:
+        """Back to where the batch began."""
+        self._memory.undo()
+        self._told.clear()
+
+    def committed(self) -> None:
+        """What was decided is on disk: count it."""
+        self.counted.update(self._told)
+        self._told.clear()
+
+    def take_in(
+        self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode], resting: Collection[str] = ()
+    ) -> None:
+        """
+        Look at the nodes that were heard, and at those whose time is up unless they are `resting` after a fault.
+
+        `nodes` are as this turn sees them.
+        """
+        if not self._policy.rules:
+            return
+        due = [name for name, at in self._memory.due.items() if at <= batch.now and name not in resting]
+        for name in sorted({*heard, *due}):
+            with contained(Where.NODE, name):
+                node = nodes.get(name)
+                if node is None or node.state is None or node.duplicate or not node.confirmed:
+                    self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
+                elif self._concerns(batch, node, node.state):
+                    self._look(batch, node, node.state, ())
+
+    def accuse(self, batch: Batch, resting: Collection[str] = ()) -> set[str]:
+        """Take in what validations said in this turn of nodes not `resting`; those that are quarantined for it."""
+        if not self._policy.rules or not batch.accused:
+            return set()
+        told: dict[str, list[Reason]] = {}
+        for accusation in batch.accused:
+            told.setdefault(accusation.node, []).append(accusation.reason)
+        before = set(self._ledger.quarantines)
+        for name, reasons in sorted(told.items()):
+            if name in resting:
+                continue
+            with contained(Where.NODE, name):
+                node = self._registry.node(name)
+                if node is not None and node.state is not None:
+                    self._look(batch, node, node.state, tuple(reasons))
+        return set(self._ledger.quarantines) - before
+
+    def next_due(self, resting: Collection[str] = ()) -> float:
+        """When time alone may change something."""
+        return min((at for name, at in self._memory.due.items() if name not in resting), default=math.inf)
+
+    def _concerns(self, batch: Batch, node: FleetNode, state: NodeState) -> bool:
+        """Whether there is anything new about the node, or anything remembered of it."""
+        record = self._memory.records.get(node.node)
+        if record is not None and record.active:
+            return True
+        if self._memory.versions.get(node.node) == node.version:
+            return False
+        if node.failing is None or node.machine is None:
+            return True
+        same = self._memory.machines.get(node.node) == node.machine
+        if node.failing or self._lost_word(node) or not (same or self._unlatched(node.node, node.machine)):
+            return True
+        self._follow_machine(batch, node, state)
+        self._memory.set(self._memory.versions, node.node, node.version)
+        return False
+
+    def _unlatched(self, name: str, machine: str) -> bool:
+        """Whether nothing is latched on a machine or its devices; most often nothing is anywhere."""
+        latches = self._memory.latches
+        return not latches or not any(identity in latches for identity in identities_in(machine, name))
+
+    def _lost_word(self, node: FleetNode) -> bool:
+        """Whether the node tells of a rule's quarantine by a database that is not ours."""
+        kept = node.state.quarantine if node.state is not None else None
+        other = node.issuer is not None and node.issuer != self._ledger.store_id
+        return other and kept is not None and kept.owner.startswith("rule:") and kept.owner_kind == "rule"
+
+    # --- one node -----------------------------------------------------------------------------------------------------
+
+    def _look(self, batch: Batch, node: FleetNode, state: NodeState, accusations: tuple[Reason, ...]) -> None:
+        name = node.node
+        self._follow_machine(batch, node, state)
+        record = self._memory.records.get(name) or Record(node=name)
+        kept = self._ledger.quarantines.get(name)
+        facts = facts_of(
+            batch.now,
+            node,
+            self._policy,
+            room=self._room(batch.now, state.labels.get("pool")),
+            person=kept is not None and kept.owner_kind != "rule" and _stands(kept, batch.now),
+            kept=kept is not None and kept.owner_kind == "rule",
+            accusations=accusations,
+            probe=record.probe.order_id if record.probe is not None else None,
+        )
+        composed = dataclasses.replace(record, latches=tuple(self._latches_of(record, facts)))
+        if self._lost_word(node) and record.word is None and kept is None and state.quarantine is not None:
+            spoken = state.quarantine
+            known = spoken.owner.removeprefix("rule:") in {rule.value for rule in Rule}
+            rule = Rule(spoken.owner.removeprefix("rule:")) if known else Rule.HARD
+            composed = inherited(batch.now, composed, facts, rule, spoken.reason, self._policy)
+        after, effects = judge(batch.now, composed, facts, self._policy)
+        self._memory.set(self._memory.versions, name, node.version)
+        self._keep(batch, record, after, facts)
+        for effect in effects:
+            self._carry_out(batch, name, effect)
+
+    def _follow_machine(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
+        """Boots and replaced devices, for the history."""
+        machine, known = node.machine or machine_of(state), self._memory.machines.get(node.node)
+        if machine == known:
+            return
+        self._memory.put_machine(batch, node.node, machine)
+        if known is None:
+            return
+        for kind, message in differences(known, machine):
+            batch.event(node.node, kind, message)
+
+    def _latches_of(self, record: Record, facts: Facts) -> Iterator[Latch]:
+        """Those on what the node is and has, and those on what was in its seats."""
+        for identity in dict.fromkeys((*facts.identities, *(seat.identity for seat in record.seats))):
+            yield from self._memory.latches.get(identity, ())
+
+    def _keep(self, batch: Batch, before: Record, after: Record, facts: Facts) -> None:
+        """Write down what has changed."""
+        for identity in facts.identities:
+            self._memory.put_latches(batch, identity, tuple(one for one in after.latches if one.identity == identity))
+        slim = dataclasses.replace(after, latches=())
+        # With a latch of its own the record stays active; it is composed anew each time.
+        if slim != before or (slim.active and before.node not in self._memory.records):
+            empty = not slim.active and slim.repeats == 0
+            self._memory.put_record(batch, after.node, None if empty else slim)
+        if after.probe != before.probe:
+            self._ledger.set_probe(after.node, _order(after))
+            batch.touched.add(after.node)
+        due = due_at(slim)
+        # What is due already and did not happen waits for the node's next word.
+        self._memory.set(self._memory.due, after.node, due if batch.now < due < math.inf else None)
+
+    def _carry_out(self, batch: Batch, name: str, effect: Effect) -> None:
+        kept = self._ledger.quarantines.get(name)
+        ours = kept is None or kept.owner_kind == "rule" or not _stands(kept, batch.now)
+        if isinstance(effect, Keep) and ours:
+            self._ledger.put_quarantine(batch, name, effect.quarantine)
+        elif isinstance(effect, Lift) and ours and kept is not None:
+            self._ledger.put_quarantine(batch, name, None, why=f"by {kept.owner}: {effect.why}")
+        elif isinstance(effect, Note):
+            batch.event(name, effect.kind, effect.message)
+        elif isinstance(effect, Trip):
+            self._trip(batch, effect)
+        elif isinstance(effect, Would):
+            self._told.append((effect.rule.value, effect.mode.value))
+            if effect.mode in (Mode.OBSERVED, Mode.HELD):
+                why = "only observed" if effect.mode is Mode.OBSERVED else "the breaker is open"
+                text = f"by rule:{effect.rule.value} ({why}): {effect.reason}"
+                batch.event(name, "would be quarantined", text)
+
+    # --- the breaker --------------------------------------------------------------------------------------------------
+
+    def _room(self, now: float, pool: str | None) -> Room:
+        """Nodes that are gone count for nothing: a terminated one would keep its place for ever."""
+        key = pool or ""
+        if key not in self._sizes:
+            unlabelled = (name for name in self._registry.names() if self._pool_of(name) is None)
+            names = self._registry.pool(key) if key else unlabelled
+            self._sizes[key] = sum(self._present(name, now) for name in names)
+        kept = sum(
+            one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
+            for name, one in self._ledger.quarantines.items()
+        )
+        size = self._sizes[key]
+        most = max(self._policy.breaker_least, int(size * self._policy.breaker_ratio + 1e-9))
+        return Room(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
+
+    def _trip(self, batch: Batch, effect: Trip) -> None:
+        if effect.pool in self._memory.breakers:
+            return
+        log.error("the breaker of the rules has tripped: %s", effect.reason)
+        self._memory.put_breaker(batch, effect.pool, Breaker(at=batch.now, reason=effect.reason))
+        batch.event("fleet", "breaker tripped", effect.reason)
+
+    def reset_breaker(self, batch: Batch, owner: str, pool: str | None) -> tuple[str, ...]:
+        """A person has looked; the pools whose breaker is closed again: all, or the one that is named."""
+        closed = tuple(name for name in self._memory.breakers if pool is None or name == pool)
+        for name in closed:
+            batch.event("fleet", "breaker reset", f"by {owner}: {name or 'nodes without a pool'}")
+            self._memory.put_breaker(batch, name, None)
+        if closed:
+            for name, record in self._memory.records.items():
+                if record.word is not None and record.word.mode is Mode.HELD:
+                    self._memory.set(self._memory.due, name, batch.now)
+        return closed
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def breakers(self) -> Mapping[str, Breaker]:
+        """Those that are open, by pool; "" are the nodes without one."""
+        return dict(self._memory.breakers)
+
+    def doubted(self, name: str) -> bool:
+        """Whether a validation named the node lately and nothing has cleared it, quarantined for it or not."""
+        record = self._memory.records.get(name)
+        return record is not None and any(count.rule is Rule.ACCUSED for count in record.counts)
+
+    def remembered(self, name: str) -> Record | None:
+        """What is remembered of a node, with its latches; None where nothing is."""
+        record = self._memory.records.get(name)
+        if record is None:
+            return None
+        return dataclasses.replace(record, latches=tuple(self._held_by(record)))
+
+    # --- a person's word ----------------------------------------------------------------------------------------------
+
+    def release(self, batch: Batch, name: str) -> None:
+        """A person lets the node in: its latches go wherever they are."""
+        record = self._memory.records.get(name)
+        if record is None:
+            return
+        for seat in record.seats:
+            self._memory.put_latches(batch, seat.identity, ())
+        after = released(record)
+        self._memory.put_record(batch, name, after)
+        self._ledger.set_probe(name, None)
+        self._memory.set(self._memory.due, name, None)
+
+    def _held_by(self, record: Record) -> Iterator[Latch]:
+        for seat in record.seats:
+            yield from self._memory.latches.get(seat.identity, ())
+
+    def forget(self, batch: Batch, name: str) -> None:
+        """The node is gone: only what is latched on its machine and devices stays, for wherever they come again."""
+        self._memory.put_latches(batch, f"node:{name}", ())
+        for where in (self._memory.records, self._memory.machines, self._memory.versions, self._memory.due):
+            self._memory.set(where, name, None)
+        self._ledger.set_probe(name, None)
+
+    def old(self, now: float) -> list[str]:
+        """Nodes of which nothing is remembered but repeats, so long ago that they count no more."""
+        days = self._policy.history_days * 86400.0
+        records = self._memory.records.items()
+        return [n for n, r in records if not r.active and (r.last_at is None or now - r.last_at > days)]
+
+    def drop(self, names: Iterable[str]) -> None:
+        """These are pruned on disk."""
+        for name in names:
+            self._memory.records.pop(name, None)
+
+
+def _stands(kept: Quarantine, now: float) -> bool:
+    return kept.until is None or kept.until > now
+
+
+def _order(record: Record) -> Order | None:
+    """The run that the record has ordered."""
+    probe = record.probe
+    if probe is None:
+        return None
+    work = RunOrder(tier=probe.tier)
+    return Order(id=probe.order_id, kind="run", deadline_seconds=probe.deadline_seconds, run=work)

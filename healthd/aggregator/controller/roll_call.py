@@ -1,0 +1,114 @@
+"""
+Who has come to a preflight, and what each was started with. In memory: it lasts as long as the gate's aggregator.
+
+The ranks of a preflight know only themselves. Here they see that they were started alike, before any asks the gate, and
+agree on how long it holds. Only the aggregator that lives for one gate needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from healthd.core.errors import BadInputError, ConflictError
+
+MOST_PROCESSES = 100_000
+"""Processes that may answer: some thousand nodes, each with a process for every device."""
+MOST_OPTIONS = 16
+LONGEST_TEXT = 300
+MOST_NAMED = 8
+"""Ranks that one sentence names; the others are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollCallBody:
+    """
+    One process of a preflight: it runs `node`, number `rank`, and was started with `options`, each as people write it.
+
+    `local_rank` counts the processes of a node. `wait_seconds` is how long the gate is to hold; the main node says it.
+    """
+
+    node: str
+    rank: int
+    options: Mapping[str, str]
+    local_rank: int = 0
+    wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollCallAnswer:
+    """
+    `difference` says which ranks were started otherwise than others; None while all are alike. `wait_seconds` is None
+    until the main node has come. `all_told`: there is a difference, and all who have come know it.
+    """
+
+    difference: str | None
+    wait_seconds: float | None
+    all_told: bool
+
+
+@dataclass
+class RollCall:
+    """The processes that have come, by rank and local rank; `told` of them know of a difference; `nodes` they run."""
+
+    came: dict[tuple[int, int], RollCallBody] = field(default_factory=dict)
+    told: set[tuple[int, int]] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
+    wait_seconds: float | None = None
+    _first: Mapping[str, str] | None = field(default=None, init=False)
+    _odd: set[tuple[int, int]] = field(default_factory=set, init=False)  # whose options are not those of the first
+    _difference: str | None = field(default=None, init=False)
+
+    def answer(self, body: RollCallBody) -> RollCallAnswer:
+        """Take in a process, which may ask again. BadInputError for what cannot be meant, ConflictError when full."""
+        _check(body)
+        key = (body.rank, body.local_rank)
+        if key not in self.came and len(self.came) >= MOST_PROCESSES:
+            raise ConflictError(f"{MOST_PROCESSES} processes have answered already")
+        self.came[key] = body
+        self.nodes.add(body.node)
+        if self.wait_seconds is None:
+            self.wait_seconds = body.wait_seconds
+        self._compare(key, body.options)
+        if self._difference is not None:
+            self.told.add(key)
+        all_told = self._difference is not None and len(self.told) == len(self.came)
+        return RollCallAnswer(difference=self._difference, wait_seconds=self.wait_seconds, all_told=all_told)
+
+    def _compare(self, key: tuple[int, int], options: Mapping[str, str]) -> None:
+        """With the first that came; all are gone through only for one that differs, or has changed its options."""
+        if self._first is None:
+            self._first = options
+        was_odd, is_odd = key in self._odd, options != self._first
+        if not (was_odd or is_odd):
+            return
+        (self._odd.add if is_odd else self._odd.discard)(key)
+        self._difference = difference((rank, one.options) for (rank, _), one in sorted(self.came.items()))
+
+
+def difference(processes: Iterable[tuple[int, Mapping[str, str]]]) -> str | None:
+    """The first option that is not the same of all processes, by their ranks; None where all are alike."""
+    processes = list(processes)
+    for name in dict.fromkeys(name for _, options in processes for name in options):
+        ranks: dict[str, dict[int, None]] = {}
+        for rank, options in processes:
+            ranks.setdefault(options.get(name, "not given"), {})[rank] = None
+        if len(ranks) > 1:
+            said = " and ".join(f"{value} on {_ranks(list(which))}" for value, which in ranks.items())
+            return f"the ranks were not started alike: {name} is {said}; start all of them with the same one"
+    return None
+
+
+def _ranks(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
+
+
+def _check(body: RollCallBody) -> None:
+    texts = (body.node, *body.options, *body.options.values())
+    if len(body.options) > MOST_OPTIONS or not all(len(text) <= LONGEST_TEXT and text.isprintable() for text in texts):
+        raise BadInputError(f"at most {MOST_OPTIONS} options of at most {LONGEST_TEXT} printable characters each")
+    if not 0 <= body.rank < MOST_PROCESSES or not 0 <= body.local_rank < MOST_PROCESSES:
+        raise BadInputError(f"rank and local_rank must be from 0 to {MOST_PROCESSES - 1}")
+    if body.wait_seconds is not None and body.wait_seconds < 0:
+        raise BadInputError(f"wait_seconds must be 0 or more, not {body.wait_seconds}")

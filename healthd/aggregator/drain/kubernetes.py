@@ -1,0 +1,169 @@
+"""
+A taint on the Kubernetes node: `healthd.internal/removed=OWNER:NoSchedule`. Pods that run are left alone.
+
+The taint's value is the owner, and key, value and effect together are ours: a taint of the same key with another value
+is somebody else's, and so is a cordon. A label of the same key and owner lets our nodes be found again after a restart;
+annotations say which node of the fleet it is and why. The list of taints can only be written whole, so each write names
+the version of the node that it was read from, and a conflict reads anew.
+
+Unverified on a cluster: the calls are as the API's documentation says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal
+from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.core.platforms.kubernetes import MERGE, ApiServer, KubernetesError, api_server, members, node_path, records
+
+EFFECT = "NoSchedule"
+READ, WRITE, LIST = "get on nodes", "patch on nodes", "list on nodes"
+CONFLICTS = 4
+# A node with many images is 50 KB; a page of these stays a few MB.
+PAGE = 50
+MOST_PAGES = 100
+REASON_CHARACTERS = 512
+
+
+class KubernetesActuator:
+    """See the module."""
+
+    def __init__(self, server: ApiServer, *, key: str, owner: str) -> None:
+        self.name = "kubernetes"
+        self._server = server
+        self._key = key
+        self._owner = owner
+        self._names: dict[str, str] = {}  # node of the fleet -> node of the cluster
+
+    async def marked(self) -> Mapping[str, str]:
+        """By their label; one whose taint is not there any more has nothing to be undone but the label."""
+        found: dict[str, str] = {}
+        query = {"labelSelector": f"{self._key}={self._owner}", "limit": str(PAGE)}
+        for _ in range(MOST_PAGES):
+            page = await self._get("/api/v1/nodes", query, LIST)
+            for item in records(page, "items"):
+                name = members(item, "metadata", "name")
+                if isinstance(name, str):
+                    fleet_name = self._annotation(item, "node") or name
+                    self._names[fleet_name] = name
+                    found[fleet_name] = self._annotation(item, "reason") or "no reason is noted"
+            more = members(page, "metadata", "continue")
+            if not isinstance(more, str) or not more:
+                return found
+            query = {**query, "continue": more}
+        raise ActuatorError(f"kubernetes: more than {PAGE * MOST_PAGES} nodes bear label {self._key}={self._owner}")
+
+    async def remove(self, removal: Removal) -> Outcome:
+        """OUT with our taint, LEFT where a taint of that key is somebody else's or no node of these names is there."""
+        for _ in range(CONFLICTS):
+            found = await self._find(removal.names)
+            if found is None:
+                names = ", ".join(removal.names)
+                return Outcome(done=Done.LEFT, note=f"no node of the cluster is named {names}, so nothing was tainted")
+            name, node = found
+            taints = records(node, "spec", "taints")
+            if any(self._ours(taint) for taint in taints) and self._label(node) == self._owner:
+                self._names[removal.node] = name
+                return Outcome(done=Done.OUT, note=f"node {name} is tainted")
+            other = next((t for t in taints if self._same_place(t) and not self._ours(t)), None)
+            if other is not None:
+                told = f"{self._key}={other.get('value') or ''}:{EFFECT}"
+                return Outcome(done=Done.LEFT, note=f"node {name} has {told} already, which is not ours")
+            kept = [taint for taint in taints if not self._ours(taint)]
+            ours = {"key": self._key, "value": self._owner, "effect": EFFECT}
+            notes = {f"{self._key}-node": removal.node, f"{self._key}-reason": _line(removal.reason)}
+            metadata = {"labels": {self._key: self._owner}, "annotations": notes}
+            if await self._write(name, node, metadata, [*kept, ours]):
+                self._names[removal.node] = name
+                return Outcome(done=Done.OUT, note=f"node {name} is tainted {self._key}={self._owner}:{EFFECT}")
+        raise ActuatorError(f"kubernetes: node {name} changed {CONFLICTS} times while it was to be tainted")
+
+    async def restore(self, node: str) -> Outcome:
+        """Our taint, label and annotations go; nothing else is touched."""
+        name = self._names.get(node, node)
+        for _ in range(CONFLICTS):
+            found = await self._find((name,))
+            if found is None:
+                self._names.pop(node, None)
+                return Outcome(done=Done.LEFT, note=f"node {name} is gone")
+            current = found[1]
+            taints = records(current, "spec", "taints")
+            kept = [taint for taint in taints if not self._ours(taint)]
+            labelled = self._label(current) == self._owner
+            if len(kept) == len(taints) and not labelled:
+                return Outcome(done=Done.LEFT, note=f"node {name} has no taint of ours")
+            nothing = {f"{self._key}-node": None, f"{self._key}-reason": None}
+            metadata = {"labels": {self._key: None}, "annotations": nothing} if labelled else {}
+            if await self._write(name, current, metadata, kept):
+                self._names.pop(node, None)
+                gone = len(kept) < len(taints)
+                note = f"the taint of node {name} is gone" if gone else f"node {name} had lost our taint already"
+                return Outcome(done=Done.BACK, note=note)
+        raise ActuatorError(f"kubernetes: node {name} changed {CONFLICTS} times while its taint was to be taken away")
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    async def _find(self, names: tuple[str, ...]) -> tuple[str, dict[str, object]] | None:
+        """The first of these names that the cluster knows, and the node."""
+        for name in names:
+            try:
+                return name, await self._server.get(node_path(name), needs=READ)
+            except KubernetesError as error:
+                if error.status != 404:
+                    raise _told(error) from None
+        return None
+
+    async def _get(self, path: str, query: Mapping[str, str], needs: str) -> dict[str, object]:
+        try:
+            return await self._server.get(path, query, needs=needs)
+        except KubernetesError as error:
+            raise _told(error) from None
+
+    async def _write(
+        self, name: str, node: object, metadata: Mapping[str, object], taints: list[dict[str, object]] | list[object]
+    ) -> bool:
+        """False: the node has changed since it was read."""
+        version = members(node, "metadata", "resourceVersion")
+        if not isinstance(version, str) or not version:
+            raise ActuatorError(f"kubernetes: node {name} came without a resourceVersion, so nothing is written")
+        body = {"metadata": {**metadata, "resourceVersion": version}, "spec": {"taints": taints or None}}
+        try:
+            await self._server.patch(node_path(name), body, kind=MERGE, needs=WRITE)
+        except KubernetesError as error:
+            if error.status == 409:
+                return False
+            raise _told(error) from None
+        return True
+
+    # --- what is ours -------------------------------------------------------------------------------------------------
+
+    def _same_place(self, taint: Mapping[str, object]) -> bool:
+        """Kubernetes allows one taint of a key and effect."""
+        return taint.get("key") == self._key and taint.get("effect") == EFFECT
+
+    def _ours(self, taint: Mapping[str, object]) -> bool:
+        return self._same_place(taint) and taint.get("value") == self._owner
+
+    def _label(self, node: object) -> object:
+        return members(members(node, "metadata", "labels"), self._key)
+
+    def _annotation(self, node: object, what: str) -> str:
+        text = members(members(node, "metadata", "annotations"), f"{self._key}-{what}")
+        return text if isinstance(text, str) else ""
+
+
+def make(settings: ActuatorSettings) -> KubernetesActuator:
+    """As configured; ConfigError where there is no API server to ask."""
+    chosen = settings.kubernetes
+    server = api_server(os.environ, chosen.service_account, chosen.api_server)
+    return KubernetesActuator(server, key=chosen.taint_key, owner=settings.owner)
+
+
+def _told(error: KubernetesError) -> ActuatorError:
+    return ActuatorError(f"kubernetes: {error}", retry_after_seconds=error.retry_after_seconds)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:REASON_CHARACTERS]

@@ -1,0 +1,111 @@
+"""What the hand wants of a scheduler, and what it is told: frozen data and one protocol."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from healthd.core.errors import HealthdError
+
+
+class Why(str, enum.Enum):
+    """What a node is out for. QUARANTINE: until it is lifted. GATE: a gate rejected it just now; for a while."""
+
+    QUARANTINE = "quarantine"
+    GATE = "gate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """
+    One node that is to be out of the way.
+
+    `node` is its name in the fleet; `aliases` and `instance_id` (None where unknown) are what a scheduler may know it
+    by. `reason` is a sentence for people. `by_person`: somebody said so, no rule. `injected`: only an injected fault is
+    behind it, so nothing may be done that cannot be undone. `allocated`: a job has the node, as far as anybody knows,
+    so nothing may be done that ends it. `until` is when it ends by itself (None: when its cause does).
+    """
+
+    node: str
+    aliases: tuple[str, ...]
+    instance_id: str | None
+    pool: str | None
+    why: Why
+    reason: str
+    by_person: bool
+    injected: bool
+    allocated: bool
+    since: float
+    until: float | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names to look for, the most likely first."""
+        known = (self.node, *self.aliases, *((self.instance_id,) if self.instance_id else ()))
+        return tuple(dict.fromkeys(known))
+
+
+class Done(str, enum.Enum):
+    """
+    What came of it. OUT: nothing new is placed on the node, by our mark. LEFT: somebody else's mark keeps it out, or
+    the scheduler does not know it; nothing was touched. WORKING: under way; ask again. BACK: our mark is gone.
+    """
+
+    OUT = "out"
+    LEFT = "left"
+    WORKING = "working"
+    BACK = "back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """`note` is one line for people: what was done, or why nothing was."""
+
+    done: Done
+    note: str
+
+
+class ActuatorError(HealthdError):
+    """The scheduler could not be asked or refused. `retry_after_seconds`: not before; None: when we like."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """
+    Of one hand since its start. `calls` and `failures` count by what was asked; a failed call is among both.
+
+    `out` are the nodes that bear our mark now, `overdue` those that are to be out, or back, and are not because the
+    last call about them failed; one while the scheduler cannot even be listed.
+    """
+
+    kind: str
+    out: int
+    overdue: int
+    calls: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+
+class Actuator(Protocol):
+    """
+    One scheduler. Every method may be repeated at any time, must end within seconds, and raises ActuatorError alone.
+
+    Marks carry an owner, so that only what we did is undone: a person's drain or taint survives, also on a node that we
+    had marked before. A mark never ends a job that runs.
+    """
+
+    name: str
+
+    async def marked(self) -> Mapping[str, str]:
+        """Nodes (by their name in the fleet) that bear our mark now, and its text: read from the scheduler itself."""
+
+    async def remove(self, removal: Removal) -> Outcome:
+        """Nothing new is to be placed on the node: OUT, LEFT or WORKING. Called again now and then while it is out."""
+
+    async def restore(self, node: str) -> Outcome:
+        """Take our mark away and nothing else. BACK or LEFT."""

@@ -1,0 +1,171 @@
+"""Which nodes are to be out of the scheduler's way, and which are not though something says so, and why: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from checks.contract import Blame, Status
+from checks.printable import printable_line
+from healthd.aggregator.drain.model import Removal, Why
+from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.core.model import Decision, Quarantine, Reason, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A gate found the node at fault just now."""
+
+    gate: str
+    reason: str
+    injected: bool
+    since: float
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """
+    A node that somebody or something says is bad, and what else is known of it.
+
+    `pool` is "" for a node without one. `faults`: faults are injected on it. `allocated`: a job has it, or nobody
+    knows. `gone`: it was not heard for a day.
+    """
+
+    node: str
+    aliases: tuple[str, ...]
+    instance_id: str | None
+    pool: str
+    quarantine: Quarantine | None
+    rejected: Rejected | None
+    faults: bool
+    allocated: bool
+    gone: bool = False
+
+
+def _anybody(_name: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """
+    What is seen of the fleet: suspects, the size of their pools (without nodes that are gone), and where the rules'
+    breaker is open.
+
+    `unsure`: the aggregator does not know its fleet yet, so that a node is no suspect proves nothing. `knows`: whether
+    a node of this name was ever heard of; of one that was not, that it is no suspect proves nothing either.
+    """
+
+    suspects: tuple[Suspect, ...]
+    sizes: Mapping[str, int]
+    breakers: AbstractSet[str]
+    unsure: bool
+    knows: Callable[[str], bool] = _anybody
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`out` by node; `kept_back` says for others why they stay in though they are bad."""
+
+    out: Mapping[str, Removal] = field(default_factory=dict)
+    kept_back: Mapping[str, str] = field(default_factory=dict)
+
+
+def desired(
+    now: float,
+    sight: Sight,
+    out_now: AbstractSet[str],
+    settings: ActuatorSettings,
+    *,
+    left: AbstractSet[str] = frozenset(),
+) -> Plan:
+    """
+    The same seen twice gives the same twice. What a person said is always done; what rules and gates say stays within
+    the share of the pool, those first that are out already, then the oldest; nothing new where the breaker is open.
+
+    Nodes of `left`, which are not ours to take out, come last, so that they take nobody's place. One that is gone
+    stays where it is and takes none at all: a machine that was terminated never speaks again.
+    """
+    out: dict[str, Removal] = {}
+    kept_back: dict[str, str] = {}
+    by_pool: dict[str, int] = {}
+    removals = [(suspect, removal) for suspect in sight.suspects if (removal := _removal(now, suspect)) is not None]
+    removals.sort(key=lambda pair: (pair[1].node not in out_now, pair[1].node in left, pair[1].since, pair[1].node))
+    for suspect, removal in removals:
+        pool = suspect.pool
+        where = f"pool {pool}" if pool else "nodes without a pool"
+        most = max(settings.most_least, int(sight.sizes.get(pool, 0) * settings.most_ratio + 1e-9))
+        if removal.by_person or (suspect.gone and removal.node in out_now):
+            out[removal.node] = removal
+        elif suspect.gone:
+            kept_back[removal.node] = "it was not heard for a day"
+        elif pool in sight.breakers and removal.node not in out_now:
+            kept_back[removal.node] = (
+                f"the breaker of the rules is open ({where}); `healthd fleet breaker reset` closes it"
+            )
+        elif by_pool.get(pool, 0) >= most:
+            kept_back[removal.node] = (
+                f"{most} of {sight.sizes.get(pool, 0)} nodes are out already ({where}), and no more may be"
+            )
+        else:
+            by_pool[pool] = by_pool.get(pool, 0) + 1
+            out[removal.node] = removal
+    return Plan(out=out, kept_back=kept_back)
+
+
+def _removal(now: float, suspect: Suspect) -> Removal | None:
+    quarantine, rejected = suspect.quarantine, suspect.rejected
+    if quarantine is not None and (quarantine.until is None or quarantine.until > now):
+        person = quarantine.owner_kind != "rule"
+        return Removal(
+            node=suspect.node,
+            aliases=suspect.aliases,
+            instance_id=suspect.instance_id,
+            pool=suspect.pool or None,
+            why=Why.QUARANTINE,
+            reason=printable_line(f"{quarantine.owner}: {quarantine.reason}"),
+            by_person=person,
+            # Which fault a rule's word is about is not told: while any is injected, it may be that one.
+            injected=suspect.faults and not person,
+            allocated=suspect.allocated,
+            since=quarantine.since,
+            until=quarantine.until,
+        )
+    if rejected is not None and rejected.until > now:
+        return Removal(
+            node=suspect.node,
+            aliases=suspect.aliases,
+            instance_id=suspect.instance_id,
+            pool=suspect.pool or None,
+            why=Why.GATE,
+            reason=printable_line(f"gate {rejected.gate}: {rejected.reason}"),
+            by_person=False,
+            injected=rejected.injected or suspect.faults,
+            allocated=suspect.allocated,
+            since=rejected.since,
+            until=rejected.until,
+        )
+    return None
+
+
+def culprits(decision: Decision) -> Mapping[str, Reason]:
+    """
+    Nodes that a retryable reject left out for a fault of their own, with the worst of it; empty for any other answer.
+
+    Unknown nodes are none: not knowing is no ground to act on a machine.
+    """
+    if decision.decision is not Verdict.REJECT or not decision.retryable:
+        return {}
+    found: dict[str, Reason] = {}
+    for excluded in decision.excluded:
+        for reason in excluded.reasons:
+            if reason.blame is Blame.NODE and reason.status is Status.FAIL:
+                known = found.get(excluded.node)
+                # A real fault says more than an injected one, or than that somebody keeps the node out.
+                if known is None or (known.injected or known.code == "Quarantined") > (
+                    reason.injected or reason.code == "Quarantined"
+                ):
+                    found[excluded.node] = reason
+    return found

@@ -1,0 +1,343 @@
+"""
+Hooks that know only themselves come together: pure, a part of `gate.step`, and what one more that asks does to it.
+
+Every member says its rank, its node and which process it is. A gate collects them until all ranks are there, or until
+time is up: then it goes on with those that have come where `min_nodes` of them will do, else it names the missing. The
+members that are checked are its roster. As soon as one of the roster is gone (its hook asks no more, or another
+process has taken its rank) all is given back and the members come together anew, so that nothing is ever admitted
+for a group that is not whole: the hooks of the others just go on asking. Two members that both ask for one rank, or
+from one node, are a conflict that is named and waited out, because one of them may be on its way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from healthd.aggregator.gate.reservation import Work, deadline_of, give_back
+from healthd.aggregator.gate.validating import close_validation
+from healthd.aggregator.model import Gate, Member, Phase
+from healthd.core.errors import ConflictError
+from healthd.core.evidence import reason
+from healthd.core.model import GateRequest, Join, Mode, Reason, Verdict
+
+MOST_NAMED = 16
+"""Missing ranks that get a reason of their own; the sentence about all of them has the rest."""
+
+CONFLICT_TIMES = 2.0
+"""A conflict that lasts so many times as a silent member is borne is the answer: a pod that ends is gone by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """The gate cannot go on: `failed` why it never will, or `waiting` what for."""
+
+    failed: tuple[Reason, ...] = ()
+    waiting: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rivals:
+    """Two members of which only one can be meant, since `since`."""
+
+    text: str
+    since: float
+
+
+# --- what a request does ----------------------------------------------------------------------------------------------
+
+
+def common(request: GateRequest) -> GateRequest:
+    """What all members of a group must ask alike."""
+    if request.join is None:
+        return request
+    join = dataclasses.replace(request.join, rank=0, member="", node="", execute=False)
+    return dataclasses.replace(request, attempt=0, nodes=(), workload=None, join=join)
+
+
+def alike(gate: Gate, request: GateRequest) -> None:
+    """ConflictError that names what this member asks otherwise than those before it."""
+    asked, others = common(request), common(gate.request)
+    if asked == others:
+        return
+    join, theirs = asked.join, others.join
+    if join is None or theirs is None:
+        raise ConflictError(f"job {request.job} was asked before without joining (gate {gate.id}); name it otherwise")
+    for name in ("group", "size"):
+        if getattr(join, name) != getattr(theirs, name):
+            raise ConflictError(
+                f"job {request.job}: this member says {name} {getattr(join, name)}, those before it said "
+                f"{getattr(theirs, name)} (gate {gate.id})"
+            )
+    name = next(f.name for f in dataclasses.fields(asked) if getattr(asked, f.name) != getattr(others, f.name))
+    raise ConflictError(
+        f"group {join.group}: this member asks for {name} {getattr(asked, name)}, those before it for "
+        f"{getattr(others, name)} (gate {gate.id}); all must ask alike"
+    )
+
+
+def arrive(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
+    """
+    The gate once this member has asked (again). ConflictError when the member contradicts itself.
+
+    Another member of the same rank takes its place: that is a new generation.
+    """
+    known = next((one for one in gate.members if one.member == join.member), None)
+    if known is not None:
+        if (known.rank, known.node) != (join.rank, join.node):
+            raise ConflictError(
+                f"group {join.group}: member {join.member} was rank {known.rank} on {known.node} and says now rank "
+                f"{join.rank} on {join.node}; every process needs a name of its own"
+            )
+        heard = tuple(dataclasses.replace(one, heard_at=now) if one is known else one for one in gate.members)
+        return dataclasses.replace(gate, members=heard)
+    if len(gate.members) >= 4 * join.size + 64:
+        raise ConflictError(f"group {join.group}: {len(gate.members)} members have come for {join.size} ranks")
+    newcomer = Member(
+        member=join.member,
+        rank=join.rank,
+        node=join.node,
+        workload=workload,
+        joined_at=now,
+        heard_at=now,
+        execute=join.execute,
+    )
+    replaced = any(one.rank == join.rank for one in gate.members)
+    return dataclasses.replace(
+        gate,
+        members=(*gate.members, newcomer),
+        gone=tuple(one for one in gate.gone if one.rank != join.rank),
+        generation=gate.generation + int(replaced),
+    )
+
+
+def leave(gate: Gate, member: str) -> Gate:
+    """The gate without this member, whose hook has said that it ends, and without those whose place it had taken."""
+    gone = {member}
+    for one in gate.members:
+        if one.member == member:
+            gone |= {
+                m.member for m in gate.members if m.rank == one.rank and m.heard_at <= one.joined_at and m is not one
+            }
+    return _only(gate, [one for one in gate.members if one.member not in gone])
+
+
+def _only(gate: Gate, kept: Sequence[Member]) -> Gate:
+    """The gate with these members alone; of the others those are remembered whose rank nobody has now."""
+    there = {one.rank for one in kept}
+    lost = {one.rank: one for one in (*gate.gone, *gate.members) if one.rank not in there}
+    gone = tuple(dataclasses.replace(lost[rank], heard_at=lost[rank].joined_at) for rank in sorted(lost))
+    return dataclasses.replace(gate, members=tuple(kept), gone=gone)
+
+
+def executors(gate: Gate) -> Mapping[str, str]:
+    """Which member is to run the checks of which node: the newest of each rank, if it said so."""
+    newest = {one.rank: one for one in gate.members}
+    return {one.node: one.member for one in newest.values() if one.execute}
+
+
+def belongs(gate: Gate, join: Join, *, over: bool) -> bool:
+    """
+    Whether the answer of a decided gate is the answer to this member.
+
+    It is for those who were there, and of an admission also for a rank that came too late: the job has started without
+    it. Any other begins the group's next gate, and so does that rank once the job is `over`: it is of the next job.
+    """
+    if any(one.member == join.member for one in gate.members):
+        return True
+    admitted = gate.decision is not None and gate.decision.decision is Verdict.ADMIT
+    return admitted and not over and all(one.rank != join.rank for one in gate.members)
+
+
+# --- a step -----------------------------------------------------------------------------------------------------------
+
+
+def collect(work: Work) -> Pending | None:
+    """None when it is known which nodes are asked for: they are `request.nodes` then. Else what it waits for."""
+    join = work.gate.request.join
+    if join is None:
+        return None
+    _forget_silent(work)
+    present, rivals = _ranks(work)
+    if work.gate.roster:
+        if _whole(work.gate.roster, present, rivals):
+            return _unheard(work)
+        if work.gate.restarts >= work.policy.most_restarts:
+            text = f"group {join.group}: members were replaced so often that the gate began anew {work.gate.restarts}"
+            return Pending(
+                failed=(reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(work, present))
+            )
+        _start_over(work)
+    if unheard := _unheard(work):
+        return unheard
+    missing = _missing(work, present)
+    if rivals:
+        why = tuple(reason("MemberConflict", one.text) for one in rivals)
+        borne = CONFLICT_TIMES * work.policy.member_seconds
+        over = work.now >= deadline_of(work) or any(work.now - one.since >= borne for one in rivals)
+        return _failed(work, (*why, *missing)) if over else Pending(waiting=(*why, *missing))
+    if not missing:
+        _begin(work, present)
+        return None
+    if work.now < deadline_of(work):
+        return Pending(waiting=missing)
+    least = work.gate.request.min_nodes
+    if least is None or len(present) < least:
+        return _failed(work, missing)
+    _begin(work, present)
+    return None
+
+
+def wake_at(work: Work) -> float:
+    """When a member will have been silent for too long, or a conflict was borne for long enough."""
+    if work.gate.request.join is None or not work.gate.members:
+        return math.inf
+    bound = work.policy.member_seconds
+    times = [one.heard_at + bound for one in work.gate.members]
+    if work.gate.collecting:
+        times += [one.joined_at + CONFLICT_TIMES * bound for one in work.gate.members]
+    # A bound that is reached just now is passed in a moment.
+    return min((max(at, work.now + 0.001) for at in times if at >= work.now), default=math.inf)
+
+
+def as_they_are(gate: Gate) -> Gate:
+    """A gate that is answered before its members have come together: those who have come are meant."""
+    if not gate.collecting:
+        return gate
+    newest = {one.rank: one for one in gate.members}
+    nodes = dict.fromkeys(newest[rank].node for rank in sorted(newest))
+    return dataclasses.replace(gate, request=dataclasses.replace(gate.request, nodes=tuple(nodes)))
+
+
+def _forget_silent(work: Work) -> None:
+    """Members that ask no more are gone; after a restart of ours all get the time to ask again."""
+    if work.view.settling is not None:
+        return
+    kept = tuple(one for one in work.gate.members if work.now - one.heard_at <= work.policy.member_seconds)
+    if kept != work.gate.members:
+        work.gate = _only(work.gate, kept)
+
+
+def _unheard(work: Work) -> Pending | None:
+    """Members that have not asked since we were started: whether they are still there is not known."""
+    bound = work.policy.member_seconds
+    silent = [one for one in work.gate.members if work.now - one.heard_at > bound]
+    if work.gate.roster:
+        silent = [one for one in silent if one.member in work.gate.roster]
+    if not silent:
+        return None
+    if work.gate.collecting and work.now >= work.gate.deadline:
+        work.gate = dataclasses.replace(work.gate, deadline=work.now + work.policy.settle_seconds)
+    text = ", ".join(f"rank {one.rank} on {one.node}" for one in silent[:MOST_NAMED])
+    return Pending(waiting=(reason("MemberMissing", f"not heard again yet since the aggregator started: {text}"),))
+
+
+def _ranks(work: Work) -> tuple[Mapping[int, Member], Sequence[Rivals]]:
+    """Who stands for each rank: the last that came for it; and the conflicts."""
+    present: dict[int, Member] = {}
+    rivals: list[Rivals] = []
+    for one in work.gate.members:
+        present[one.rank] = one
+    for one in work.gate.members:
+        other = present[one.rank]
+        if one is not other and one.heard_at > other.joined_at:
+            rivals.append(Rivals(text=_both(work, f"rank {one.rank}", one, other), since=other.joined_at))
+    by_node: dict[str, Member] = {}
+    for rank in sorted(present):
+        one = present[rank]
+        other = by_node.setdefault(one.node, one)
+        if other is not one:
+            since = max(one.joined_at, other.joined_at)
+            rivals.append(Rivals(text=_both(work, f"node {one.node}", other, one), since=since))
+    return present, rivals
+
+
+def _both(work: Work, what: str, one: Member, other: Member) -> str:
+    join = work.gate.request.join
+    first, second = (
+        f"{m.member} (rank {m.rank} on {m.node}{', ' + m.workload if m.workload else ''})" for m in (one, other)
+    )
+    return (
+        f"group {join.group if join else '?'}: {what} is claimed by two members at once, {first} and {second}; end one"
+    )
+
+
+def _whole(roster: Sequence[str], present: Mapping[int, Member], rivals: Sequence[Rivals]) -> bool:
+    """Every member that is being checked still stands for its rank, and nobody disputes it."""
+    standing = {one.member for one in present.values()}
+    return not rivals and all(member in standing for member in roster)
+
+
+def _missing(work: Work, present: Mapping[int, Member]) -> tuple[Reason, ...]:
+    """One sentence about all missing ranks; nothing when none is."""
+    join = work.gate.request.join
+    if join is None or len(present) == join.size:
+        return ()
+    ranks = [rank for rank in range(join.size) if rank not in present]
+    rest = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    named = ", ".join(f"{rank}{_last_seen(work.gate, rank)}" for rank in ranks[:MOST_NAMED]) + rest
+    asked = deadline_of(work) - (work.gate.deadline - work.policy.join_seconds)
+    late = f" within {asked:.0f} s" if work.now >= deadline_of(work) else ""
+    text = f"group {join.group}: {len(present)} of {join.size} members have come; missing{late}: rank {named}"
+    return (reason("MemberMissing", text),)
+
+
+def _last_seen(gate: Gate, rank: int) -> str:
+    """Where a rank that is missing was before; empty where it never came."""
+    return next((f" (its hook on {one.node} asks no more)" for one in gate.gone if one.rank == rank), "")
+
+
+def _failed(work: Work, why: tuple[Reason, ...]) -> Pending:
+    """The answer is no; observe mode admits those who have come all the same."""
+    if work.gate.terms.mode is Mode.OBSERVE:
+        work.gate = as_they_are(work.gate)
+    return Pending(failed=why)
+
+
+def _begin(work: Work, present: Mapping[int, Member]) -> None:
+    """These members are checked from now on; ranks that did not come are left out."""
+    gate, join = work.gate, work.gate.request.join
+    assert join is not None
+    late = {
+        f"rank-{rank}": (
+            reason("MemberMissing", f"rank {rank} of group {join.group} did not come in time{_last_seen(gate, rank)}"),
+        )
+        for rank in range(join.size)
+        if rank not in present
+    }
+    chosen = [present[rank] for rank in sorted(present)]
+    least = gate.request.min_nodes
+    work.gate = dataclasses.replace(
+        gate,
+        request=dataclasses.replace(gate.request, nodes=tuple(one.node for one in chosen)),
+        terms=dataclasses.replace(gate.terms, wanted=len(chosen), needed=len(chosen) if least is None else least),
+        roster=tuple(one.member for one in chosen),
+        failed=late,
+        phase=Phase.WAITING,
+        began_at=work.now,
+        deadline=work.now + gate.terms.wait_seconds,
+    )
+
+
+def _start_over(work: Work) -> None:
+    """Nothing of what was done for the former members counts for those who come now."""
+    validation = work.gate.validation
+    if validation is not None and validation.verdict is None:
+        close_validation(work, validation)
+    give_back(work, work.gate.reserved, "a member of the group was replaced or is gone")
+    work.seen.clear()
+    work.gate = dataclasses.replace(
+        work.gate,
+        request=dataclasses.replace(work.gate.request, nodes=()),
+        phase=Phase.COLLECTING,
+        roster=(),
+        ordered={},
+        failed={},
+        validation=None,
+        past=(),
+        restarts=work.gate.restarts + 1,
+        began_at=None,
+        deadline=work.now + work.policy.join_seconds,
+    )

@@ -1,0 +1,1 @@
+"""The nodes as they report: records, names, pools."""

@@ -1,0 +1,227 @@
+"""
+Who is in the fleet: records by name, pools, the aggregator's verdict. What nodes say and are told is in `registry`.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from healthd.aggregator.inventory import executors
+from healthd.aggregator.inventory.known_names import Names
+from healthd.aggregator.inventory.node_record import NodeRecord
+from healthd.aggregator.model import Duplicate, FleetNode
+from healthd.core.errors import HealthdError
+from healthd.core.model import Health, Order, Quarantine, Reason
+
+# A node that was silent for so long gives its place to a new one when the roster is full.
+FORGET_AFTER_SECONDS = 86400.0
+
+
+class FullError(HealthdError):
+    """No more nodes can be kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """One node for the API: the gate's view of it, and the aggregator's verdict with its reasons."""
+
+    node: FleetNode
+    health: Health
+    reasons: tuple[Reason, ...]
+    orders: tuple[Order, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a node serves its own metrics, as it says; `address` None when it does not."""
+
+    node: str
+    address: str | None
+    pool: str | None
+    instance_type: str | None
+
+
+class Roster:
+    """
+    The nodes that are known, on the event loop alone. See `healthd.aggregator.inventory.registry.Fleet` for the parameters.
+    """
+
+    def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
+        self.silent_seconds = silent_seconds
+        self.clock = clock
+        self._max_nodes = max_nodes
+        self._records: dict[str, NodeRecord] = {}
+        self._names: list[str] = []
+        self._known_as = Names()
+        self._pools: dict[str, list[str]] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self._no_room_until = float("-inf")
+
+    def node(self, name: str) -> FleetNode | None:
+        """The node as of now; None when nobody ever heard of it."""
+        record = self._records.get(name)
+        return None if record is None else self._joined(record)
+
+    def _joined(self, record: NodeRecord) -> FleetNode:
+        """The daemon's word, that of the hook that runs the checks meanwhile, or both."""
+        now = self.clock()
+        own = record.view(now)
+        if record.expected is not None:
+            return executors.joined(own, record.executor.view(now) if record.executor and record.executing else None)
+        if record.shown is record:
+            return own
+        return executors.joined(own, record.shown.view(now))
+
+    def names(self) -> Sequence[str]:
+        """All known names, sorted. Not a copy: to be read at once."""
+        return self._names
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """The nodes that are known by this name, their own or another; see `healthd.aggregator.inventory.known_names`."""
+        return self._known_as.called(name)
+
+    def near(self, name: str) -> str:
+        """What may have been meant by a name that no node has, as the end of a sentence; may be empty."""
+        return self._known_as.near(name)
+
+    def pool(self, pool: str) -> Sequence[str]:
+        """The names of a pool, sorted. Not a copy: to be read at once."""
+        return self._pools.get(pool, [])
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Call back after every sync that brought something, and when a node became a duplicate."""
+        self._listeners.append(callback)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def pools(self) -> dict[str, int]:
+        """Pools and how many nodes each has."""
+        return {pool: len(names) for pool, names in sorted(self._pools.items())}
+
+    def view(self, name: str) -> NodeView | None:
+        """One node with the aggregator's verdict; None when nobody ever heard of it."""
+        record = self._records.get(name)
+        return None if record is None else self._view(record)
+
+    def views(self, names: Iterable[str]) -> Iterator[NodeView]:
+        """The same of many, lazily."""
+        return (self._view(self._records[name]) for name in names if name in self._records)
+
+    def health_of(self, name: str) -> Health:
+        """The verdict alone, which costs little."""
+        record = self._records.get(name)
+        return Health.UNKNOWN if record is None else record.shown.health(self.clock(), self.silent_seconds)
+
+    def survey(self) -> Iterator[tuple[Health, float | None, Quarantine | None]]:
+        """Of every node its health, the seconds since it was heard, and its quarantine: for counting."""
+        now, silent = self.clock(), self.silent_seconds
+        for record in (one.shown for one in self._records.values()):
+            heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
+            yield record.health(now, silent), heard, record.quarantine
+
+    def targets(self) -> Iterator[Target]:
+        """Every node that has sent a state, by name, with where it says that it listens."""
+        for name in self._names:
+            kept = self._records[name].state
+            if kept is not None:
+                state = kept.open()
+                yield Target(
+                    node=name,
+                    address=state.address,
+                    pool=state.labels.get("pool"),
+                    instance_type=state.instance_type,
+                )
+
+    def label_of(self, name: str, label: str) -> str | None:
+        """The value of a label of a node; None where it has none."""
+        state = self._records[name].state if name in self._records else None
+        return None if state is None else state.open().labels.get(label)
+
+    def load(self, node: str, *, key_hash: str | None, pool: str | None, duplicate: Duplicate | None = None) -> None:
+        """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
+        record = self._record(node)
+        record.key_hash = key_hash
+        if duplicate is not None:
+            record.duplicate, record.refused_key_hash = duplicate.why, duplicate.refused_key_hash
+            record.kept_duplicate = duplicate
+        if pool is not None and record.state is None:
+            self._index(record, pool)
+
+    def forget(self, name: str) -> None:
+        """Drop all that is known of a node; its next sync is a first one."""
+        record = self._records.pop(name, None)
+        if record is not None:
+            self._index(record, None)
+            del self._names[bisect.bisect_left(self._names, name)]
+            self._known_as.drop(name)
+            record.wake()
+            self._notify(name)
+
+    def refused_key_hash(self, name: str) -> str | None:
+        """The key that came under this name and was not the node's; None where there was none."""
+        record = self._records.get(name)
+        return None if record is None else record.refused_key_hash
+
+    def rekey(self, name: str, key_hash: str) -> None:
+        """Another key is the node's from now on, and whoever has it is a new daemon."""
+        record = self._records[name]
+        quarantine, orders = record.quarantine, record.orders
+        record.wake()
+        self._records[name] = NodeRecord(
+            node=name, key_hash=key_hash, pool=record.pool, quarantine=quarantine, orders=orders
+        )
+        self._known_as.put(name)
+        self._notify(name)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _view(self, record: NodeRecord) -> NodeView:
+        now = self.clock()
+        reasons = record.shown.reasons(now, self.silent_seconds)
+        health = record.shown.health(now, self.silent_seconds)
+        return NodeView(node=self._joined(record), health=health, reasons=reasons, orders=record.orders)
+
+    def _record(self, node: str) -> NodeRecord:
+        record = self._records.get(node)
+        if record is None:
+            record = self._records[node] = NodeRecord(node=node)
+            bisect.insort(self._names, node)
+            self._known_as.put(node)
+        return record
+
+    def _index(self, record: NodeRecord, pool: str | None) -> None:
+        if record.pool is not None:
+            names = self._pools[record.pool]
+            del names[bisect.bisect_left(names, record.node)]
+            if not names:
+                del self._pools[record.pool]
+        record.pool = pool
+        if pool is not None:
+            bisect.insort(self._pools.setdefault(pool, []), record.node)
+
+    def _make_room(self) -> None:
+        """Drop nodes silent for a day that owe nothing; FullError when none is."""
+        if len(self._records) < self._max_nodes:
+            return
+        now = self.clock()
+        if now >= self._no_room_until:
+            gone = [
+                record.node
+                for record in self._records.values()
+                if (record.heard_at is None or now - record.heard_at > FORGET_AFTER_SECONDS)
+                and not record.orders
+                and record.quarantine is None
+            ]
+            for name in gone:
+                self.forget(name)
+            # Looking at all of them is not done again for every stranger that knocks.
+            self._no_room_until = now if gone else now + 10.0
+        if len(self._records) >= self._max_nodes:
+            raise FullError(f"{self._max_nodes} nodes are kept and none is gone; raise max_nodes or forget some")
+
+    def _notify(self, node: str) -> None:
+        for callback in self._listeners:
+            callback(node)

@@ -1,0 +1,125 @@
+"""
+Jobs of Slurm that run on nodes of this fleet although no gate was asked for them: their hook could not run, or not ask.
+
+A hook that cannot run says nothing to anybody, and in observe mode its exit code changes nothing: what shows it is the
+job that the nodes see, and that this aggregator was never asked about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from healthd.core.errors import HealthdError
+from healthd.core.model import NodeState
+from healthd.core.platforms.slurm import gate_name, job_of
+
+MOST_REMEMBERED = 50_000
+"""Jobs that are not looked for again; more than a large cluster starts in a day."""
+MOST_WAITING = 1000
+MOST_EXAMPLES = 5
+RETRY_SECONDS = 5.0
+GRACE_SECONDS = 60.0
+"""A node may see a job before its hook has asked, or before the gate is on disk: only later is its absence a fact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UngatedFigure:
+    """How many such jobs were seen since `since` (seconds since the epoch: the aggregator's start), and the newest."""
+
+    jobs: int
+    since: float
+    examples: tuple[str, ...]
+
+
+def without_lease(state: NodeState) -> tuple[str, ...]:
+    """The jobs of Slurm on a node that its leases do not name, by their ids: those that may have had no gate."""
+    leased = {lease.workload for lease in state.leases}
+    seen = (claim.holder for claim in state.allocated if claim.by == "scheduler" and claim.holder not in leased)
+    return tuple(job for job in map(job_of, seen) if job is not None)
+
+
+class UngatedJobs:
+    """
+    Counts them. `gated` says whether a gate was ever asked under a name; HealthdError where that cannot be told.
+
+    A job is looked up once, when `grace_seconds` have passed by `clock` since a node first told of it.
+    """
+
+    def __init__(
+        self,
+        gated: Callable[[str], Awaitable[bool]],
+        *,
+        clock: Callable[[], float],
+        grace_seconds: float = GRACE_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        self._gated = gated
+        self._clock = clock
+        self._grace_seconds = grace_seconds
+        self._retry_seconds = retry_seconds
+        self._since = clock()
+        self._jobs = 0
+        self._examples: deque[str] = deque(maxlen=MOST_EXAMPLES)
+        self._judged: OrderedDict[str, None] = OrderedDict()
+        self._waiting: OrderedDict[str, float] = OrderedDict()  # since when, the oldest first
+        self._news = asyncio.Event()
+
+    @property
+    def figure(self) -> UngatedFigure:
+        """What was counted up to now."""
+        return UngatedFigure(jobs=self._jobs, since=self._since, examples=tuple(reversed(self._examples)))
+
+    def see(self, state: NodeState) -> None:
+        """Take in what a node says; whether its jobs had a gate is looked up by `run`."""
+        for job in without_lease(state):
+            if job not in self._judged and job not in self._waiting and len(self._waiting) < MOST_WAITING:
+                self._waiting[job] = self._clock()
+                self._news.set()
+
+    async def run(self) -> None:
+        """Look up each job once, for ever. May be started again."""
+        while True:
+            while self._waiting:
+                job, since = next(iter(self._waiting.items()))
+                if (left := since + self._grace_seconds - self._clock()) > 0:
+                    await asyncio.sleep(min(left, self._retry_seconds))
+                    continue
+                try:
+                    gated = await self._gated(gate_name(job))
+                except HealthdError:
+                    await asyncio.sleep(self._retry_seconds)  # the store has said already what is wrong with it
+                    continue
+                except Exception:
+                    del self._waiting[job]  # the others go on after the restart; the node tells of this one again
+                    raise
+                del self._waiting[job]
+                self._judged[job] = None
+                while len(self._judged) > MOST_REMEMBERED:
+                    self._judged.popitem(last=False)
+                if not gated:
+                    self._jobs += 1
+                    self._examples.append(job)
+            await self._news.wait()
+            self._news.clear()
+
+
+class UngatedCollector(Collector):
+    """The count as a metric; `figure` gives it."""
+
+    def __init__(self, figure: Callable[[], UngatedFigure]) -> None:
+        self._figure = figure
+
+    def collect(self) -> Iterator[Metric]:
+        """As a collector."""
+        yield CounterMetricFamily(
+            "healthd_jobs_ungated",
+            "Jobs of Slurm that nodes saw and for which no gate was asked within a minute: their hook could not run or "
+            "could not ask.",
+            value=self._figure().jobs,
+        )

@@ -1,0 +1,62 @@
+"""
+The seam of the aggregator: what the registry tells the gate, what the gate is, and what a step of it wants done.
+
+Frozen data and two protocols; nothing here acts. `registry` implements `Registry`, `engine` uses it, `gate` sees
+only `FleetView`. Times named `*_at` and `deadline` are seconds of the engine's clock: seconds since the epoch when the
+process started, from there on by CLOCK_BOOTTIME, so that a clock that jumps moves no deadline.
+
+`claims` is who has which node, `nodes` the fleet as a step sees it, `gates` how far a gate is, `effects` what a step of
+it wants done. Import from here.
+"""
+
+from __future__ import annotations
+
+from healthd.aggregator.model.claims import Claim, ClaimKind, LeaseRow, LeaseState, Override
+from healthd.aggregator.model.effects import (
+    Accuse,
+    Answer,
+    Effect,
+    GrantLease,
+    Observer,
+    OrderRun,
+    Reserve,
+    RevokeLease,
+    StartGroups,
+    Unreserve,
+    WakeAt,
+)
+from healthd.aggregator.model.gates import Closing, Gate, Grant, Member, OrderedRun, Phase, RunStatus, Terms
+from healthd.aggregator.model.nodes import Duplicate, FleetNode, FleetView, Judge, Judged, Registry
+
+__all__ = [
+    "Accuse",
+    "Answer",
+    "Claim",
+    "ClaimKind",
+    "Closing",
+    "Duplicate",
+    "Effect",
+    "FleetNode",
+    "FleetView",
+    "Gate",
+    "Grant",
+    "GrantLease",
+    "Judge",
+    "Judged",
+    "LeaseRow",
+    "LeaseState",
+    "Member",
+    "Observer",
+    "OrderRun",
+    "OrderedRun",
+    "Override",
+    "Phase",
+    "Registry",
+    "Reserve",
+    "RevokeLease",
+    "RunStatus",
+    "StartGroups",
+    "Terms",
+    "Unreserve",
+    "WakeAt",
+]

@@ -1,0 +1,154 @@
+"""The fleet: one node as the aggregator sees it, the registry of all, and what of it a step of a gate may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from checks.contract import Tier
+from healthd.aggregator.model.claims import Claim, Override
+from healthd.core.evidence import aged
+from healthd.core.model import Health, NodeState, Order, OrderReport, Quarantine, Reason
+
+MOST_COMPILE_SECONDS = 7200.0
+"""More is not waited for, whatever a node says: six times what a node allows for by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetNode:
+    """
+    One node as the aggregator sees it now.
+
+    `state` is as it was received: `behind_seconds` is to be added to every age in it (None of a state: the node is
+    known from the store only). `version` is another number whenever the evidence is another, and `oldest_seconds` the
+    age of the oldest result, as it was received; None where nobody counted: then `version` must be
+    another for new ages too. `judged` are verdicts by tier that leave ages out. `machine` and `failing` say what the
+    rules would read of the state (`healthd.aggregator.quarantine.machine`), None where nobody has looked. `heard_seconds` is how
+    long ago the node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so
+    that its ages are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word.
+    `orders` holds the last report on every order that is not yet acknowledged. `issuer` is the database that the node
+    took orders from before its last sync.
+    """
+
+    node: str
+    state: NodeState | None
+    version: int
+    behind_seconds: float
+    heard_seconds: float | None
+    confirmed: bool
+    duplicate: bool
+    quarantine: Quarantine | None
+    orders: Mapping[str, OrderReport]
+    issuer: str | None
+    oldest_seconds: float | None = None
+    judged: Mapping[Tier, Judged] = field(default_factory=dict)
+    machine: str | None = None
+    failing: bool | None = None
+
+    @property
+    def compile_seconds(self) -> float:
+        """How much longer it may take because it compiles: by its own word, which is bounded."""
+        said = 0.0 if self.state is None else self.state.compile_seconds
+        return max(0.0, min(said, MOST_COMPILE_SECONDS))
+
+    def current(self) -> NodeState | None:
+        """The state with ages as of now."""
+        return None if self.state is None else aged(self.state, self.behind_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duplicate:
+    """
+    Why two daemons seem to have one name; until an admin decides, nothing is admitted there.
+
+    `refused_key_hash` is the last key that was not the node's; None where both hold the node's own.
+    """
+
+    why: str
+    refused_key_hash: str | None
+
+
+class Registry(Protocol):
+    """
+    The fleet in memory, as the engine uses it. All calls are made on the event loop and return at once.
+
+    A node knows orders from answers to its syncs. Until `set_orders` was called for it in this process, the registry
+    makes no statement (`SyncAnswer.orders` None), so that nothing is cancelled by an aggregator that does not know yet.
+    """
+
+    def node(self, name: str) -> FleetNode | None:
+        """The node as of now; None when nobody ever heard of it."""
+
+    def names(self) -> Sequence[str]:
+        """All known names, sorted: heard of in this process, or known from the store."""
+
+    def called(self, name: str) -> Sequence[str]:
+        """The nodes that are known by this name, sorted: the one whose own it is, else all that say it is theirs."""
+
+    def pool(self, pool: str) -> Sequence[str]:
+        """The names whose label `pool` has this value, sorted; empty when there are none."""
+
+    def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
+        """
+        The open orders of the node from now on, all of them; wakes its held sync when they changed.
+
+        The same again changes nothing. Also for a node that is not known yet.
+        """
+
+    def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
+        """The aggregator's word on the node from now on; also for a node that is not known yet."""
+
+    def set_executors(self, members: Mapping[str, str]) -> None:
+        """Which member runs the checks of which node now, instead of its daemon."""
+
+    def has_daemon(self, node: str) -> bool:
+        """Whether a daemon of this name was ever heard of, here or by the store."""
+
+    def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
+        """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
+
+    def forget(self, name: str) -> None:
+        """The node is gone for good and nothing is kept of it any more; nothing happens where it is not known."""
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """
+        Call `callback(node)` on the event loop after every sync that brought something, before it is answered.
+
+        Something: a first sync, a new state, new ages, a new report, a node that became confirmed or a duplicate.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What the evidence of a node says of one tier: `age_seconds` is that of the oldest result that was counted."""
+
+    health: Health
+    reasons: tuple[Reason, ...]
+    age_seconds: float | None
+
+
+Judge = Callable[[FleetNode, Tier, float, tuple[str, ...]], Judged]
+"""(node, tier, max_age_seconds, required checks) -> verdict: `healthd.aggregator.gate.eligibility.judge`, or a memory of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetView:
+    """
+    All that a step of a gate may see. `nodes` may be lazy: a step looks up only the nodes it needs.
+
+    `pool` gives the names of a pool, sorted, empty for an unknown one. `recovering` (why) means that nothing may be
+    admitted; `settling` (why) that nothing may be called impossible yet, because nodes have not had time to report.
+    `called` gives the nodes that are known by a name, their own or another.
+    `doubted`: whether a validation named this node lately and nothing has spoken for it since.
+    """
+
+    nodes: Mapping[str, FleetNode]
+    pool: Callable[[str], Sequence[str]]
+    claims: Mapping[str, Claim]
+    overrides: Mapping[str, Override]
+    recovering: str | None
+    settling: str | None
+    judge: Judge
+    doubted: Callable[[str], bool] = lambda _: False
+    called: Callable[[str], Sequence[str]] = lambda _: ()

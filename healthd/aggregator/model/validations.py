@@ -1,0 +1,112 @@
+"""
+A validation as it is kept: the groups under test now, what was found, the verdict. Frozen data.
+
+It is a part of its gate and goes to disk with it, so a restart of the aggregator goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from healthd.core.model import Launch, Reason
+from healthd.localize import Outcome, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A member of the group with its ranks: `first_rank` is its first in this group."""
+
+    node: str
+    first_rank: int
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """
+    A group under test. `id` is used once; `main` and `port` are where its rank 0 waits.
+
+    `ends_at` is when all its nodes must have reported. `met_at` is when all ranks were seen to be up: how long some
+    take to start is no fault, but from here on they must find each other. `failing_since` is when the first rank was
+    seen lost: the others get a grace to say what they saw. `closed`: its orders are called off, last reports come in
+    until `ends_at`. `hosts` are the members' addresses where nccom-test runs over them, empty for ranks of torch;
+    `launches` is what its main node may have started on others, and `refused` why it may not have something else.
+    `compile_seconds` is how much longer it may take where ranks say that they have to compile.
+    """
+
+    id: str
+    seats: tuple[Seat, ...]
+    main: str
+    port: int
+    started_at: float
+    ends_at: float
+    met_at: float | None = None
+    failing_since: float | None = None
+    closed: bool = False
+    hosts: tuple[str, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    refused: str = ""
+    compile_seconds: float = 0.0
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names, in the order of ranks."""
+        return tuple(seat.node for seat in self.seats)
+
+    def order_id(self, node: str) -> str:
+        """Of the order to a member."""
+        return f"{self.id}:{node}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """
+    What the test of a group gave.
+
+    `accused` holds what was seen of single nodes, by name; `reasons` is what the group as such has to say. `silent`
+    are members that never said how it ended, `unfit` those that could not take part. `busbw_bytes_per_second` by check,
+    for the largest size; `seconds` from the order to the last report.
+    """
+
+    members: tuple[str, ...]
+    outcome: Outcome
+    round: int
+    seconds: float
+    reasons: tuple[Reason, ...] = ()
+    accused: Mapping[str, Reason] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    unfit: Mapping[str, Reason] = field(default_factory=dict)
+    busbw_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
+    injected: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """
+    Collectives over `members` together, and the search for who is at fault when they fail.
+
+    `partners` are idle nodes with good evidence of their own, reserved for the search. `ranks` is how many each has,
+    `whole` the first rank of each in the first whole group; `labels` are those of topology. `deadline`: the search ends
+    with what is known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
+    `launch` is how nccom-test gets onto the nodes (carried, ssh, slurm); None: ranks of torch run the collectives.
+    """
+
+    id: str
+    members: tuple[str, ...]
+    ranks: Mapping[str, int]
+    whole: Mapping[str, int]
+    seed: int
+    started_at: float
+    deadline: float
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    partners: tuple[str, ...] = ()
+    round: int = 0
+    why: str = "the whole"
+    groups: tuple[Group, ...] = ()
+    done: tuple[Tested, ...] = ()
+    history: tuple[Tested, ...] = ()
+    turn: int = 0
+    launch: str | None = None
+    verdict: Verdict | None = None
+    ended_at: float | None = None

@@ -1,0 +1,212 @@
+"""
+The tables of the aggregator's database.
+
+What decides is in columns; what is only read back whole is JSON of the model (`healthd.core.wire`). A change here needs a
+file in `migrations/versions`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from healthd.aggregator.quarantine.machine import plain
+
+METADATA = MetaData()
+
+META = Table(
+    "meta",
+    METADATA,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""`store_id` names the database for life; other keys are the engine's."""
+
+LEADERSHIP = Table(
+    "leadership",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("term", Integer, nullable=False),
+    Column("holder", String(300), nullable=False),
+    Column("renewed", Double, nullable=False),
+)
+"""One row: which aggregator may write; see `leadership`. `term` counts takeovers, `renewed` is a time of day."""
+
+NODES = Table(
+    "nodes",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("key_hash", String(128)),
+    Column("labels", Text, nullable=False),
+    Column("first_seen", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+    Column("duplicate", Text),
+)
+"""`duplicate` is a whole `Duplicate` while two daemons claim the name."""
+
+GATES = Table(
+    "gates",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("job", String(256), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("decided_at", Double),
+    Column("record", Text, nullable=False),
+    UniqueConstraint("job", "attempt", name="one_gate_for_each_attempt"),
+    Index("gates_by_phase", "phase"),
+    Index("gates_by_age", "created_at"),
+)
+"""`record` is the whole `Gate`: request, reservation, ordered runs, decision."""
+
+EVIDENCE = Table(
+    "evidence",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("states", LargeBinary, nullable=False),
+)
+"""The states of the nodes that a decision went by, as JSON packed by zlib."""
+
+LEASES = Table(
+    "leases",
+    METADATA,
+    Column("id", String(400), primary_key=True),
+    Column("gate", String(64), nullable=False),
+    Column("node", String(253), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("granted_at", Double, nullable=False),
+    Column("adopted", Boolean, nullable=False),
+    Column("record", Text, nullable=False),
+    Index("leases_by_state", "state"),
+    Index("leases_by_gate", "gate"),
+)
+"""No key into gates: a lease adopted from another database has its gate there."""
+
+QUARANTINES = Table(
+    "quarantines",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+
+OVERRIDES = Table(
+    "overrides",
+    METADATA,
+    Column("job", String(256), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+
+OUTCOMES = Table(
+    "outcomes",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("job", String(256), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("status", String(64), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("told_at", Double, nullable=False),
+)
+
+GATE_FACTS = Table(
+    "gate_facts",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("decided_at", Double, nullable=False),
+    Column("way", String(16), nullable=False),
+    Column("would", String(16), nullable=False),
+    Column("alarmed", Boolean, nullable=False),
+    Column("clean", Boolean, nullable=False),
+    Column("wait_seconds", Double, nullable=False),
+    Column("device_seconds", Double, nullable=False),
+    Index("gate_facts_by_age", "decided_at"),
+)
+"""What figures are made of, so that nobody needs to read the records of gates for them; see `calibration`."""
+
+GATE_FAULTS = Table(
+    "gate_faults",
+    METADATA,
+    Column("gate", String(64), ForeignKey("gates.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("node", String(253), nullable=False),
+    Column("check_name", String(128), nullable=False),
+    Column("code", String(64), nullable=False),
+    Column("left_out", Boolean, nullable=False),
+)
+"""What a gate knew against nodes; `number` counts them. `left_out`: the job went without the node."""
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("subject", String(300), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("message", Text, nullable=False),
+    Index("events_by_subject", "subject", "id"),
+    Index("events_by_age", "at"),
+)
+"""The audit trail: `subject` is a node's name, `job:NAME`, or `fleet`."""
+
+RULES = Table(
+    "rules",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+"""What the rules remember of a node, while there is anything to remember."""
+
+LATCHES = Table(
+    "latches",
+    METADATA,
+    Column("identity", String(300), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+"""Hard faults by what they belong to: a device's serial number, a machine's instance id, else a node's name."""
+
+MACHINES = Table(
+    "machines",
+    METADATA,
+    Column("node", String(253), primary_key=True),
+    Column("record", Text, nullable=False),
+)
+"""Which machine a node was last: instance id, boot id, devices with serial numbers."""
+
+BASELINES = Table(
+    "baselines",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column("record", Text, nullable=False),
+    Column("samples", LargeBinary, nullable=False),
+)
+"""`record` is a whole `Series`, `samples` what is kept to learn from, as JSON packed by zlib."""
+
+
+def fit(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    The row with text that every database takes.
+
+    PostgreSQL refuses a NUL and what is longer than its column, and with it the whole transaction: one odd word of one
+    node would stop everybody. JSON has neither.
+    """
+    return {key: _fitted(value, table.c[key].type) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def _fitted(text: str, kind: object) -> str:
+    length = kind.length if isinstance(kind, String) else None
+    return text.replace("\0", " ") if length is None else plain(text, length)

@@ -1,0 +1,112 @@
+"""What people change by the page: log in and out, keep a node out, let it in again. Each by a form of ours alone."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from healthd.aggregator.api.auth import AuthError, Scope
+from healthd.aggregator.api.handling import parts_of
+from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
+from healthd.aggregator.ui import rendering
+from healthd.aggregator.ui.route import PageRoute
+from healthd.aggregator.ui.session import (
+    MAX_TOKEN_LENGTH,
+    check_origin,
+    check_token,
+    check_word,
+    forget,
+    form_of,
+    keep,
+    local_path,
+    visitor_of,
+)
+from healthd.core.errors import BadInputError, NotFoundError
+from healthd.core.model import Quarantine
+from healthd.core.node_name import check_name
+
+# What the form offers; None: until somebody releases it.
+ENDS: dict[str, float | None] = {"1h": 3600.0, "8h": 28800.0, "1d": 86400.0, "7d": 604800.0, "open": None}
+
+router = APIRouter(route_class=PageRoute)
+
+
+@router.post("/log-in")
+async def log_in(request: Request) -> Response:
+    """Keep the token in the browser's cookie, when it may read."""
+    fields = await form_of(request, {"token": MAX_TOKEN_LENGTH, "next": 600})
+    target = local_path(fields.get("next"))
+    parts = parts_of(request)
+    if parts.guard.open:
+        return _to(target)
+    token = fields.get("token", "")
+    try:
+        check_token(parts, token)
+    except AuthError as error:
+        # Never what was typed in: it may be a token with one letter wrong.
+        return rendering.page("log_in.html", status=403, visitor=None, next=target, opened=False, said=str(error))
+    response = _to(target)
+    keep(request, response, token)
+    return response
+
+
+@router.post("/log-out")
+async def log_out(request: Request) -> Response:
+    """Drop the cookie."""
+    check_origin(request)
+    response = _to("/log-in")
+    forget(request, response)
+    return response
+
+
+@router.post("/nodes/{node}/quarantine")
+async def quarantine(request: Request, node: str) -> Response:
+    """Keep the node out of admissions."""
+    visitor = visitor_of(request, Scope.ADMIN)
+    fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH, "end": 8})
+    check_word(visitor, fields.get("word", ""))
+    _known(request, node)
+    reason = _reason(fields.get("reason", ""))
+    end = fields.get("end", "")
+    if end not in ENDS:
+        raise BadInputError(f"until when? choose one of: {', '.join(ENDS)}")
+    now, seconds = parts_of(request).engine.now(), ENDS[end]
+    record = Quarantine(
+        reason=reason,
+        owner=visitor.caller.name,
+        owner_kind="person",
+        since=now,
+        until=None if seconds is None else now + seconds,
+    )
+    await parts_of(request).engine.quarantine(node, record)
+    return _to(f"/nodes/{quote(node, safe='')}?done=quarantined")
+
+
+@router.post("/nodes/{node}/release")
+async def release(request: Request, node: str) -> Response:
+    """Let the node in again; what the rules hold against it is taken back, too."""
+    visitor = visitor_of(request, Scope.ADMIN)
+    fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH})
+    check_word(visitor, fields.get("word", ""))
+    _known(request, node)
+    reason = _reason(fields.get("reason", ""))
+    await parts_of(request).engine.quarantine(node, None, why=f"by {visitor.caller.name}: {reason}")
+    return _to(f"/nodes/{quote(node, safe='')}?done=released")
+
+
+def _known(request: Request, node: str) -> None:
+    check_name(node)
+    if parts_of(request).fleet.view(node) is None:
+        raise NotFoundError(f"no node {node[:80]!r} was ever heard of")
+
+
+def _reason(text: str) -> str:
+    if not text or not text.isprintable():
+        raise BadInputError(f"say why, in one line of 1 to {MAX_REASON_LENGTH} characters")
+    return text
+
+
+def _to(target: str) -> Response:
+    return RedirectResponse(target, status_code=303, headers=rendering.HEADERS)

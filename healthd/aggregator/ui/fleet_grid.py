@@ -1,0 +1,255 @@
+"""
+The fleet as cells of a grid: one small record a node, kept until something about the node changes.
+
+Most of a state is bytes in the registry, and opening it costs; so the reasons of a node that is not healthy are read
+once for each new state, and at most so many in one go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model import FleetNode
+from healthd.aggregator.ui.formatting import HEALTH_SIGNS, WORST_FIRST, brief, natural
+from healthd.core.model import Health
+
+# States opened in one go to read their reasons: some 0.3 ms each, on the loop that answers syncs.
+MOST_OPENED = 150
+# Label names that a grid can be grouped by, and how long a value may be to head a group.
+MOST_LABELS = 20
+LONGEST_VALUE = 80
+NO_VALUE = "(none)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """
+    One node in the grid. `reason` and `message` are its first reason's, empty where it has none or nobody has looked
+    yet. `taken` says by whom (job, process, scheduler), None: free.
+    """
+
+    node: str
+    health: Health
+    reason: str
+    message: str
+    action: str
+    quarantined: bool
+    taken: str | None
+    injected: bool
+    pool: str
+    instance_type: str
+    labels: Mapping[str, str] = field(compare=False)
+    place: tuple[object, ...]
+
+    @property
+    def sign(self) -> str:
+        """What stands in the cell, so that its colour is not alone."""
+        return HEALTH_SIGNS[self.health]
+
+    @property
+    def tone(self) -> str:
+        """The classes of the cell: its colour, and marks for what else is to be seen at a glance."""
+        marks = (("quarantined", self.quarantined), ("taken", self.taken is not None), ("injected", self.injected))
+        return " ".join([self.health.value, *(name for name, on in marks if on)])
+
+    @property
+    def label(self) -> str:
+        """The cell in words."""
+        words = [f"{self.node}: {self.health.value}"]
+        words += [self.reason] if self.reason else []
+        words += ["quarantined"] if self.quarantined else []
+        words += [f"taken by {self.taken}"] if self.taken else []
+        words += ["fault injected"] if self.injected else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The cells that share a value; `bad` counts those that no job should get."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    bad: int
+
+
+@dataclass(slots=True)
+class _Kept:
+    key: tuple[object, ...]
+    cell: Cell
+    whole: bool
+
+
+class Board:
+    """Cells by node, on the event loop alone."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._kept: dict[str, _Kept] = {}
+        self._opened = 0
+
+    def begin(self) -> None:
+        """A new go: so many states may be opened again."""
+        self._opened = 0
+
+    def cell(self, name: str) -> Cell | None:
+        """The node as it is now; None when it is not known (any more)."""
+        node = self._fleet.node(name)
+        if node is None:
+            self._kept.pop(name, None)
+            return None
+        health = self._fleet.health_of(name)
+        key = _key(node, health)
+        kept = self._kept.get(name)
+        if kept is not None and kept.key == key and kept.whole:
+            return kept.cell
+        if health is Health.HEALTHY:
+            reason, whole = ("", "", ""), True
+        elif self._opened < MOST_OPENED:
+            self._opened += 1
+            reason, whole = self._reason(name), True
+        else:
+            reason, whole = ("", "", ""), False
+        cell = _cell(node, health, reason)
+        self._kept[name] = _Kept(key, cell, whole)
+        return cell
+
+    def cells(self, names: Iterable[str]) -> list[Cell]:
+        """The cells of these nodes; those that are not known are left out."""
+        self.begin()
+        return [cell for cell in map(self.cell, names) if cell is not None]
+
+    def _reason(self, name: str) -> tuple[str, str, str]:
+        view = self._fleet.view(name)
+        if view is None or not view.reasons:
+            return "", "", ""
+        first = view.reasons[0]
+        return brief(first.code, 64), brief(first.message, 240), first.action.value
+
+
+def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
+    state = node.state
+    leases = () if state is None else tuple(lease.id for lease in state.leases)
+    return (node.version, health, node.quarantine, node.duplicate, node.heard_seconds is None, leases)
+
+
+def _cell(node: FleetNode, health: Health, reason: tuple[str, str, str]) -> Cell:
+    state = node.state
+    labels = {} if state is None else state.labels
+    pool = brief(labels.get("pool", ""), LONGEST_VALUE)
+    kind = brief((state.instance_type if state else None) or "", LONGEST_VALUE)
+    return Cell(
+        node=node.node,
+        health=health,
+        reason=reason[0],
+        message=reason[1],
+        action=reason[2],
+        quarantined=(node.quarantine or (state.quarantine if state else None)) is not None,
+        taken=_taken(node),
+        injected=bool(state and state.faults),
+        pool=pool,
+        instance_type=kind,
+        labels=labels,
+        place=(pool, kind, tuple(sorted(labels.items()))),
+    )
+
+
+def _taken(node: FleetNode) -> str | None:
+    state = node.state
+    if state is None:
+        return None
+    if state.leases:
+        return brief(f"job {state.leases[0].job}", LONGEST_VALUE)
+    if state.allocated:
+        return brief(f"{state.allocated[0].by} {state.allocated[0].holder}", LONGEST_VALUE)
+    return None
+
+
+# --- grouping ---------------------------------------------------------------------------------------------------------
+
+
+def choices(cells: Sequence[Cell], topology: Sequence[str]) -> list[tuple[str, str]]:
+    """What the grid can be grouped by, as value and words; topology as the policy knows it comes first."""
+    names: Counter[str] = Counter()
+    for cell in cells:
+        names.update(cell.labels.keys())
+    known = [name for name in topology if name in names]
+    others = sorted(name for name, _ in names.most_common(MOST_LABELS) if name not in known and name != "pool")
+    found = [(f"label:{name}", brief(name, LONGEST_VALUE)) for name in (*known, *others)]
+    return [*found, ("pool", "pool"), ("type", "instance type"), ("health", "health"), ("none", "nothing")]
+
+
+def default_choice(cells: Sequence[Cell], topology: Sequence[str]) -> str:
+    """Topology where nodes have any, else pools or instance types where there are several."""
+    for name in topology:
+        if any(name in cell.labels for cell in cells):
+            return f"label:{name}"
+    if len({cell.pool for cell in cells}) > 1:
+        return "pool"
+    return "type" if len({cell.instance_type for cell in cells}) > 1 else "none"
+
+
+def grouped(cells: Sequence[Cell], by: str) -> list[Group]:
+    """Groups in the order of their names as people count; without a value last, by health the worst first."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(_value(cell, by), []).append(cell)
+    if by == "health":
+        names: list[str] = [health.value for health in WORST_FIRST if health.value in found]
+    else:
+        names = sorted(found, key=lambda name: (name == NO_VALUE, natural(name)))
+    return [
+        Group(
+            name=name,
+            cells=tuple(sorted(found[name], key=lambda cell: natural(cell.node))),
+            bad=sum(cell.health in (Health.UNHEALTHY, Health.UNKNOWN) for cell in found[name]),
+        )
+        for name in names
+    ]
+
+
+def _value(cell: Cell, by: str) -> str:
+    if by == "pool":
+        return cell.pool or NO_VALUE
+    if by == "type":
+        return cell.instance_type or NO_VALUE
+    if by == "health":
+        return cell.health.value
+    if by.startswith("label:"):
+        return brief(cell.labels.get(by.removeprefix("label:"), ""), LONGEST_VALUE) or NO_VALUE
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """Nodes that have the same first reason; `message` is what one of them says, `tone` the worst health among them."""
+
+    reason: str
+    action: str
+    health: Health
+    cells: tuple[Cell, ...]
+    message: str
+
+
+def troubles(cells: Iterable[Cell]) -> list[Trouble]:
+    """What is wrong, by reason: the worst first, then what most nodes have; in each, those kept out already last."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.health is not Health.HEALTHY:
+            found.setdefault(cell.reason, []).append(cell)
+    made = []
+    for reason, alike in found.items():
+        alike.sort(key=lambda cell: (cell.quarantined, WORST_FIRST.index(cell.health), natural(cell.node)))
+        made.append(
+            Trouble(
+                reason=reason,
+                action=alike[0].action,
+                health=min((cell.health for cell in alike), key=WORST_FIRST.index),
+                cells=tuple(alike),
+                message=next((cell.message for cell in alike if cell.message), ""),
+            )
+        )
+    made.sort(key=lambda trouble: (WORST_FIRST.index(trouble.health), -len(trouble.cells), trouble.reason))
+    return made

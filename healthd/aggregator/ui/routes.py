@@ -1,0 +1,306 @@
+"""The paths of the page: what people read. What they change is in `deeds`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.params import Depends
+from starlette.responses import Response, StreamingResponse
+
+from checks.reasons import REASONS, Reason, action_of, blame_of
+from healthd.aggregator.api.auth import AuthError
+from healthd.aggregator.api.handling import Parts, parts_of
+from healthd.aggregator.api.rules import MOST_ID
+from healthd.aggregator.store.history import read_history
+from healthd.aggregator.ui import actions, fleet_grid, gate_view, node_view, rendering
+from healthd.aggregator.ui.events import FLEET, GATES, Feed
+from healthd.aggregator.ui.fleet_grid import Cell
+from healthd.aggregator.ui.formatting import WORST_FIRST
+from healthd.aggregator.ui.route import PageRoute, feed_of
+from healthd.aggregator.ui.session import visitor_of
+from healthd.core.errors import BadInputError, NotFoundError
+from healthd.core.model import Health
+
+# What one page may show; what is more is counted, or on the next page.
+MOST_ON_PAGE = 5000
+MOST_TROUBLES = 12
+MOST_NAMED = 10
+MOST_GATES = 50
+MOST_EVENTS = 40
+MOST_STATES = 200
+MOST_OPEN_GATES = 100
+MOST_NODES_OF_REASON = 200
+
+
+def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
+    """Give the application the page."""
+    app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
+    app.include_router(router, dependencies=dependencies)
+    app.include_router(actions.router, dependencies=dependencies)
+
+
+router = APIRouter(route_class=PageRoute)
+
+
+@router.get("/")
+async def fleet(
+    request: Request,
+    group: Annotated[str | None, Query(max_length=120)] = None,
+    health: Annotated[str | None, Query(max_length=20)] = None,
+    q: Annotated[str, Query(max_length=120)] = "",
+    page: Annotated[int, Query(ge=1, le=100)] = 1,
+    part: Annotated[str | None, Query(pattern="^top$")] = None,
+) -> Response:
+    """The fleet as a grid; `part=top` is all of it but the grid."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    feed.begin(FLEET)
+    cells, after = feed.all_cells()
+    topology = parts.engine.policy.topology_labels
+    choices = fleet_grid.choices(cells, topology)
+    chosen = group if group in dict(choices) else fleet_grid.default_choice(cells, topology)
+    wanted = None if not health else _health(health)
+    shown = [c for c in cells if (wanted is None or c.health is wanted) and q.lower() in c.node.lower()]
+    groups = [] if part else fleet_grid.grouped(shown, chosen)
+    on_page, pages = _paged(groups, page)
+    troubles = fleet_grid.troubles(cells)
+    recovering, breakers = parts.engine.recovering(), parts.engine.breakers()
+    return rendering.page(
+        "fleet.html",
+        visitor=visitor,
+        after=after,
+        topic=FLEET,
+        part=part,
+        total=len(cells),
+        counts=[(one, sum(cell.health is one for cell in cells)) for one in WORST_FIRST],
+        marks=_marks(cells),
+        troubles=troubles[:MOST_TROUBLES],
+        more_troubles=max(0, len(troubles) - MOST_TROUBLES),
+        most_named=MOST_NAMED,
+        not_well=sum(cell.health is not Health.HEALTHY for cell in cells),
+        choices=choices,
+        chosen=chosen,
+        health=wanted,
+        q=q,
+        groups=on_page,
+        shown=len(shown),
+        page_number=page,
+        pages=pages,
+        gates=[(gate, parts.engine.answer(gate)) for gate in parts.engine.open_gates()[:5]],
+        phases=dict(gate_view.PHASES),
+        open_gates=len(parts.engine.open_gates()),
+        overrides=parts.engine.overrides(),
+        recovering=recovering,
+        breakers=breakers,
+        faults=parts.engine.faults(),
+        injected=[cell.node for cell in cells if cell.injected],
+        mode=parts.engine.policy.mode.value,
+    )
+
+
+def _health(text: str) -> Health:
+    try:
+        return Health(text)
+    except ValueError:
+        raise BadInputError(f"health={text!r} is not one of: {', '.join(h.value for h in Health)}") from None
+
+
+def _marks(cells: Sequence[Cell]) -> dict[str, int]:
+    return {
+        "quarantined": sum(cell.quarantined for cell in cells),
+        "taken": sum(cell.taken is not None for cell in cells),
+    }
+
+
+def _paged(groups: Sequence[fleet_grid.Group], page: int) -> tuple[list[fleet_grid.Group], int]:
+    """The groups of one page, cut at its ends, and how many pages there are."""
+    total = sum(len(group.cells) for group in groups)
+    begin, end, seen = (page - 1) * MOST_ON_PAGE, page * MOST_ON_PAGE, 0
+    found = []
+    for group in groups:
+        cells = group.cells[max(0, begin - seen) : max(0, end - seen)]
+        seen += len(group.cells)
+        if cells:
+            found.append(
+                group
+                if len(cells) == len(group.cells)
+                else fleet_grid.Group(name=group.name, cells=cells, bad=group.bad)
+            )
+    return found, max(1, -(-total // MOST_ON_PAGE))
+
+
+@router.get("/nodes/{node}")
+async def node(
+    request: Request,
+    node: str,
+    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
+    done: Annotated[str | None, Query(pattern="^(quarantined|released)$")] = None,
+) -> Response:
+    """One node: why it is as it is, since when, and what to do."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    topic = f"node:{node}"
+    view = parts.fleet.view(node)
+    if view is None:
+        raise NotFoundError(f"no node {node[:80]!r} was ever heard of")
+    after = feed.begin(topic)
+    state = view.node.current()
+    if state is not None:
+        feed.samples.take(state, time.time())
+    since = time.time() - parts.engine.policy.history_days * 86400.0
+    events = await parts.store.read(
+        lambda connection: read_history(connection, node, limit=MOST_EVENTS + 1, before=before, since=since)
+    )
+    record = parts.engine.remembered(node)
+    feed.board.begin()
+    return rendering.page(
+        "node.html",
+        visitor=visitor,
+        after=after,
+        topic=topic,
+        node=view.node,
+        state=state,
+        health=view.health,
+        cell=feed.board.cell(node),
+        whys=node_view.whys(view.reasons, record),
+        record=record,
+        quarantine=view.node.quarantine,
+        own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
+        tiles=node_view.tiles(state) if state else [],
+        rows=node_view.rows(state, feed.samples) if state else [],
+        grants=[row for row in parts.engine.leases() if row.node == node],
+        orders=[order for order in view.orders or () if order.kind != "lease"],
+        events=events[:MOST_EVENTS],
+        older=events[MOST_EVENTS - 1].id if len(events) > MOST_EVENTS else None,
+        before=before,
+        done=done,
+    )
+
+
+@router.get("/gates")
+async def gates(
+    request: Request,
+    before: Annotated[str | None, Query(max_length=64)] = None,
+    job: Annotated[str | None, Query(max_length=256)] = None,
+) -> Response:
+    """Gates in progress, and decisions of the past, newest first."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    after = feed.begin(GATES)
+    found = await parts.engine.gates(limit=MOST_GATES + 1, before=before, job=job or None)
+    decided = [(gate, parts.engine.answer(gate)) for gate in found[:MOST_GATES] if gate.decision is not None]
+    under_way = [gate for gate in parts.engine.open_gates() if not job or gate.request.job == job]
+    return rendering.page(
+        "gates.html",
+        visitor=visitor,
+        after=after,
+        topic=GATES,
+        under_way=[(gate, parts.engine.answer(gate)) for gate in under_way[:MOST_OPEN_GATES]] if before is None else [],
+        more_open=max(0, len(under_way) - MOST_OPEN_GATES),
+        decided=decided,
+        older=found[MOST_GATES - 1].id if len(found) > MOST_GATES else None,
+        before=before,
+        job=job or "",
+        phases=dict(gate_view.PHASES),
+    )
+
+
+@router.get("/gates/{gate}")
+async def gate(request: Request, gate: str) -> Response:
+    """One gate: how far it is or what it decided, on what evidence, and the validation as it ran."""
+    visitor = visitor_of(request)
+    parts, feed = parts_of(request), feed_of(request)
+    topic = f"gate:{gate}"
+    after = feed.begin(topic)
+    told = await parts.engine.explain(gate)
+    found = told.gate
+    return rendering.page(
+        "gate.html",
+        visitor=visitor,
+        after=after,
+        topic=topic,
+        gate=found,
+        decision=parts.engine.answer(found),
+        steps=gate_view.steps_of(found),
+        pictures=gate_view.pictures(found),
+        left_out=gate_view.left_out(parts.engine.answer(found)),
+        states=sorted(told.states, key=lambda state: WORST_FIRST.index(state.health))[:MOST_STATES],
+        more_states=max(0, len(told.states) - MOST_STATES),
+        most_nodes=MOST_STATES,
+        leases=told.leases[:MOST_STATES],
+        outcome=told.outcome,
+        open_api=parts.guard.open,
+    )
+
+
+@router.get("/reasons")
+async def reasons(request: Request) -> Response:
+    """The catalogue of reasons."""
+    return rendering.page("reasons.html", visitor=visitor_of(request), reasons=list(REASONS.values()))
+
+
+@router.get("/reasons/{code}")
+async def reason(request: Request, code: str) -> Response:
+    """One reason: what it means, whose fault it is, what to do, and who has it now."""
+    visitor = visitor_of(request)
+    cells = [cell for cell in feed_of(request).all_cells()[0] if cell.reason == code]
+    known = REASONS.get(code)
+    if known is None:
+        if not cells:
+            raise NotFoundError(f"no reason {code[:80]!r} in the catalogue, and no node has it")
+        meaning = "Not in the catalogue: a check of your own brought it along."
+        known = Reason(code, meaning, blame_of(code), action_of(code))
+    return rendering.page(
+        "reason.html",
+        visitor=visitor,
+        reason=known,
+        runbook=runbook_of(parts_of(request), known.code),
+        cells=cells[:MOST_NODES_OF_REASON],
+        total=len(cells),
+    )
+
+
+def runbook_of(parts: Parts, code: str) -> str | None:
+    """Where the runbook of a reason is published; None where nobody said, or the catalogue has no such reason."""
+    base = parts.settings.runbooks_url
+    return None if base is None or code not in REASONS else f"{base.rstrip('/')}/reasons/{code}.md"
+
+
+@router.get("/events")
+async def events(
+    request: Request,
+    topic: Annotated[str, Query(max_length=300)] = FLEET,
+    after: Annotated[str | None, Query(max_length=40)] = None,
+) -> Response:
+    """The stream of what changes on the pages of a topic; it ends when the visitor's token is no longer good."""
+    visitor_of(request)
+
+    def still() -> bool:
+        try:
+            visitor_of(request)
+        except AuthError:
+            return False
+        return True
+
+    stream = feed_of(request).stream(topic, request.headers.get("last-event-id") or after, still)
+    headers = {"x-accel-buffering": "no", "cache-control": "no-store", "x-content-type-options": "nosniff"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+@router.get("/static/{name}")
+async def static(name: str) -> Response:
+    """A static file; they need no token, for the log-in has to look like something."""
+    found = rendering.static(name)
+    if found is None:
+        raise NotFoundError(f"no file {name[:80]!r}")
+    return found
+
+
+@router.get("/log-in", name="log_in")
+async def log_in(request: Request, next: Annotated[str | None, Query(max_length=600)] = None) -> Response:  # noqa: A002  the name in the URL
+    """The form for a token."""
+    opened = parts_of(request).guard.open
+    return rendering.page("log_in.html", visitor=None, next=next or "/", opened=opened, said="")

@@ -1,0 +1,177 @@
+"""
+Who looks at the page, and what a form may do: the API's tokens in a cookie that no script can read.
+
+The cookie counts for the page alone: the API looks at `Authorization` and nothing else. A form counts only when it
+comes from a page of ours: the browser says so (Sec-Fetch-Site, Origin), and the form carries a word that another site
+cannot know. Where no tokens are asked for, the word is a secret of this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from fastapi import Request
+from starlette.responses import Response
+
+from healthd.aggregator.api.auth import AuthError, Caller, Guard, Scope, is_loopback
+from healthd.aggregator.api.handling import Parts, parts_of
+from healthd.aggregator.api.problems import HttpError
+from healthd.aggregator.api.sync import read_body
+from healthd.core.errors import BadInputError
+from healthd.core.http.addresses import host_of, split_header
+
+# `__Host-` binds the cookie to this host and to TLS; browsers refuse it over plain HTTP.
+COOKIE, SAFE_COOKIE = "healthd-page", "__Host-healthd-page"
+# Of a form: a reason of 500 characters, percent-encoded, and some fields around it.
+MAX_FORM_BYTES = 16 * 1024
+MAX_FIELDS = 16
+# A shift; who looks longer logs in again.
+COOKIE_SECONDS = 12 * 3600
+MAX_TOKEN_LENGTH = 512
+
+_PROCESS_SECRET = secrets.token_bytes(32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visitor:
+    """Who looks. `word` is what their forms must carry."""
+
+    caller: Caller
+    word: str
+
+    @property
+    def admin(self) -> bool:
+        """Whether the forms of the page are for them."""
+        return Scope.ADMIN in self.caller.scopes
+
+
+def visitor_of(request: Request, scope: Scope = Scope.READ) -> Visitor:
+    """The visitor, by header or cookie; AuthError when they may not do what `scope` allows."""
+    guard = parts_of(request).guard
+    authorization = _authorization(request)
+    caller = guard.require(authorization, scope)
+    return Visitor(caller=caller, word=_word(guard, authorization))
+
+
+def _authorization(request: Request) -> str | None:
+    header = request.headers.get("authorization")
+    if header is not None:
+        return header
+    token = request.cookies.get(SAFE_COOKIE if _tls(request) else COOKIE, "")
+    return f"Bearer {token}" if token else None
+
+
+def _word(guard: Guard, authorization: str | None) -> str:
+    key = _PROCESS_SECRET if guard.open else (authorization or "").encode("utf-8", "surrogateescape")
+    return hmac.new(key, b"healthd page form", hashlib.sha256).hexdigest()
+
+
+def _tls(request: Request) -> bool:
+    return bool(request.scope["scheme"] == "https")
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+async def form_of(request: Request, known: Mapping[str, int]) -> dict[str, str]:
+    """
+    The fields of a form that came from a page of ours, stripped; `known` gives each its longest length.
+
+    HttpError 403 for one from elsewhere, BadInputError for what is no such form.
+    """
+    check_origin(request)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise HttpError(
+            415, "a form of this page is sent as application/x-www-form-urlencoded", {"connection": "close"}
+        )
+    body = await read_body(
+        request.receive,
+        dict(request.scope["headers"]),
+        max_bytes=MAX_FORM_BYTES,
+        timeout_seconds=parts_of(request).settings.read_timeout_seconds,
+    )
+    try:
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+    except ValueError:
+        raise BadInputError("the form cannot be read; load the page again and send it once more") from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known or name in found:
+            raise BadInputError(f"the form has a field {name[:40]!r} too many; load the page again")
+        if len(value) > known[name]:
+            raise BadInputError(f"{name!r} may have {known[name]} characters at most, and has {len(value)}")
+        found[name] = value.strip()
+    return found
+
+
+def check_word(visitor: Visitor, word: str) -> None:
+    """HttpError 403 unless the form is one that this visitor was given."""
+    if not hmac.compare_digest(visitor.word.encode(), word.encode("utf-8", "surrogateescape")):
+        raise HttpError(403, "this form is of another session; load the page again and send it once more")
+
+
+def check_origin(request: Request) -> None:
+    """HttpError 403 for a request that another site made the browser send."""
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    host = request.headers.get("host", "")
+    if site not in (None, "same-origin") or (origin is not None and split_header("Origin", origin).netloc != host):
+        raise HttpError(403, "this was sent from another site; use the page or the command of this one")
+    parts = parts_of(request)
+    if parts.guard.open and is_loopback(parts.settings.address[0]) and not _names_no_one(host_of(host)):
+        # Another site may have its own name point here (DNS rebinding): then its pages count as ours.
+        raise HttpError(403, f"changes are taken under localhost or an address here, not as {host[:80]!r}")
+
+
+def _names_no_one(name: str) -> bool:
+    """Whether a Host header holds localhost or an address, which no other site can be known by."""
+    if name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+# --- in and out -------------------------------------------------------------------------------------------------------
+
+
+def check_token(parts: Parts, token: str) -> Caller:
+    """Who a token that was typed in belongs to; AuthError when it may not read."""
+    if not token or len(token) > MAX_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
+        raise AuthError(401, "this token is not known here; ask whoever runs the aggregator for one")
+    return parts.guard.require(f"Bearer {token}", Scope.READ)
+
+
+def keep(request: Request, response: Response, token: str) -> None:
+    """Log in: the browser sends the token from now on, to this host, from its own pages alone."""
+    response.set_cookie(
+        SAFE_COOKIE if _tls(request) else COOKIE,
+        token,
+        max_age=COOKIE_SECONDS,
+        path="/",
+        secure=_tls(request),
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def forget(request: Request, response: Response) -> None:
+    """Log out."""
+    tls = _tls(request)
+    response.delete_cookie(SAFE_COOKIE if tls else COOKIE, path="/", secure=tls, httponly=True, samesite="strict")
+
+
+def local_path(text: str | None) -> str:
+    """Where to go after the log-in: a path of ours, else the start; never another site."""
+    if not text or len(text) > 500 or not text.isascii() or not text.isprintable() or "\\" in text:
+        return "/"
+    return text if text.startswith("/") and not text.startswith("//") else "/"

@@ -1,0 +1,1 @@
+"""The commands that ask an aggregator about its fleet: `fleet`, `override`, `baseline`."""

@@ -1,0 +1,342 @@
+"""`healthd baseline`: limits learned from healthy machines: look, learn, agree, carry from here to there."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from healthd.cli.fleet.line import fleet_options
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.tree import Settings
+from healthd.core.errors import BadInputError, ConfigError
+
+if TYPE_CHECKING:
+    from healthd.baselines.book import Book
+    from healthd.baselines.model import Series, State
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# A node's state is some 100 kB, a page of them some more.
+MOST_BYTES = 64 << 20
+
+
+def _place(command: F) -> F:
+    """Where the baselines are: at the aggregator, or in a file."""
+    file = click.option(
+        "--file", "where", type=click.Path(path_type=Path), metavar="F", help="In this file, not at the aggregator."
+    )
+    return file(fleet_options(command))
+
+
+@click.group(short_help="Limits learned from what healthy machines measured.")
+def baseline() -> None:
+    """Limits learned from what healthy machines measured."""
+
+
+@baseline.command(short_help="What is learned, what judges, what has drifted.")
+@click.argument("names", nargs=-1)
+@_place
+def show(names: tuple[str, ...], where: Path | None, as_json: bool, **options: Any) -> int:
+    """What is learned, by NAMES of measurements or ids: what judges, what waits for a person, what has drifted."""
+    from healthd.cli.fleet.baseline_lines import lines_of
+
+    settings = load_settings(options, section="gate")
+    answer: dict[str, Any] = {} if where is not None else _get(settings)
+    series = _read(where) if where is not None else _series_of(answer)
+    chosen = _chosen(series, names)
+    if as_json:
+        from healthd.baselines import files
+
+        _print_json({**answer, "format": files.FORMAT, "baseline": files.entries_of(chosen, candidates=True)})
+    else:
+        click.echo("\n".join(lines_of(chosen, answer)))
+    return 0
+
+
+@baseline.command(short_help="Learn now, from the fleet or from files.")
+@click.argument("states", nargs=-1, type=click.Path(path_type=Path), metavar="[STATE.json]...")
+@click.option("--out", type=click.Path(path_type=Path), metavar="F", help="Where to put what STATEs teach.")
+@click.option("--approve", "agree", is_flag=True, help="Approve at once what can be.")
+@fleet_options
+def learn(states: tuple[Path, ...], out: Path | None, agree: bool, as_json: bool, **options: Any) -> int:
+    """
+    Learn from files as `healthd check --json` prints them, or let the aggregator learn from all its nodes now.
+
+    Only passing results of healthy nodes that nobody used count: one of each device and day, eleven in all from three
+    devices at least.
+    """
+    from healthd.baselines import files
+    from healthd.cli.fleet.baseline_lines import lines_of
+
+    settings = load_settings(options, section="gate")
+    if bool(states) != (out is not None):
+        raise ConfigError("learning from files needs both: the files, and --out F for what they teach")
+    if out is None:
+        changed = _call(settings, "POST", "/v1/baselines/learn", {})
+        if agree:
+            _call(settings, "POST", "/v1/baselines/decide", {"state": "approved", "owner": getpass.getuser()})
+        series = _series_of({"format": files.FORMAT, "baseline": changed["changed"]})
+    else:
+        book, left_out = _learned_of(states, _read(out) if out.exists() else (), settings)
+        if agree:
+            _decide(book, (), "approved")
+        series = book.all()
+        if not any(one.in_force or one.candidate for one in series):
+            raise BadInputError(f"nothing could be learned of {len(states)} files: {_too_few(book, left_out)}")
+        files.write(out, series, candidates=True)
+        for line in left_out[:20]:
+            click.echo(f"healthd: left out: {line}", err=True)
+    if as_json:
+        _print_json({"format": files.FORMAT, "baseline": files.entries_of(series, candidates=True)})
+    else:
+        click.echo("\n".join(lines_of(series, {})))
+    return 0
+
+
+def _decision(name: str, state: str, text: str) -> None:
+    @baseline.command(name, help=text)
+    @click.argument("names", nargs=-1)
+    @_place
+    def command(names: tuple[str, ...], where: Path | None, as_json: bool, **options: Any) -> int:
+        settings = load_settings(options, section="gate")
+        if state == "revoked" and not names:
+            raise ConfigError("name what is to be revoked: measurements or ids, as 'healthd baseline show' lists them")
+        if where is not None:
+            from healthd.baselines import files
+
+            book = _book(_read(where), settings)
+            count = len(_decide(book, names, state))
+            files.write(where, book.all(), candidates=True)
+        else:
+            body = {"state": state, "names": names, "owner": getpass.getuser()}
+            count = _call(settings, "POST", "/v1/baselines/decide", body)["count"]
+        _done(as_json, f"{count} baselines are {state}", count)
+        return 0
+
+
+_decision("approve", "approved", "Let candidates judge: those NAMED, or all. Frozen ones that are named thaw.")
+_decision("freeze", "frozen", "Keep what is approved as it is. No candidates any more, and no replacement by import.")
+_decision("revoke", "revoked", "Take back what is approved: it judges no more, anywhere.")
+
+
+@baseline.command(short_help="Write what is approved to a file.")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("names", nargs=-1)
+@click.option("--candidates", is_flag=True, help="Also what nobody has agreed to yet.")
+@_place
+def export(
+    out: Path, names: tuple[str, ...], candidates: bool, where: Path | None, as_json: bool, **options: Any
+) -> int:
+    """Write a file (JSON, or TOML if it is called so) for `--baseline FILE` and `[baseline] file`."""
+    from healthd.baselines import files
+
+    settings = load_settings(options, section="gate")
+    series = _chosen(_read(where) if where is not None else _series_of(_get(settings)), names)
+    if not files.entries_of(series, candidates=candidates):
+        raise BadInputError("nothing is approved that could be exported; 'healthd baseline show' lists what is learned")
+    count = files.write(out, series, candidates=candidates)
+    _done(as_json, f"{out}: {count} baselines", count)
+    return 0
+
+
+@baseline.command(name="import", short_help="Give a file to the aggregator.")
+@click.argument("file", type=click.Path(path_type=Path))
+@fleet_options
+def take(file: Path, as_json: bool, **options: Any) -> int:
+    """Give a file to the aggregator: what is approved in it judges on the nodes that it is meant for."""
+    from healthd.baselines import files
+
+    settings = load_settings(options, section="gate")
+    body = {"format": files.FORMAT, "baseline": files.entries_of(_read(file), candidates=True)}
+    count = _call(settings, "POST", "/v1/baselines/import", body)["count"]
+    _done(as_json, f"{count} baselines were taken from {file}", count)
+    return 0
+
+
+@baseline.command(short_help="How what is approved differs.")
+@click.argument("old", type=click.Path(path_type=Path))
+@click.argument("new", type=click.Path(path_type=Path), required=False)
+@fleet_options
+def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
+    """
+    How what is approved differs between two files, or between a file and the aggregator.
+
+    Exit code: 0 they are the same, 1 they differ, 2 it cannot be told.
+    """
+    from healthd.cli.fleet.baseline_lines import differences
+
+    settings = load_settings(options, section="gate")
+    found = differences(_read(old), _read(new) if new is not None else _series_of(_get(settings)))
+    if as_json:
+        _print_json({"differences": found})
+    elif found:
+        click.echo("\n".join(found))
+    return 1 if found else 0
+
+
+@baseline.command(short_help="A starting configuration from this good node.")
+@common_options
+@click.option("--out", type=click.Path(path_type=Path), metavar="F", help="Write it here; else print it.")
+@click.option("--margin", type=float, default=0.2, show_default=True, help="Share that limits are away from the worst.")
+@click.option("--runs", type=click.IntRange(1, 20), default=3, show_default=True, help="Runs; the worst value counts.")
+@click.option("--tier", type=click.Choice(["quick", "deep"]), default="quick", show_default=True, help="What to run.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def init(out: Path | None, margin: float, runs: int, tier: str, force: bool, **options: Any) -> int:
+    """
+    Write a starting configuration with [limits] from this good node: what it measures now, with a margin.
+
+    Exit code: 0 written, 1 the node is not healthy or not free, 2 usage.
+    """
+    import asyncio
+
+    from checks.contract import Tier
+    from healthd.baselines import files
+    from healthd.cli.check import examine
+    from healthd.cli.fleet.baseline_init import configuration
+
+    if not 0 < margin < 1:
+        raise ConfigError(f"--margin is a share between 0 and 1, not {margin:g}")
+    if out is not None and out.exists() and not force:
+        raise ConfigError(f"{out} is there already; name another file, or say --force")
+    settings = load_settings(options, section="node")
+    states = [asyncio.run(examine(settings, (), Tier(tier), quiet=True)) for _ in range(runs)]
+    text = configuration(states, margin=margin, tier=tier)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        files.put(out, text.encode())
+        click.echo(f"{out}: limits of {states[-1].node} with a margin of {100 * margin:g} %; read it before you use it")
+    return 0
+
+
+# --- series here and there ------------------------------------------------------------------------------------------
+
+
+def _book(series: Sequence[Series], settings: Settings) -> Book:
+    from healthd.baselines.book import Book
+
+    book = Book(settings.baseline.rule)
+    for one in series:
+        book.put(one)
+    return book
+
+
+def _learned_of(states: Sequence[Path], known: Sequence[Series], settings: Settings) -> tuple[Book, list[str]]:
+    """What the files teach, and which nodes were left out and why."""
+    import dataclasses
+
+    from healthd.baselines import sampling
+
+    book = _book(known, settings)
+    left_out, newest = [], 0.0
+    for path in states:
+        for state in _states(path):
+            # The node's own clock says when it was: a file may be old, and days tell samples apart.
+            newest = max(newest, state.observed_at)
+            free = dataclasses.replace(state, quarantine=None)
+            why, kind = sampling.why_not(free), sampling.kind_of(free)
+            if why is not None or kind is None:
+                left_out.append(f"{path}: {state.node}: {why}")
+                continue
+            for name, _, sample in sampling.samples_of(free, now=state.observed_at):
+                book.add(kind, name, sample)
+    book.learn(now=newest or time.time(), automatic=False)
+    return book, left_out
+
+
+def _states(path: Path) -> tuple[Any, ...]:
+    """The states in a file: one, or a list."""
+    from healthd.core import wire
+    from healthd.core.model import NodeState
+
+    try:
+        with path.open("rb") as file:
+            body = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(body) > MOST_BYTES:
+        raise BadInputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; 'healthd check --json' writes less")
+    if body.lstrip()[:1] == b"[":
+        return wire.decode(body, tuple[NodeState, ...], what=str(path))
+    return (wire.decode(body, NodeState, what=str(path)),)
+
+
+def _too_few(book: Book, left_out: Sequence[str]) -> str:
+    from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES
+
+    most = max((len(book.samples(one.id)) for one in book.all()), default=0)
+    text = f"at most {most} samples of a measurement, {LEAST_SAMPLES} from {LEAST_SOURCES} devices are needed"
+    return f"{text}; left out: {left_out[0]}" if left_out else text
+
+
+def _decide(book: Book, names: Sequence[str], state: str) -> tuple[Series, ...]:
+    from healthd.baselines.book import due
+    from healthd.baselines.model import State as States
+
+    wanted: State = States(state)
+    found = book.find(names) if names else tuple(one for one in book.all() if due(one, wanted))
+    if not found:
+        raise BadInputError(f"there is nothing that could be {state}; 'healthd baseline show' lists all")
+    return book.decide([one.id for one in found], wanted, by=getpass.getuser(), now=time.time())
+
+
+def _chosen(series: Sequence[Series], names: Sequence[str]) -> tuple[Series, ...]:
+    from healthd.baselines.book import Book
+
+    book = Book()
+    for one in series:
+        book.put(one)
+    return book.find(names)
+
+
+def _read(path: Path) -> tuple[Series, ...]:
+    """A file that was named on the command line; ConfigError where it cannot be used."""
+    from healthd.baselines import files
+
+    try:
+        return files.read(path)
+    except BadInputError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _series_of(answer: dict[str, Any]) -> tuple[Series, ...]:
+    from healthd.baselines import files
+    from healthd.core import wire
+
+    known = {key: answer[key] for key in ("format", "baseline") if key in answer}
+    return files.decode(wire.encode(known), what="answer of the aggregator")
+
+
+def _get(settings: Settings) -> dict[str, Any]:
+    from healthd.core.http.aggregator_client import Aggregator
+
+    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+        found: dict[str, Any] = aggregator.get("/v1/baselines")
+    return found
+
+
+def _call(settings: Settings, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    from healthd.core import wire
+    from healthd.core.http.aggregator_client import Aggregator
+
+    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+        return wire.decode(aggregator.call(method, path, body=body), dict[str, Any], what="answer of the aggregator")
+
+
+def _done(as_json: bool, message: str, count: int) -> None:
+    if as_json:
+        _print_json({"ok": True, "count": count, "message": message})
+    else:
+        click.echo(message)
+
+
+def _print_json(value: Any) -> None:
+    from healthd.core import wire
+
+    sys.stdout.write(wire.encode(value).decode() + "\n")

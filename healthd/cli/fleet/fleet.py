@@ -1,0 +1,303 @@
+"""`healthd fleet` and `healthd override`: look at the fleet, keep nodes out, let them in, explain a gate."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from typing import Any
+
+import click
+
+from healthd.cli.fleet.identity import forget, rekey
+from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, print_json, segment
+from healthd.cli.hooks.leases import release_lease
+from healthd.cli.settings.options import load_settings
+from healthd.cli.settings.tree import Settings
+from healthd.core.errors import ConfigError
+from healthd.core.model import Health
+
+PAGE = 500
+MOST_NODES = 20_000
+MOST_EVENTS = 1000
+
+
+@click.group(invoke_without_command=True, short_help="The fleet as the aggregator sees it.")
+@click.pass_context
+def fleet(ctx: click.Context) -> None:
+    """The fleet as the aggregator sees it; `status` when nothing else is said."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(status)
+
+
+fleet.add_command(rekey)
+fleet.add_command(forget)
+fleet.add_command(release_lease)
+
+
+@fleet.command()
+@fleet_options
+@click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
+@click.option("--pool", help="Only nodes of this pool.")
+def status(as_json: bool = False, health: str | None = None, pool: str | None = None, **options: Any) -> int:
+    """Every node on a line, the worst first."""
+    settings = load_settings(options, section="gate")
+    nodes: list[dict[str, Any]] = []
+    with aggregator_of(settings) as aggregator:
+        after: str | None = None
+        while len(nodes) < MOST_NODES:
+            page = aggregator.get("/v1/nodes", limit=PAGE, after=after, health=health, pool=pool)
+            nodes += page["nodes"]
+            after = page.get("next")
+            if after is None:
+                break
+        summary = aggregator.get("/v1/fleet")
+    if as_json:
+        print_json({"fleet": summary, "nodes": nodes})
+        return 0
+    from healthd.cli.terminal import render
+
+    render.print_fleet(summary, nodes)
+    if not nodes and (health or pool):
+        click.echo(
+            "no node is of that " + " and ".join(word for word, asked in (("health", health), ("pool", pool)) if asked)
+        )
+    return 0
+
+
+@fleet.command()
+@click.argument("node")
+@fleet_options
+def show(node: str, as_json: bool, **options: Any) -> int:
+    """All that is known of one node."""
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        record = aggregator.get(f"/v1/nodes/{segment(node)}")
+    if as_json:
+        print_json(record)
+        return 0
+    from healthd.cli.terminal import render
+
+    render.print_node(record)
+    return 0
+
+
+@fleet.command()
+@click.argument("node")
+@click.option("--reason", required=True, help="Why; shown to everyone whose job it delays.")
+@click.option("--for", "duration", metavar="T", help="How long (default: until somebody releases it).")
+@click.option("--unseen", is_flag=True, help="Also a node that has never reported: it is kept out when it comes.")
+@fleet_options
+def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_json: bool, **options: Any) -> int:
+    """Keep a node out of admissions. A name that no node has is taken for a slip, unless it is said to be --unseen."""
+    from healthd.core.http.aggregator_client import RefusedError
+
+    settings = load_settings(options, section="gate")
+    seconds = duration_of("--for", duration)
+    body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": seconds}
+    with aggregator_of(settings) as aggregator:
+        query = {"unseen": "true"} if unseen else None
+        try:
+            aggregator.call("PUT", f"/v1/nodes/{segment(node)}/quarantine", body=body, query=query)
+        except RefusedError as error:
+            raise (ConfigError(str(error)) if error.status in (400, 404) else error) from None
+    done(as_json, f"{node} is quarantined" + (f" for {duration}" if duration else "") + f": {reason}")
+    return 0
+
+
+@fleet.command()
+@click.argument("node")
+@fleet_options
+def release(node: str, as_json: bool, **options: Any) -> int:
+    """End a quarantine."""
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        aggregator.call("DELETE", f"/v1/nodes/{segment(node)}/quarantine")
+    done(as_json, f"{node} is released")
+    return 0
+
+
+@fleet.command(short_help="A gate's decision with its evidence and rounds.")
+@click.argument("gate")
+@fleet_options
+def explain(gate: str, as_json: bool, **options: Any) -> int:
+    """A gate's decision with the evidence it was made on; GATE is its id or its job."""
+    from healthd.core import wire
+    from healthd.core.model import Decision
+
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        decision = aggregator.call("GET", f"/v1/gates/{segment(gate)}")
+    if as_json:
+        sys.stdout.write(decision.decode() + "\n")
+        return 0
+    from healthd.cli.terminal import render
+
+    console = render.out()
+    read = wire.decode(decision, Decision, what="decision")
+    render.show(console, render.decision_report(read))
+    if read.policy.get("collective"):
+        with aggregator_of(settings) as aggregator:
+            runs = aggregator.get(f"/v1/validations/{segment(read.id)}")
+        render.show(console, render.rounds_report(runs["validations"]))
+    return 0
+
+
+@fleet.command(short_help="Run collectives over nodes; find who is at fault.")
+@click.argument("nodes", nargs=-1)
+@click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
+@click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
+@click.option("--wait", metavar="T", default="10m", show_default=True, help="How long to wait for the verdict.")
+@fleet_options
+def validate(
+    nodes: tuple[str, ...], pool: str | None, count: int | None, wait: str, as_json: bool, **options: Any
+) -> int:
+    """
+    Run collectives over NODES together and find who is at fault. Nobody gets a lease.
+
+    Exit code: 0 all passed together, 75 they did not.
+    """
+    if bool(nodes) == (pool is not None):
+        raise ConfigError("say which nodes: by name, or else --pool P --count K")
+    settings = load_settings(options, section="gate")
+    body = {"nodes": nodes, "pool": pool, "count": count, "wait_seconds": duration_of("--wait", wait)}
+    found = _validated(settings, body, quiet=as_json)
+    if as_json:
+        print_json(found)
+    else:
+        from healthd.cli.terminal import render
+        from healthd.core import wire
+        from healthd.core.model import Decision
+
+        console = render.out()
+        render.show(console, render.decision_report(wire.decode(wire.encode(found["decision"]), Decision, what="it")))
+        render.show(console, render.rounds_report(found["validations"]))
+    return 0 if found["decision"]["decision"] == "admit" else 75
+
+
+def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
+    """Start a validation and follow it to its end."""
+    from healthd.cli.terminal.progress import Progress
+    from healthd.core import wire
+    from healthd.core.model import Decision
+
+    with aggregator_of(settings) as aggregator, Progress(quiet=quiet) as progress:
+        started = aggregator.call("POST", "/v1/validations", body=body, query={"wait": "0"})
+        found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
+        while found["decision"]["decision"] == "hold":
+            progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
+            found = aggregator.get(f"/v1/validations/{found['id']}", wait=f"{progress.every_seconds:g}")
+    return found
+
+
+@fleet.command(short_help="How right the gate was, by how jobs ended.")
+@click.option("--days", type=float, metavar="N", default=28.0, show_default=True, help="How far back.")
+@fleet_options
+def report(days: float, as_json: bool, **options: Any) -> int:
+    """How right the gate was: jobs that ended well or not, held against what it had said of their nodes."""
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        found = aggregator.get("/v1/report", days=f"{days:g}")
+    if as_json:
+        print_json(found)
+        return 0
+    from healthd.cli.fleet.report import report_lines
+    from healthd.cli.terminal import render
+
+    render.show(render.out(), report_lines(found))
+    return 0
+
+
+@fleet.command(short_help="Devices that are slow among their peers.")
+@fleet_options
+def stragglers(as_json: bool, **options: Any) -> int:
+    """
+    Devices that are slow among their peers: what two runs have said, and what has yet to be measured again.
+
+    Exit code: 0 none is confirmed, 1 some are, 2 it cannot be told.
+    """
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        found = aggregator.get("/v1/fleet/stragglers")
+    if as_json:
+        print_json(found)
+    else:
+        for one in (*found["confirmed"], *found["suspects"]):
+            click.echo(one["message"])
+        if not found["confirmed"] and not found["suspects"]:
+            click.echo("no device is slow among its peers")
+    return 1 if found["confirmed"] else 0
+
+
+@fleet.command(short_help="Let gates admit again after the loss of the database.")
+@fleet_options
+def recover(as_json: bool, **options: Any) -> int:
+    """Say that the aggregator may admit again after the loss of its database."""
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        aggregator.call("POST", "/v1/fleet/recover")
+    done(as_json, "the aggregator admits again with what has been reported so far")
+    return 0
+
+
+@fleet.command(short_help="What happened on a node in the last weeks.")
+@click.argument("node")
+@click.option("--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="How many lines.")
+@fleet_options
+def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
+    """What happened on NODE lately: checks, quarantines, leases, accusations, boots, devices."""
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        page = aggregator.get(f"/v1/nodes/{segment(node)}/history", limit=limit)
+    if as_json:
+        print_json(page)
+        return 0
+    from healthd.cli.terminal import render
+
+    render.show(render.out(), render.history_report(page["events"]))
+    return 0
+
+
+@fleet.command(short_help="Where rules have stopped quarantining; reset it.")
+@click.argument("what", type=click.Choice(["show", "reset"]), default="show")
+@click.option("--pool", help="Only the breaker of this pool.")
+@fleet_options
+def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
+    """
+    Show where rules have stopped quarantining because too many nodes would be out; `reset` lets them go on.
+
+    Exit code: 0 none is open (any more), 1 one is, 2 it cannot be told.
+    """
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        done = aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool}) if what == "reset" else b""
+        left = aggregator.get("/v1/fleet/breaker")["open"]
+    left = {name: one for name, one in left.items() if pool is None or name == pool}
+    if as_json:
+        print_json({"open": left})
+    elif left:
+        for one in left.values():
+            click.echo(f"open: {one['reason']}")
+    else:
+        click.echo("no breaker is open" if not done else "the rules may quarantine again")
+    return 1 if left else 0
+
+
+@click.command()
+@click.argument("job")
+@click.option("--reason", help="Why; kept with the decision. Must be given.")
+@click.option("--until", "duration", metavar="T", help="For how long from now, as 1h; 30d at most. Must be given.")
+@click.option("--clear", is_flag=True, help="Take the override back.")
+@fleet_options
+def override(job: str, reason: str | None, duration: str | None, clear: bool, as_json: bool, **options: Any) -> int:
+    """Admit a job by hand, whatever its nodes say. Audited, and visible in the metrics."""
+    if not clear and (reason is None or duration is None):
+        raise ConfigError("an override needs --reason and --until: who reads of it later wants to know why")
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        if clear:
+            aggregator.call("DELETE", f"/v1/overrides/{segment(job)}")
+        else:
+            body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": duration_of("--until", duration)}
+            aggregator.call("PUT", f"/v1/overrides/{segment(job)}", body=body)
+    done(as_json, f"override of {job} is taken back" if clear else f"{job} will be admitted for {duration}: {reason}")
+    return 0

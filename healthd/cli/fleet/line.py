@@ -1,0 +1,69 @@
+"""What commands share that speak to an aggregator for people: options, the line, names, the last word."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from healthd.cli.settings.options import common_options
+from healthd.cli.settings.tree import Settings
+from healthd.core.config import parse_duration
+from healthd.core.errors import BadInputError, ConfigError
+
+if TYPE_CHECKING:
+    from healthd.core.http.aggregator_client import Aggregator
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def fleet_options(command: F) -> F:
+    """The options of every command that speaks to an aggregator."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
+        click.option("--aggregator", metavar="URL", help="Where the aggregator is."),
+        common_options,
+    ):
+        command = option(command)
+    return command
+
+
+def aggregator_of(settings: Settings) -> Aggregator:
+    """The aggregator that the settings name."""
+    from healthd.core.http.aggregator_client import Aggregator
+
+    return Aggregator(settings.endpoint(settings.gate.aggregator))
+
+
+def duration_of(option: str, text: str | None) -> float | None:
+    """What an option says, in seconds; None where it is not given. ConfigError names the option."""
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def segment(text: str) -> str:
+    """A name as one segment of a path."""
+    from urllib.parse import quote
+
+    if not text or text in (".", ".."):
+        raise BadInputError(f"{text!r} is not a name")
+    return quote(text, safe="")
+
+
+def done(as_json: bool, message: str) -> None:
+    """Say that it is done, and what."""
+    if as_json:
+        print_json({"ok": True, "message": message})
+    else:
+        click.echo(message)
+
+
+def print_json(value: Any) -> None:
+    """A value as one line of JSON on standard output."""
+    from healthd.core import wire
+
+    sys.stdout.write(wire.encode(value).decode() + "\n")

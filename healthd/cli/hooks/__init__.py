@@ -1,0 +1,1 @@
+"""The commands that run beside a job: `gate`, `preflight`, `slurm`."""

@@ -1,0 +1,206 @@
+"""`healthd gate`: may this job start here, now? The answer is the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from healthd.cli.hooks.hostfile import read_hostfile, write_hostfile
+from healthd.cli.hooks.leases import release
+from healthd.cli.hooks.outcome import outcome
+from healthd.cli.hooks.stopping import Stopped, stoppable
+from healthd.cli.hooks.unreachable import may_start
+from healthd.cli.settings.hooks import GateSettings
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.tree import Settings
+from healthd.cli.terminal.output import told
+from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
+from healthd.core.model import Decision, GateRequest, Verdict
+
+ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
+
+# A launcher that ends a hook kills it some seconds later.
+WITHDRAW_SECONDS = 2.0
+
+
+@click.group(
+    invoke_without_command=True,
+    subcommand_metavar="[outcome|release ...]",
+    short_help="Ask whether a job may start, and wait for the answer.",
+)
+@click.pass_context
+@common_options
+@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
+@click.option("--job", metavar="J", help="The job's name; with the attempt it identifies the gate.")
+@click.option("--attempt", type=int, metavar="A", help="Which attempt of the job this is (default 0).")
+@click.option("--node", multiple=True, metavar="N", help="A node of the job; repeat.")
+@click.option("--hostfile", type=click.Path(path_type=Path), metavar="F", help="A file with one node a line.")
+@click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
+@click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
+@click.option("--join", metavar="GROUP", help="Come together with the other hooks of this group, one on each node.")
+@click.option("--size", type=int, metavar="N", help="With --join: how many they are (else from the launcher).")
+@click.option("--rank", type=int, metavar="R", help="With --join: which of them this is (else from the launcher).")
+@click.option("--member", metavar="ID", help="With --join: what tells this process from a former one (default: new).")
+@click.option(
+    "--execute", is_flag=True, default=None, help="With --join: run the ordered checks here, in this process."
+)
+@click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
+@click.option("--tier", help="What evidence is asked: passive, quick, deep (default: the aggregator's).")
+@click.option("--max-age", metavar="T", help="How old evidence may be, as 10m (default: the aggregator's).")
+@click.option(
+    "--collective/--no-collective",
+    default=None,
+    help="Run collectives over the nodes together first (default: the aggregator's; on for more than one node).",
+)
+@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default: the aggregator's).")
+@click.option("--mode", help="enforce or observe (default: the aggregator's).")
+@click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
+@click.option("--on-unreachable", help="hold (default), local (the own verdict of the one node asked) or admit.")
+@click.option("--exit-style", help="plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).")
+@click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
+@click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
+def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
+    """
+    Ask the aggregator whether a job may start, and wait for the answer; `outcome` tells how the job ended, `release`
+    gives its nodes back.
+
+    Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
+    may not ask.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = {name: value for name, value in options.items() if value not in (None, ())}
+        return ADMITTED
+    settings = load_settings(options, section="gate")
+    if settings.gate.join is not None:
+        from healthd.cli.hooks import join as joining
+
+        return joining.run(settings, as_json=as_json)
+    from healthd.core.http.aggregator_client import NotAdmittedError
+
+    request = build_request(settings.gate)
+    try:
+        with stoppable():
+            decision = _ask(settings, request, as_json=as_json)
+            write_hosts(decision, settings.gate)
+            return finish(decision, settings.gate, as_json=as_json)
+    except UnreachableError as error:
+        return ADMITTED if may_start(settings.gate, request, error) else NOT_ADMITTED
+    except (NotAdmittedError, OutputError) as error:
+        # What nobody is told must not stay admitted: nobody would start the job.
+        raise type(error)(f"{error}; {_withdraw(settings, request)}") from None
+    except Stopped as stop:
+        done = _withdraw(settings, request)
+        click.echo(f"healthd: stopped by {stop}; {done}", err=True)
+        return NOT_ADMITTED
+
+
+gate.add_command(outcome)
+gate.add_command(release)
+
+
+def build_request(asked: GateSettings) -> GateRequest:
+    """The request that the settings describe; ConfigError says which option is missing or contradicts another."""
+    nodes = tuple(asked.node) + read_hostfile(asked.hostfile)
+    for name, given in (("--size", asked.size), ("--rank", asked.rank), ("--execute", asked.execute or None)):
+        if given is not None:
+            raise ConfigError(f"{name} goes with --join GROUP")
+    if not asked.job:
+        raise ConfigError("--job is missing: name the job, so that asking again gets the same answer")
+    if bool(nodes) == bool(asked.pool):
+        raise ConfigError("say which nodes: --node N (repeat) or --hostfile F, or else --pool P --count K")
+    if asked.pool and asked.count is None:
+        raise ConfigError("--pool needs --count: how many nodes of it")
+    if asked.count is not None and not asked.pool:
+        raise ConfigError("--count goes with --pool; with --node, use --min-nodes")
+    if twice := sorted({node for node in nodes if nodes.count(node) > 1}):
+        raise ConfigError(f"node {twice[0]!r} is named twice")
+    for name, number in (("--count", asked.count), ("--min-nodes", asked.min_nodes)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} must be at least 1, not {number}")
+    most = len(nodes) or asked.count or 0
+    if asked.min_nodes is not None and asked.min_nodes > most:
+        raise ConfigError(f"--min-nodes {asked.min_nodes} is more than the {most} nodes asked for")
+    return GateRequest(
+        job=asked.job,
+        attempt=asked.attempt,
+        nodes=nodes,
+        pool=asked.pool,
+        count=asked.count,
+        min_nodes=asked.min_nodes,
+        tier=asked.tier,
+        max_age_seconds=asked.max_age_seconds,
+        wait_seconds=asked.wait_seconds,
+        mode=asked.mode,
+        workload=asked.workload or own_workload(os.environ, len(nodes)),
+        collective=asked.collective,
+    )
+
+
+def own_workload(environ: Mapping[str, str], nodes: int) -> str | None:
+    """What the host's scheduler calls the job that this hook runs in: its allocation is no obstacle to its own gate."""
+    if job := environ.get("SLURM_JOB_ID"):
+        return f"slurm:{job}"
+    name, namespace = environ.get("POD_NAME"), environ.get("POD_NAMESPACE")
+    return f"pod:{namespace}/{name}" if name and namespace and nodes == 1 else None
+
+
+def write_hosts(decision: Decision, asked: GateSettings) -> None:
+    """Write the host file of an admission, by the names that were asked for. OutputError where that cannot be done."""
+    if decision.decision is Verdict.ADMIT and asked.hostfile_out is not None:
+        write_hostfile(asked.hostfile_out, (node.asked or node.node for node in decision.nodes))
+
+
+def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
+    """Show a decision and say the exit code. OutputError where it cannot be shown."""
+    plain = asked.exit_style == "plain"
+    with told(needed=as_json):
+        if as_json:
+            from healthd.core import wire
+
+            sys.stdout.write(wire.encode(decision).decode() + "\n")
+        elif not plain:
+            why = " ".join(decision.reasons[0].message.split()) if decision.reasons else f"{len(decision.nodes)} nodes"
+            click.echo(f"{decision.decision.value}: {why}")
+        else:
+            from healthd.cli.terminal import render
+
+            render.show(render.out(), render.decision_report(decision))
+    if decision.decision is not Verdict.ADMIT:
+        # In other styles every "no" is 1: what is not known is never said here, but by UnreachableError (75).
+        return NOT_ADMITTED if decision.retryable and plain else IMPOSSIBLE
+    return ADMITTED
+
+
+def _withdraw(settings: Settings, request: GateRequest) -> str:
+    """Give the gate back, so that it is not admitted to nobody; what came of it, as the end of a sentence."""
+    from healthd.core.http.aggregator_client import Aggregator
+
+    try:
+        endpoint = settings.endpoint(settings.gate.aggregator)
+        with Aggregator(endpoint, slack_seconds=WITHDRAW_SECONDS) as aggregator:
+            there = aggregator.withdraw(request.job, request.attempt)
+    except HealthdError as error:
+        return f"its gate could not be withdrawn ({error})"
+    return "its gate is withdrawn" if there else "no gate was open yet"
+
+
+def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision:
+    from healthd.cli.terminal.progress import Progress
+    from healthd.core.http.aggregator_client import Aggregator, RefusedError
+
+    progress = Progress(quiet=as_json)
+
+    def away(error: UnreachableError) -> None:
+        if not as_json:
+            click.echo(f"healthd: {error}; trying again until the wait is over", err=True)
+
+    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator, progress:
+        try:
+            return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)
+        except RefusedError as error:
+            raise error.told from None

@@ -1,0 +1,256 @@
+"""`healthd gate --join`: the hook of one member of a group, which knows only itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import click
+
+from healthd.cli.hooks.stopping import Stopped, stoppable
+from healthd.cli.hooks.unreachable import may_start
+from healthd.cli.settings.hooks import GateSettings
+from healthd.cli.settings.tree import Settings
+from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
+from healthd.core.http.aggregator_client import Aggregator, NotAdmittedError, RefusedError
+from healthd.core.model import Decision, GateRequest, Join, Verdict
+from healthd.hooks.launchers import Place, describe, find_place, find_places
+
+LONGEST_WAIT_SECONDS = 7 * 86400.0
+"""The aggregator ends a gate at its deadlines; this is for one that never would."""
+
+GONE_SECONDS = 600.0
+"""How long the aggregator may be away where `--wait` says nothing."""
+
+MOST_ROUNDS = 3
+"""How often a group comes together again because somebody was lost between the answer and the start."""
+
+SETTLE_SECONDS = 90.0
+"""Within which all admitted members have confirmed the start, or have not."""
+
+LEAVE_SECONDS = 2.0
+"""A launcher that ends a hook kills it some seconds later."""
+
+
+@dataclass
+class Hook:
+    """One member under way: `gate` is its gate as far as it was heard of."""
+
+    settings: Settings
+    request: GateRequest
+    join: Join
+    gate: str | None = None
+    said: list[str] = field(default_factory=list)
+
+
+def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[str], None]) -> Hook:
+    """The member that the settings, else the launcher, describe. ConfigError names what is missing."""
+    asked = settings.gate
+    for name, given in (("--pool", asked.pool), ("--count", asked.count), ("--hostfile", asked.hostfile)):
+        if given is not None:
+            raise ConfigError(f"{name} does not go with --join: who joins names its own node alone")
+    if len(asked.node) > 1:
+        raise ConfigError("--join takes one --node: the one that this hook runs on")
+    place = find_place(environ) if asked.size is None or asked.rank is None else None
+    if place is not None:
+        say(f"healthd: {describe(place)}")
+    size, rank = _number(asked.size, place, "size"), _number(asked.rank, place, "rank")
+    if not 0 <= rank < size:
+        raise ConfigError(f"--rank {rank} is not one of 0 to {size - 1}")
+    if asked.min_nodes is not None and not 1 <= asked.min_nodes <= size:
+        raise ConfigError(f"--min-nodes must be between 1 and {size}, not {asked.min_nodes}")
+    leading: list[str] = []
+    if asked.min_nodes is not None:
+        with contextlib.suppress(ConfigError):  # what is half set matters only to who needs it
+            leading = [one.source for one in find_places(environ) if one.main_counts]
+    if leading and asked.min_nodes != size:
+        # If rank 0 were the one that is left out, its end would be the job's, while the others are at work.
+        raise ConfigError(f"--min-nodes does not go with {leading[0]}, where the job ends as rank 0 does; leave it out")
+    group = asked.join or ""
+    node = asked.node[0] if asked.node else environ.get("NODE_NAME") or settings.node.name
+    join = Join(
+        group=group,
+        size=size,
+        rank=rank,
+        member=asked.member or secrets.token_hex(8),
+        node=node,
+        execute=asked.execute,
+    )
+    return Hook(settings=settings, join=join, request=_request(asked, place, join, environ))
+
+
+def _number(given: int | None, place: Place | None, name: str) -> int:
+    if given is not None:
+        return given
+    if place is None:
+        raise ConfigError(f"--{name} is missing, and no launcher's variables say it")
+    return place.size if name == "size" else place.rank
+
+
+def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapping[str, str]) -> GateRequest:
+    from healthd.cli.hooks.gate import own_workload
+
+    return GateRequest(
+        job=asked.job or join.group,
+        attempt=asked.attempt or (place.attempt if place is not None else 0),
+        min_nodes=asked.min_nodes,
+        tier=asked.tier,
+        max_age_seconds=asked.max_age_seconds,
+        wait_seconds=asked.wait_seconds,
+        mode=asked.mode,
+        workload=asked.workload or own_workload(environ, 1),
+        collective=asked.collective,
+        join=join,
+    )
+
+
+def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable[[UnreachableError], None]) -> Decision:
+    """
+    Ask until there is a last word that all admitted members have confirmed.
+
+    Where one of them is lost before, the group comes together again: the hook asks anew, as another member. A decision
+    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `Aggregator.ask`, and
+    OutputError where the host file cannot be written: that is found before the start is confirmed.
+    """
+    from healthd.cli.hooks.gate import write_hosts
+
+    gone = hook.settings.gate.wait_seconds or GONE_SECONDS
+    for _ in range(MOST_ROUNDS):
+
+        def hold(decision: Decision) -> None:
+            hook.gate = decision.id
+            on_hold(decision)
+
+        with Aggregator(hook.settings.endpoint(hook.settings.gate.aggregator)) as aggregator:
+            try:
+                decision = aggregator.ask(
+                    hook.request,
+                    longest_seconds=LONGEST_WAIT_SECONDS,
+                    on_hold=hold,
+                    on_away=on_away,
+                    gone_seconds=gone,
+                )
+            except RefusedError as error:
+                raise error.told from None
+            hook.gate = decision.id
+            if left_out(decision, hook.join) is None:  # who must not start is given no hosts
+                write_hosts(decision, hook.settings.gate)
+            if not _starts(decision, hook.join) or _confirmed(aggregator, decision, hook):
+                return decision
+        leave(hook)
+        hook.join = dataclasses.replace(hook.join, member=secrets.token_hex(8))
+        hook.request = dataclasses.replace(hook.request, join=hook.join)
+        click.echo(
+            f"healthd: {', '.join(hook.said) or 'a member'} did not confirm the start; the group comes together again",
+            err=True,
+        )
+    raise NotAdmittedError(f"group {hook.join.group}: not all members confirmed the start in {MOST_ROUNDS} rounds")
+
+
+def left_out(decision: Decision, join: Join) -> str | None:
+    """Why this member must not start although the job does; None where it may, or where the job does not start."""
+    if decision.decision is not Verdict.ADMIT or decision.would is not None:
+        return None  # observe mode, or a person, admits all that come
+    if any(node.node == join.node for node in decision.nodes):
+        return None
+    why = next(
+        (
+            out.reasons[0].message
+            for out in decision.excluded
+            if out.node in (join.node, f"rank-{join.rank}") and out.reasons
+        ),
+        "it came when the group had started",
+    )
+    return f"rank {join.rank} on {join.node} is left out, the others start without it: {why}"
+
+
+def leave(hook: Hook) -> str:
+    """Tell the gate that this member ends; what came of it, as the end of a sentence."""
+    try:
+        endpoint = hook.settings.endpoint(hook.settings.gate.aggregator)
+        with Aggregator(endpoint, slack_seconds=LEAVE_SECONDS) as aggregator:
+            gate = hook.gate or aggregator.newest_gate(hook.request.job)
+            if gate is None:
+                return "no gate was open yet"
+            aggregator.leave(gate, hook.join.member)
+    except HealthdError as error:
+        return f"its group could not be told ({error})"
+    return "its group is told"
+
+
+def _starts(decision: Decision, join: Join) -> bool:
+    """Whether the answer is one that this member must confirm: an admission that includes it and others."""
+    included = any(node.node == join.node for node in decision.nodes)
+    return decision.decision is Verdict.ADMIT and decision.would is None and included and len(decision.nodes) > 1
+
+
+def _confirmed(aggregator: Aggregator, decision: Decision, hook: Hook) -> bool:
+    """
+    Whether all admitted members confirmed the start, so that all go or none does.
+
+    NotAdmittedError where that cannot be told, also because the aggregator went away: others may know that none goes.
+    """
+    end, pause = time.monotonic() + SETTLE_SECONDS, 0.1
+    while time.monotonic() < end:
+        try:
+            go, missing = aggregator.acknowledge(decision.id, hook.join.node)
+        except UnreachableError:
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+            continue
+        if go is not None:
+            hook.said = list(missing)
+            return go
+    raise NotAdmittedError(
+        f"aggregator {aggregator.url} did not settle the start of group {hook.join.group} in {SETTLE_SECONDS:g} s"
+    )
+
+
+def run(settings: Settings, *, as_json: bool) -> int:
+    """The whole hook; its exit code."""
+    from healthd.cli.hooks import gate as command
+    from healthd.cli.terminal.progress import Progress
+
+    def say(line: str) -> None:
+        if not as_json:
+            click.echo(line, err=True)
+
+    hook = member_of(settings, os.environ, say=say)
+    progress = Progress(quiet=as_json)
+
+    def ask() -> Decision:
+        return follow(
+            hook, on_hold=progress.hold, on_away=lambda error: say(f"healthd: {error}; trying again until it is back")
+        )
+
+    try:
+        with stoppable():
+            with progress:
+                decision = _executed(hook, ask) if settings.gate.execute else ask()
+            code = command.finish(decision, settings.gate, as_json=as_json)
+    except UnreachableError as error:
+        if may_start(settings.gate, hook.request, error):
+            return command.ADMITTED
+        say(f"healthd: {leave(hook)}")
+        return command.NOT_ADMITTED
+    except (NotAdmittedError, OutputError) as error:
+        raise type(error)(f"{error}; {leave(hook)}") from None
+    except Stopped as stop:
+        click.echo(f"healthd: stopped by {stop}; {leave(hook)}", err=True)
+        return command.NOT_ADMITTED
+    why = left_out(decision, hook.join)
+    if why is not None:
+        click.echo(f"healthd: {why}", err=True)
+        return command.NOT_ADMITTED if settings.gate.exit_style == "plain" else command.IMPOSSIBLE
+    return code
+
+
+def _executed(hook: Hook, ask: Callable[[], Decision]) -> Decision:
+    from healthd.cli.hooks.execute import executed
+
+    return executed(hook.settings, lambda: hook.join, hook.request.job, ask)

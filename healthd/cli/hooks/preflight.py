@@ -1,0 +1,283 @@
+"""`healthd preflight -- command ...`: node and fleet in one hook, with no standing service."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from healthd.aggregator.model.policy import Policy
+from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.tree import Settings
+from healthd.cli.terminal.output import log_to_stderr, told
+from healthd.core.config import key_of
+from healthd.core.errors import ConfigError
+from healthd.core.model import GateRequest
+from healthd.hooks.launchers import Place, describe, find_place
+
+if TYPE_CHECKING:
+    from healthd.hooks.preflight import Outcome, Plain, Task
+
+JOB = "preflight"
+SECRET_CHARACTERS = 16
+LOOPBACK = "127.0.0.1"
+# Fields of the policy that the aggregator of a preflight takes from the main node's configuration.
+POLICY = (
+    "require",
+    "admit_degraded",
+    "run_seconds",
+    "max_rounds",
+    "lease_ack_seconds",
+    "observe_seconds",
+    "collective_checks",
+    "collective_carrier",
+    "nccom_launch",
+    "collective_ports",
+    "collective_start_seconds",
+    "collective_join_seconds",
+    "collective_timeout_seconds",
+    "collective_contact_seconds",
+    "collective_grace_seconds",
+    "collective_noise_ratio",
+    "validation_seconds",
+    "most_rounds",
+    "most_partners",
+    "most_validations",
+    "topology_labels",
+)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False}, short_help="Check a job's nodes together, then start COMMAND."
+)
+@common_options
+@click.option("--nnodes", type=int, metavar="N", help="How many nodes the job has (else from the launcher).")
+@click.option("--node-rank", type=int, metavar="R", help="Which of them this is, from 0.")
+@click.option("--main", metavar="HOST[:PORT]", help="Where rank 0 is; its aggregator listens there.")
+@click.option("--job", metavar="J", help="The job's name.")
+@click.option("--attempt", type=int, metavar="A", help="Which attempt of the job this is.")
+@click.option("--min-nodes", type=int, metavar="M", help="Start with so many good nodes; the others park.")
+@click.option("--tier", help="What evidence is asked: passive, quick (default), deep.")
+@click.option("--max-age", metavar="T", help="How old evidence may be, as 10m (default 1h).")
+@click.option(
+    "--collective/--no-collective",
+    default=None,
+    help="Run collectives over the nodes together first (default: on for more than one node).",
+)
+@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default 10m); rank 0's.")
+@click.option("--mode", help="enforce or observe.")
+@click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
+@click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")
+@click.option("--keeper", hidden=True, help="Of the hook alone: descriptor, process id, start and folder.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **options: Any) -> int:
+    """
+    Check the nodes of a job together, then start COMMAND on all of them, or on none.
+
+    Started on every node. Rank 0 runs the aggregator for as long as the gate lasts. Exit code: the command's, once it
+    has started; 75: not admitted; 1: impossible as asked; 2: usage.
+    """
+    settings = load_settings(options, section="preflight")
+    place = find_my_place(settings)
+    if not command:
+        raise ConfigError("no command to start: write it after --, as in 'healthd preflight ... -- python train.py'")
+    if keeper is not None:
+        _run_keeper(settings, place, keeper)
+        return 0
+    from healthd.hooks.preflight.hook import run_hook
+
+    _main_address(place.main, settings.preflight.port)
+    _read_secret(settings.preflight.token_file)
+    settings.runner()
+    if place.source != "options" and place.local_rank == 0:
+        sys.stderr.write(f"healthd: {describe(place)}\n")
+    arguments = sys.argv[sys.argv.index("preflight") + 1 :]
+    return run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json))
+
+
+def find_my_place(settings: Settings) -> Place:
+    """What the options say, else the launcher; ConfigError names what is missing or makes no sense."""
+    asked = settings.preflight
+    where = LOOPBACK if asked.main is None and asked.nnodes == 1 else asked.main  # nobody else has to find it
+    explicit = {"--nnodes": asked.nnodes, "--node-rank": asked.node_rank, "--main": where}
+    given = [name for name, value in explicit.items() if value is not None]
+    if not given:
+        place = find_place(os.environ)
+        if place is None:
+            raise ConfigError("no launcher's variables found: say --nnodes N --node-rank R --main HOST")
+    elif len(given) < 3:
+        missing = next(name for name in explicit if name not in given)
+        raise ConfigError(f"{missing} is missing: --nnodes, --node-rank and --main go together")
+    else:
+        size, rank, main = asked.nnodes or 0, asked.node_rank or 0, where or ""
+        place = Place(
+            job=None, attempt=0, rank=rank, size=size, main=main, local_rank=0, local_size=1, source="options"
+        )
+    if place.size < 1:
+        raise ConfigError(f"--nnodes must be at least 1, not {place.size}")
+    if not 0 <= place.rank < place.size:
+        raise ConfigError(f"--node-rank {place.rank} is not one of 0 to {place.size - 1}")
+    if asked.min_nodes is not None and not 1 <= asked.min_nodes <= place.size:
+        raise ConfigError(f"--min-nodes must be between 1 and {place.size}, not {asked.min_nodes}")
+    return place
+
+
+def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
+    from healthd.cli.terminal import render
+    from healthd.core import wire
+
+    if as_json and outcome.decision is not None:
+        with told(needed=True):
+            sys.stdout.write(wire.encode(outcome.decision).decode() + "\n")
+    elif outcome.decision is not None:
+        console = render.err()
+        render.show(console, render.decision_report(outcome.decision))
+    if outcome.message:
+        sys.stderr.write(f"healthd: rank {place.rank}: {outcome.message}\n")
+
+
+def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
+    """In the child: the executor of this node and its line to the main one."""
+    from healthd.aggregator.api.auth import is_loopback
+    from healthd.core import wire
+    from healthd.hooks.preflight.main_node import ASK_SECONDS
+    from healthd.hooks.preflight.sidecar import keep
+    from healthd.node.daemon import run_node
+
+    descriptor, parent, began, name = keeper.split(":", 3)
+    folder = Path(name)
+    task = build_task(settings, place, parent=int(parent), began=float(began))
+    token_file = None
+    if task.token is not None:
+        token_file = folder / "token"
+        token_file.touch(0o600)
+        token_file.write_text(task.token, encoding="ascii")
+    node = settings.executor(
+        task.node,
+        task.url,
+        folder,
+        address=_own_address(task.main, task.port),
+        ask_seconds=ASK_SECONDS,
+        token_file=token_file,
+    )
+    runner = settings.runner(in_job=True, in_fleet=place.size > 1)
+    if is_loopback(task.main):
+        # All "nodes" are this machine: they must not take each other's probes for jobs.
+        runner = dataclasses.replace(runner, run_dir=folder)
+    log_to_stderr(logging.WARNING)
+
+    def report(outcome: Outcome) -> None:
+        _leave_terminal()
+        os.write(int(descriptor), wire.encode(outcome) + b"\n")
+        os.close(int(descriptor))
+
+    try:
+        asyncio.run(keep(task, lambda: run_node(node, runner), report, folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def build_task(settings: Settings, place: Place, *, parent: int, began: float) -> Task:
+    """What the keeper is to do, for a hook that was started at `began` (CLOCK_MONOTONIC)."""
+    from healthd.hooks.preflight import Task, node_name
+
+    asked = settings.preflight
+    host, port = _main_address(place.main, asked.port)
+    request = GateRequest(
+        job=asked.job or place.job or JOB,
+        attempt=asked.attempt if asked.attempt is not None else place.attempt,
+        nodes=tuple(node_name(rank) for rank in range(place.size)),
+        min_nodes=asked.min_nodes,
+        tier=asked.tier,
+        max_age_seconds=asked.max_age_seconds,
+        wait_seconds=asked.wait_seconds,
+        mode=asked.mode,
+        collective=asked.collective,
+    )
+    return Task(
+        rank=place.rank,
+        size=place.size,
+        main=host,
+        port=port,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        request=request,
+        wait_seconds=asked.wait_seconds,
+        began=began,
+        acknowledge_seconds=asked.acknowledge_seconds,
+        gone_seconds=asked.gone_seconds,
+        linger_seconds=asked.linger_seconds,
+        token=_read_secret(asked.token_file),
+        parent=parent,
+        main_counts=place.main_counts,
+        policy=policy_of(settings.policy),
+    )
+
+
+def policy_of(policy: Policy) -> dict[str, Plain]:
+    """
+    What of `[policy]` concerns one gate's checks and validation, by its keys, as a file has it.
+
+    How long it waits and what it asks are `[preflight]`'s. What is about a standing fleet (rules, quarantines, what is
+    kept, limits on other gates) has no meaning for an aggregator that lives for one job's start.
+    """
+    found: dict[str, Plain] = {}
+    for name in POLICY:
+        value = getattr(policy, name)
+        if isinstance(value, Mapping):
+            value = {key.value: seconds for key, seconds in value.items()}
+        found[key_of(name)] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _read_secret(file: Path | None) -> str | None:
+    """The shared secret of the job's nodes: one word of some length. ConfigError names the file."""
+    from healthd.core.http.aggregator_client import read_token
+
+    secret = read_token(file)
+    if secret is not None and (len(secret) < SECRET_CHARACTERS or not secret.isascii() or " " in secret):
+        raise ConfigError(f"{file}: must hold one word of at least {SECRET_CHARACTERS} letters and digits")
+    return secret
+
+
+def _leave_terminal() -> None:
+    """A launcher that waits for the end of the job's output must not wait for a keeper."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def _main_address(main: str, default_port: int) -> tuple[str, int]:
+    """`host`, `host:port` or `[v6]:port`; a bare IPv6 address is a host."""
+    host, colon, port = main.rpartition(":")
+    if main.startswith("["):
+        bare, _, rest = main[1:].partition("]")
+        host, port = bare, rest.removeprefix(":") or str(default_port)
+    elif not colon or main.count(":") > 1:
+        host, port = main, str(default_port)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"--main {main!r} is not HOST or HOST:PORT")
+    return host, int(port)
+
+
+def _own_address(main: str, port: int) -> str:
+    """The address by which the main node's network sees this one; the host name where that cannot be told."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(main, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # a datagram socket sends nothing here: it only chooses the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()

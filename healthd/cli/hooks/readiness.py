@@ -1,0 +1,49 @@
+"""What the daemon of a node says of itself at `/readyz`: for hooks that go by the node's own verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from healthd.core.errors import connection_words
+from healthd.core.platforms.slurm import Fitness
+from healthd.core.redaction import redact
+
+TIMEOUT_SECONDS = 5.0
+"""For the whole answer: the daemon has its verdict ready."""
+
+MAX_BYTES = 64 << 10
+"""A line for each check is some kilobytes; more is not a daemon of ours."""
+
+
+def ask_readiness(url: str, query: Mapping[str, str]) -> Fitness:
+    """
+    Whether the daemon at `url` calls its node ready. Never raises: what cannot be understood is `fit=None`.
+
+    Another program on that port may well answer 200, so only the daemon's own words count.
+    """
+    found = _ask(url, query)
+    return Fitness(fit=found.fit, why=redact(found.why))  # the URL may hold a password
+
+
+def _ask(url: str, query: Mapping[str, str]) -> Fitness:
+    import httpx
+
+    path = f"{url.rstrip('/')}/readyz"
+    end = time.monotonic() + TIMEOUT_SECONDS
+    try:
+        with httpx.stream("GET", path, params=dict(query), timeout=TIMEOUT_SECONDS, trust_env=False) as answer:
+            body = b""
+            for chunk in answer.iter_bytes():
+                body += chunk
+                if len(body) > MAX_BYTES or time.monotonic() > end:
+                    return Fitness(fit=None, why=f"{path} gave an answer without an end, which is not healthd's")
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        return Fitness(fit=None, why=f"the node's daemon at {url} cannot be reached: {connection_words(error)}")
+    lines = [line.strip() for line in body.decode("utf-8", "replace").splitlines() if line.strip()]
+    first, last = (lines[0], lines[-1]) if lines else ("", "")
+    if answer.status_code == httpx.codes.OK and last.endswith(" is ready"):
+        return Fitness(fit=True, why="")
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and last.endswith(" is not ready"):
+        return Fitness(fit=False, why=first)
+    return Fitness(fit=None, why=f"{path} answered HTTP {answer.status_code}, which is not healthd's: {first[:200]}")

@@ -1,0 +1,1 @@
+"""All settings in one tree, and where a command gets them from."""

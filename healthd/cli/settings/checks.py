@@ -1,0 +1,171 @@
+"""The settings of checks on this node: what `healthd check` needs, and every other command has too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from checks.contract import Limit
+from healthd.baselines.settings import BaselineSettings
+from healthd.cli.settings.probes import LimitSettings, ProbeSettings, ProgramSettings
+from healthd.core.config import locate, nearest, parse_duration
+from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.file_trust import check_file, check_folder
+from healthd.node.settings import NodeSettings
+
+if TYPE_CHECKING:
+    from healthd.core.model import LearnedLimits
+    from healthd.runner import RunnerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSettings:
+    """The tables of the file that checks go by."""
+
+    node: NodeSettings
+    """The node daemon, and what `healthd check` shares with it."""
+
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    """How checks are run."""
+
+    checks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Parameters by check, and for any of them `timeout`."""
+
+    limits: dict[str, LimitSettings] = field(default_factory=dict)
+    """Limits by measurement."""
+
+    programs: dict[str, ProgramSettings] = field(default_factory=dict)
+    """Programs as checks, by name."""
+
+    baseline: BaselineSettings = field(default_factory=BaselineSettings)
+    """Limits learned from what healthy machines measured."""
+
+    file: Path | None = field(default=None, metadata={"internal": True})
+    """The file that was read; no setting itself."""
+
+    def compile_cache(self) -> Path:
+        """Where compiled probes are kept."""
+        return (self.probe.compile_cache or self.node.state_dir / "compile-cache").absolute()
+
+    def limits_by_name(self) -> Mapping[str, Limit]:
+        """The operator's limits as checks see them."""
+        return {
+            name: Limit(lower=limit.lower, upper=limit.upper, origin="config") for name, limit in self.limits.items()
+        }
+
+    def learned_limits(self) -> tuple[LearnedLimits, ...]:
+        """The approved limits of the operator's file of baselines. ConfigError where it cannot be used."""
+        if self.baseline.file is None:
+            return ()
+        from healthd.baselines import files, judging
+
+        check_file(self.baseline.file, "file of baselines")
+        try:
+            return judging.sets_of(files.read(self.baseline.file))
+        except BadInputError as error:
+            raise ConfigError(f"baseline.file: {error}") from None
+
+    def where(self, *path: str) -> str:
+        """Where a key is set, for errors that are found after loading."""
+        return locate(self.file, path) if self.file else "configuration"
+
+    def runner(self, *, in_job: bool | None = None, in_fleet: bool | None = None) -> RunnerSettings:
+        """
+        What the runner needs. ConfigError names a check that matches nothing, or a parameter it does not have.
+
+        `in_job`: the devices that can be seen here were given to the job that this process belongs to, so that nobody
+        out of sight has them. None: where a scheduler has started this process. `in_fleet`: jobs over several nodes run
+        here. None: where aggregators are configured.
+        """
+        from healthd.node.occupancy import inside_a_job
+        from healthd.runner import ProgramSpec, RunnerSettings
+
+        probe = self.probe
+        self._check_writers()
+        params, timeouts = self._check_params()
+        if probe.instance_type is not None:
+            for name in ("instance_type", "device_count", "neuron_cores", "neuron_topology"):
+                params[name] = {"type": probe.instance_type, **params.get(name, {})}
+        if bool(self.node.sync.aggregators) if in_fleet is None else in_fleet:
+            params["efa"] = {"required": True, **params.get("efa", {})}
+        programs = tuple(
+            ProgramSpec(
+                name=name,
+                argv=program.command,
+                protocol=program.protocol,
+                tier=program.tier,
+                interval_seconds=program.interval_seconds,
+                timeout_seconds=program.timeout_seconds,
+            )
+            for name, program in self.programs.items()
+        )
+        return RunnerSettings(
+            probe_python=probe.python,
+            host_root=self.node.host_root,
+            accelerator=probe.accelerator,
+            run_dir=self.node.run_dir,
+            options={
+                "cpu_devices": probe.cpu_devices,
+                "instance_type": probe.instance_type,
+                "compile_flags": probe.compile_flags,
+                "neuron_lnc": probe.neuron_lnc,
+                "in_job": inside_a_job(os.environ) if in_job is None else in_job,
+            },
+            params=params,
+            timeouts_seconds=timeouts,
+            limits=self.limits_by_name(),
+            learned=self.learned_limits(),
+            third_party=probe.third_party,
+            directories=probe.directories,
+            programs=programs,
+            times_file=None if self.node.host_root else self.node.state_dir / "collective-times.json",
+            compile_cache=self.compile_cache(),
+            on_cold_cache=probe.on_cold_cache,
+            compile_timeout_seconds=probe.compile_timeout_seconds,
+            max_workers_at_once=probe.workers or max(2, (os.cpu_count() or 2) // 2),
+            start_timeout_seconds=probe.start_seconds,
+            lock_wait_seconds=probe.lock_wait_seconds,
+            retries=probe.retries,
+        )
+
+    def _check_writers(self) -> None:
+        """ConfigError where everybody could change what is run as this user: programs, check files, the interpreter."""
+        for folder in self.probe.directories:
+            check_folder(folder, "check file", ending=".py")
+        programs = [program.command[0] for program in self.programs.values() if program.command]
+        for program in [*programs, *([str(self.probe.python)] if self.probe.python is not None else [])]:
+            found = shutil.which(program)
+            if found is not None:
+                check_file(Path(found), "program", owner=False)  # packages may well belong to a user of their own
+
+    def _check_params(self) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+        """`[checks.NAME]` split into parameters and the time limit, checked against the check where it is known."""
+        params: dict[str, dict[str, Any]] = {}
+        timeouts: dict[str, float] = {}
+        if not self.checks:
+            return params, timeouts
+        from checks.contract import load_params
+        from checks.discover import builtin_checks
+
+        known = builtin_checks()
+        elsewhere = bool(self.probe.third_party or self.probe.directories)
+        for name, values in self.checks.items():
+            if name not in known and name not in self.programs and not elsewhere:
+                raise ConfigError(f"{self.where('checks', name)}: no such check: {name!r}{nearest(name, known)}")
+            values = dict(values)
+            try:
+                if "timeout" in values:
+                    timeouts[name] = parse_duration(values.pop("timeout"))
+                if name in known:
+                    load_params(known[name].params_type, values)
+                for key, value in values.items():
+                    if isinstance(value, (int, float)) and value < 0:
+                        raise ValueError(f"{key} must not be negative, as {value} is")
+            except ValueError as error:
+                raise ConfigError(f"{self.where('checks', name)}: checks.{name}: {error}") from None
+            params[name] = values
+        return params, timeouts

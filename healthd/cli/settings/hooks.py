@@ -1,0 +1,155 @@
+"""What the hooks of a job ask: of a standing aggregator, and with none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from checks.contract import Tier
+from healthd.core.model import LARGEST_ATTEMPT, Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateSettings:
+    """What `healthd gate` asks. Every key is an option of that command."""
+
+    aggregator: str = "http://127.0.0.1:8090"
+    """Where the aggregator is."""
+
+    token_file: Path | None = None
+    """File with the bearer token."""
+
+    ca_file: Path | None = None
+    """CA of the aggregator's certificate; None is the system's."""
+
+    job: str | None = None
+    """The job's name."""
+
+    attempt: int = 0
+    """Which attempt of the job."""
+
+    node: tuple[str, ...] = ()
+    """The nodes by name."""
+
+    hostfile: Path | None = None
+    """The nodes from a file."""
+
+    pool: str | None = None
+    """Nodes from a pool instead."""
+
+    count: int | None = None
+    """How many of the pool."""
+
+    join: str | None = None
+    """A group of hooks that come together instead, one on each node."""
+
+    size: int | None = None
+    """How many members the group has; None: as the launcher says."""
+
+    rank: int | None = None
+    """Which member this is; None: as the launcher says."""
+
+    member: str | None = None
+    """What tells this process from a former one of its rank; None: something new each time."""
+
+    execute: bool = False
+    """Whether the hook runs the ordered checks itself, in the job's own container."""
+
+    min_nodes: int | None = None
+    """How many good ones will do; None: all."""
+
+    tier: Tier | None = None
+    """Evidence asked; None: the aggregator's policy."""
+
+    max_age_seconds: float | None = None
+    """How old it may be; None: the aggregator's policy."""
+
+    wait_seconds: float | None = None
+    """How long to hold; None: the aggregator's policy."""
+
+    mode: Mode | None = None
+    """enforce or observe; None: the aggregator's policy."""
+
+    collective: bool | None = None
+    """Run collectives over the nodes together first; None: the aggregator's policy."""
+
+    workload: str | None = None
+    """What the lease lives with."""
+
+    exit_style: Literal["plain", "npd", "slurm"] = "plain"
+    """Exit codes for those who know others than ours. npd: 0 admitted, 1 not, 2 and above unknown. slurm: 0 or not."""
+
+    on_unreachable: Literal["hold", "local", "admit"] = "hold"
+    """What to do while the aggregator is away. hold: not knowing is not health. local: `/readyz` of the daemon of the
+    one node that is asked for; with more nodes nothing is admitted. admit: start without a gate."""
+
+    local_url: str = "http://127.0.0.1:8080"
+    """Where this node's daemon is, for on_unreachable = local."""
+
+    hostfile_out: Path | None = None
+    """Where to write the admitted nodes."""
+
+    def __post_init__(self) -> None:
+        _check_attempt(self.attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightSettings:
+    """What `healthd preflight` asks. Every key is an option of that command."""
+
+    nnodes: int | None = None
+    """How many nodes; None: from the launcher."""
+
+    node_rank: int | None = None
+    """Which of them this is; None: from the launcher."""
+
+    main: str | None = None
+    """Where rank 0 is; None: from the launcher."""
+
+    port: int = 8099
+    """The port of the aggregator on the main node, where `main` names none."""
+
+    token_file: Path | None = None
+    """A token that all nodes of the job share; None: whoever reaches the port may speak."""
+
+    job: str | None = None
+    """The job's name; None: from the launcher."""
+
+    attempt: int | None = None
+    """Which attempt; None: from the launcher."""
+
+    min_nodes: int | None = None
+    """How many good nodes will do; None: all."""
+
+    tier: Tier = Tier.QUICK
+    """Evidence asked."""
+
+    max_age_seconds: float = 3600.0
+    """How old it may be. The executors start with nothing, so this bounds how long one waits for another."""
+
+    wait_seconds: float = 600.0
+    """How long to wait for all nodes and their checks, from the start of the hook. That of rank 0 counts."""
+
+    acknowledge_seconds: float = 30.0
+    """How long admitted nodes may take to confirm the start. They do within milliseconds: half a minute means gone."""
+
+    gone_seconds: float = 20.0
+    """After how long without an answer the main node counts as gone, once it has answered."""
+
+    linger_seconds: float = 15.0
+    """How long the main node waits at the end for all others that have come to hear it."""
+
+    mode: Mode = Mode.ENFORCE
+    """enforce or observe."""
+
+    collective: bool = True
+    """Run collectives over the nodes together first, where there is more than one."""
+
+    def __post_init__(self) -> None:
+        _check_attempt(self.attempt)
+
+
+def _check_attempt(attempt: int | None) -> None:
+    if attempt is not None and not 0 <= attempt <= LARGEST_ATTEMPT:
+        raise ValueError(f"attempt: must be from 0 to {LARGEST_ATTEMPT}, not {attempt}")

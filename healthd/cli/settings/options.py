@@ -1,0 +1,129 @@
+"""How a command gets its settings: from its options, the variables and the file, and where those of this user are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from healthd.cli.settings.checks import CheckSettings
+from healthd.core.config import load
+from healthd.core.errors import ConfigError
+from healthd.core.file_trust import check_file
+
+if TYPE_CHECKING:
+    from healthd.cli.settings.tree import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=CheckSettings)
+
+DEFAULT_FILE = Path("/etc/healthd/healthd.toml")
+
+# Option -> key, where they differ.
+KEYS = {
+    "fault": "node.faults",
+    "label": "node.labels",
+    "name": "node.name",
+    "cpu_devices": "probe.cpu_devices",
+    "baseline": "baseline.file",
+}
+
+
+# The options that every command has, all of them paths, in the order in which help shows them.
+COMMON = (
+    ("--config", "F", f"TOML file (default {DEFAULT_FILE})."),
+    ("--state-dir", "D", "Where to keep what must survive a restart."),
+    ("--run-dir", "D", "Where to keep sockets, locks and CPU device files."),
+    ("--token-file", "F", "Bearer token; for the aggregator, all tokens that it lets in."),
+    ("--ca-file", "F", "CA that signed the aggregator's certificate (PEM)."),
+    ("--host-root", "D", "Look at this directory instead of the machine ('healthd record')."),
+)
+
+
+def common_options(command: F) -> F:
+    """The options that every command has."""
+    for name, metavar, text in reversed(COMMON):
+        command = click.option(name, type=click.Path(path_type=Path), metavar=metavar, help=text)(command)
+    return command
+
+
+def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:
+    """The settings of a command: its options over the variables over the file. ConfigError with one line."""
+    from healthd.cli.settings.tree import Settings
+
+    return _load(Settings, options, section)
+
+
+def load_check_settings(options: Mapping[str, Any]) -> CheckSettings:
+    """
+    The same for a command that runs checks and nothing else.
+
+    Its part of the settings is loaded without the others; only where the file or a variable has more is the whole tree
+    needed to say whether that is right.
+    """
+    try:
+        return _load(CheckSettings, options, "node")
+    except ConfigError:
+        return load_settings(options, section="node")
+
+
+def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
+    given = dict(options)
+    file = given.pop("config", None) or _file_from_environment()
+    if file is not None:
+        check_file(file, "settings file")
+    arguments = {KEYS.get(name, name): value for name, value in given.items()}
+    settings = load(
+        schema,
+        file=file,
+        environ=os.environ,
+        arguments=arguments,
+        sections=(section, "node", "probe"),
+        defaults={
+            "node.name": socket.gethostname(),
+            "node.state_dir": _state_dir(),
+            "node.run_dir": _run_dir(),
+            **({} if schema is CheckSettings else {"aggregator.state_dir": _state_dir()}),
+        },
+    )
+    # Workers run in a directory of their own: a relative path would mean another place to them.
+    node = dataclasses.replace(
+        settings.node,
+        state_dir=settings.node.state_dir.absolute(),
+        run_dir=settings.node.run_dir.absolute(),
+        host_root=settings.node.host_root.absolute() if settings.node.host_root else None,
+    )
+    settings = dataclasses.replace(settings, node=node)
+    root = settings.node.host_root
+    if root is not None and not root.is_dir():
+        raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")
+    return dataclasses.replace(settings, file=file)
+
+
+def _file_from_environment() -> Path | None:
+    named = os.environ.get("HEALTHD_CONFIG")
+    if named:
+        return Path(named)
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+
+def _state_dir() -> Path:
+    """Root's is the system's; a person's is their own."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/healthd")
+    home = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return Path(home) / "healthd"
+
+
+def _run_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/run/healthd")
+    import tempfile
+
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"

@@ -1,0 +1,114 @@
+"""What one says of checks: how they run, by which limits they judge, and which programs are checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from checks.contract import Tier
+from healthd.core.config import nearest
+
+# As many logical devices as the largest machines have cores; beyond it is a slip.
+MOST_CPU_DEVICES = 1024
+MOST_RETRIES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings:
+    """One limit of a measurement, by its name (`matmul_flops_per_second`, or for one device `...@cpu:1`)."""
+
+    lower: float | None = None
+    """Least value that passes, in the unit that the name ends in."""
+
+    upper: float | None = None
+    """Largest value that passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSettings:
+    """A check that is a program."""
+
+    command: tuple[str, ...]
+    """The program and its arguments; never a shell line."""
+
+    protocol: Literal["monitoring", "npd"] = "monitoring"
+    """monitoring: exit 0, 1, 2, 3 and perfdata. npd: the node-problem-detector's 0, 1, 2."""
+
+    tier: Tier = Tier.PASSIVE
+    """The lightest tier in which it runs. passive: it must not disturb a job."""
+
+    interval_seconds: float = 60.0
+    """How often the daemon runs it."""
+
+    timeout_seconds: float = 10.0
+    """After how long it is killed and unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """How checks are run."""
+
+    accelerator: str = "auto"
+    """auto takes what is found; a name insists on it."""
+
+    python: Path | None = None
+    """The interpreter that has torch (3.10 or newer); None is the one that healthd runs with."""
+
+    instance_type: str | None = None
+    """The EC2 instance type, where it must not be looked for; None asks the firmware tables, then the metadata."""
+
+    cpu_devices: int = 2
+    """How many logical devices plain CPUs are split into. Two: collectives need two."""
+
+    third_party: tuple[str, ...] = ()
+    """Checks to take from entry points (group healthd.checks) of the probe interpreter, by name."""
+
+    directories: tuple[Path, ...] = ()
+    """Directories of check files of your own."""
+
+    workers: int | None = None
+    """Most workers started at once; None is half the cores, at least two. Ranks of one group always start together."""
+
+    on_cold_cache: Literal["unknown", "compile"] = "unknown"
+    """What a quick run does where the probes are not compiled for this device yet (Neuron, XLA). unknown says so at
+    once and names `healthd warm`; compile makes the run wait for it. Deep runs always compile."""
+
+    compile_timeout_seconds: float = 1200.0
+    """How long compiling all probes of a run may take. The smallest takes a minute on Neuron, so twenty minutes."""
+
+    compile_cache: Path | None = None
+    """Where compiled probes are kept; None: `compile-cache` in the state directory. Never a job's own cache."""
+
+    compile_flags: tuple[str, ...] | None = None
+    """Flags of the Neuron compiler for the probes; None: those that compile fast and keep fp32 products exact."""
+
+    neuron_lnc: int | None = None
+    """Physical cores of one logical NeuronCore (1 or 2), as the jobs have it; None: as neuron-ls says."""
+
+    start_seconds: float = 60.0
+    """Within which a worker must be ready: importing torch from a cold disk takes long."""
+
+    lock_wait_seconds: float = 60.0
+    """How long to wait while another healthd on this host runs active checks."""
+
+    retries: int = 1
+    """How often a check that could not run is tried again. A wrong result is never tried into a pass."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cpu_devices <= MOST_CPU_DEVICES:
+            raise ValueError(f"cpu_devices must be between 1 and {MOST_CPU_DEVICES}, not {self.cpu_devices}")
+        if not 0 <= self.retries <= MOST_RETRIES:
+            raise ValueError(f"retries must be between 0 and {MOST_RETRIES}, not {self.retries}")
+        if self.compile_timeout_seconds <= 0:
+            raise ValueError(f"compile_timeout must be more than 0, not {self.compile_timeout_seconds}")
+        if self.neuron_lnc not in (None, 1, 2):
+            raise ValueError(f"neuron_lnc must be 1 or 2, not {self.neuron_lnc}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be at least 1, not {self.workers}")
+        if self.accelerator != "auto":
+            from checks.accelerators import NAMES
+
+            if self.accelerator not in NAMES:
+                near = nearest(self.accelerator, dict.fromkeys(("auto", *NAMES)))
+                raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")

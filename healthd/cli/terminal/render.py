@@ -1,0 +1,423 @@
+"""What people see in a terminal: tables and colour, from the same records that programs get as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
+from checks.limits import quantity
+from healthd.cli.terminal.console import Terminal
+from healthd.core.model import AdmittedNode, CheckResult, Decision, ExcludedNode, Health, NodeState, Reason, Verdict
+
+if TYPE_CHECKING:
+    from healthd.runner import CheckInfo
+
+SIGNS = {
+    Status.PASS: "[green]✓ pass[/]",
+    Status.WARN: "[yellow]! warn[/]",
+    Status.UNKNOWN: "[magenta]? unknown[/]",
+    Status.FAIL: "[bold red]✗ fail[/]",
+    Status.SKIP: "[dim]- skip[/]",
+}
+HEALTH_SIGNS = {
+    Health.HEALTHY: "[green]✓ healthy[/]",
+    Health.DEGRADED: "[yellow]! degraded[/]",
+    Health.UNKNOWN: "[magenta]? unknown[/]",
+    Health.UNHEALTHY: "[bold red]✗ unhealthy[/]",
+}
+VERDICT_SIGNS = {
+    Verdict.ADMIT: "[bold green]✓ ADMIT[/]",
+    Verdict.HOLD: "[yellow]… HOLD[/]",
+    Verdict.REJECT: "[bold red]✗ REJECT[/]",
+}
+
+OUTCOME_SIGNS = {
+    "pass": "[green]✓ pass[/]",
+    "slow": "[yellow]! slow[/]",
+    "unknown": "[magenta]? unknown[/]",
+    "fail": "[bold red]✗ fail[/]",
+}
+MOST_TESTS = 40
+
+_DEVICE = re.compile(r"^[a-z]+:\d+: ")  # a message that begins with its device, as those of workers do
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f]{12}\b")
+
+
+def out() -> Console:
+    """Standard output, as wide as the terminal (120 columns where there is none), colour only on a terminal."""
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    """Standard error, for progress and errors."""
+    return _console(stderr=True)
+
+
+@contextlib.contextmanager
+def busy(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Say what goes on while it does, where somebody looks."""
+    console = err()
+    with contextlib.nullcontext() if quiet or not console.is_terminal else console.status(what):
+        yield
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Terminal(stderr=stderr)
+    return console if console.is_terminal else Terminal(stderr=stderr, width=120)
+
+
+def show(console: Console, parts: Iterable[Table | str]) -> None:
+    """
+    Print tables and lines of markup.
+
+    On a terminal a long line is wrapped under its own beginning; in a log it stays one line, so that it can be found.
+    """
+    for part in parts:
+        if isinstance(part, Table) or not console.is_terminal:
+            console.print(part, soft_wrap=isinstance(part, str))
+            continue
+        text = console.render_str(part)
+        indent = len(text.plain) - len(text.plain.lstrip()) + 2
+        first, *rest = text.wrap(console, max(20, console.width - indent)) or [Text()]
+        console.print(first)
+        for line in rest:
+            console.print(Text(" " * indent) + line)
+
+
+def table_of(*names: str, wrapped: tuple[str, ...], header: bool = True) -> Table:
+    """A table without lines, whose columns are as wide as they need but for those that are wrapped."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), show_header=header)
+    for name in names:
+        table.add_column(name, overflow="fold", no_wrap=name not in wrapped)
+    return table
+
+
+def node_report(state: NodeState) -> Iterable[Table | str]:
+    """What `healthd check` and `healthd fleet show` print: a line on the node, its checks, the reasons."""
+    yield headline(state)
+    table = table_of("check", "status", "target", "finding", wrapped=("target", "finding"))
+    ordered = sorted(state.results, key=lambda r: (r.tier.rank, r.check))
+    idle = _not_applicable(ordered)
+    folded = {check for checks in idle.values() for check in checks}
+    for result in ordered:
+        for row in result_rows(result) if result.check not in folded else ():
+            table.add_row(*row)
+    seen = {result.check for result in state.results}
+    for spec in state.checks:
+        if spec.name not in seen and spec.tier.rank == 0:
+            table.add_row(spec.name, SIGNS[Status.UNKNOWN], "node", "has not run yet")
+    yield table
+    for why, checks in idle.items():
+        yield f"{SIGNS[Status.SKIP]}  [dim]{escape(', '.join(checks))}: {escape(why)}[/]"
+    if state.reasons:
+        yield ""
+        yield from reason_lines(state.reasons)
+
+
+def _not_applicable(results: Sequence[CheckResult]) -> dict[str, tuple[str, ...]]:
+    """Why -> the checks that have nothing to look at here for that reason, where they are several: one line will do."""
+    alike: dict[str, list[str]] = {}
+    for result in results:
+        if len(result.findings) == 1 and result.findings[0].status is Status.SKIP and not result.injected:
+            alike.setdefault(result.findings[0].message, []).append(result.check)
+    return {why: tuple(checks) for why, checks in alike.items() if len(checks) > 1}
+
+
+def headline(state: NodeState) -> str:
+    """`node n1  ✓ healthy  cpu, 2 devices, 2 cores, 23.4 GB`."""
+    parts = []
+    if state.inventory is not None:
+        inventory = state.inventory
+        known = inventory.device_count is not None
+        parts.append(inventory.accelerator if known else "devices unknown")
+        if known:
+            parts.append(_count(inventory.device_count, "device"))
+            parts.append(_count(inventory.core_count, "core"))
+        if inventory.memory_bytes is not None:
+            parts.append(quantity("memory_bytes", inventory.memory_bytes))
+    holders = [one.holder for one in state.allocated if one.by != "unseen"]
+    if holders:
+        parts.append("in use by " + ", ".join(holders))
+    parts.extend(one.holder for one in state.allocated if one.by == "unseen")
+    if state.quarantine is not None:
+        parts.append(f"quarantined by {state.quarantine.owner}: {state.quarantine.reason}")
+    if state.faults:
+        parts.append("injected faults: " + ", ".join(state.faults))
+    return f"[bold]{escape(state.node)}[/]  {HEALTH_SIGNS[state.health]}  [dim]{escape(', '.join(parts))}[/]"
+
+
+def result_rows(result: CheckResult) -> Iterable[tuple[str, ...]]:
+    """One row a finding, the worst first; what passed alike on many targets is one row, of the lowest."""
+    name = escape(result.check) + (" [yellow](injected)[/]" if result.injected else "")
+    notes = [f"{result.attempts} tries"] if result.attempts > 1 else []
+    if result.duration_seconds >= 1:
+        notes.append(f"took {quantity('s_seconds', result.duration_seconds)}")
+    note = f" [dim]({', '.join(notes)})[/]" if notes else ""
+    for targets, finding, alike in _folded(result.findings):
+        limit = "; ".join(dict.fromkeys(limit_text(m) for m in finding.measurements))
+        said = escape(finding.message)
+        if alike > 1 and finding.status is Status.PASS:
+            said += f" [dim]on {escape(finding.target)}, the lowest[/]"
+        elif alike > 1:
+            said = escape(_DEVICE.sub("", finding.message))
+        yield (name, SIGNS[finding.status], escape(targets), f"{said} [dim]{escape(limit)}[/]{note}")
+        name = note = ""
+    if name:
+        yield (name, SIGNS[result.status], "node", escape(result.error or "yielded nothing") + note)
+
+
+def _folded(findings: Sequence[Finding]) -> Iterable[tuple[str, Finding, int]]:
+    """
+    Targets, the finding to show, and how many different ones it stands for.
+
+    Findings with the same words are told once, also where they begin with the name of their device; those that passed
+    and differ in numbers alone by the one that measured least, because 32 cores would be 64 rows.
+    """
+    groups: dict[tuple[Status, str, int], list[Finding]] = {}
+    before: Counter[tuple[str, str]] = Counter()
+    for finding in findings:
+        passed = finding.status is Status.PASS and not finding.target.startswith("path:")
+        skeleton = _NUMBER.sub("#", finding.message) if passed else _DEVICE.sub("", finding.message)
+        # Several findings on one target are several things that were measured, such as sizes.
+        place = (skeleton, finding.target) if passed else (skeleton, "")
+        before[place] += 1
+        groups.setdefault((finding.status, skeleton, before[place] if passed else 0), []).append(finding)
+    for key in sorted(groups, key=lambda k: -SEVERITY[k[0]]):
+        alike = groups[key]
+        least = min(alike, key=lambda f: (f.measurements[0].value or 0.0) if f.measurements else 0.0)
+        yield _in_short(finding.target for finding in alike), least, len({finding.message for finding in alike})
+
+
+def _in_short(targets: Iterable[str]) -> str:
+    """`cpu:0, cpu:1`; where they are many `rank:0-31`, or `rank:0 ... rank:31 (30)` if some between are not meant."""
+    names = sorted(dict.fromkeys(targets), key=lambda t: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", t)])
+    if len(names) <= 3:
+        return ", ".join(names)
+    kind, _, first = names[0].rpartition(":")
+    if first.isdigit() and names == [f"{kind}:{int(first) + n}" for n in range(len(names))]:
+        return f"{kind}:{first}-{int(first) + len(names) - 1}"
+    return f"{names[0]} ... {names[-1]} ({len(names)})"
+
+
+def limit_text(measurement: Measurement) -> str:
+    """`[>= 10 GFLOP/s, config]`; `[unjudged]` where nobody set one."""
+    bounds = []
+    if measurement.lower is not None:
+        bounds.append(f">= {quantity(measurement.name, measurement.lower)}")
+    if measurement.upper is not None:
+        bounds.append(f"<= {quantity(measurement.name, measurement.upper)}")
+    return f"[{' and '.join(bounds)}, {measurement.origin}]" if bounds else "[unjudged]"
+
+
+def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
+    """One line a reason, worst first, with what to do about it; what many targets say alike is one line."""
+    groups: dict[tuple[Any, ...], list[Reason]] = {}
+    for reason in reasons:
+        said = _DEVICE.sub("", _bare(reason).removeprefix(_address(reason)))
+        groups.setdefault((reason.node, reason.check, reason.code, reason.status, reason.action, said), []).append(
+            reason
+        )
+    for key, alike in list(groups.items())[:most]:
+        reason = alike[0]
+        # A sentence that begins with the node's name needs it only once.
+        where = f"{reason.node}: " if reason.node and not reason.message.startswith(f"{reason.node} ") else ""
+        action = "" if reason.action.value == "none" else f" [dim]→ {reason.action.value.replace('_', ' ')}[/]"
+        sign = {Status.FAIL: "[red]✗[/]", Status.WARN: "[yellow]![/]"}.get(reason.status, "[magenta]?[/]")
+        said = _bare(reason)
+        if len(alike) > 1 and reason.check is not None:
+            said = f"{reason.check} {_in_short(one.target or 'node' for one in alike)}: {key[-1]}"
+        yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(said)}{action}"
+    if len(groups) > most:
+        left = sum(len(alike) for alike in list(groups.values())[most:])
+        yield f"[dim]  and {left} more (--json shows all)[/]"
+
+
+def decision_report(decision: Decision) -> Iterable[str]:
+    """What `healthd gate` and `healthd fleet explain` print."""
+    names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
+    took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
+    included = f"{_count(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
+    yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
+    if decision.would is not None:
+        yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
+    for line in reason_lines(decision.reasons):
+        yield f"  {line}"
+    told = {(reason.node, _bare(reason)) for reason in decision.reasons}
+    unjudged = []
+    for excluded in decision.excluded:
+        # A warning stops no job, unless the policy says so: then it is among the reasons above.
+        innocent = all(
+            (r.blame is not Blame.NODE or r.status is Status.WARN) and (r.node, _bare(r)) not in told
+            for r in excluded.reasons
+        )
+        if decision.decision is not Verdict.ADMIT and innocent:
+            unjudged.append(_called(excluded))
+            continue
+        worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)
+        shown = [
+            reason
+            for reason in excluded.reasons
+            if SEVERITY[reason.status] == worst and (reason.node, _bare(reason)) not in told
+        ]
+        if shown:
+            yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]"
+            for line in reason_lines(shown, most=3):
+                yield f"    {line}"
+    if unjudged and decision.reasons:
+        names = ", ".join(unjudged[:8]) + (f" and {len(unjudged) - 8} more" if len(unjudged) > 8 else "")
+        yield f"  [dim]no fault found or not looked at to the end: {escape(names)}[/]"
+
+
+def _called(node: AdmittedNode | ExcludedNode) -> str:
+    """Its own name, and the one by which it was asked for."""
+    return node.node if node.asked is None else f"{node.node} (asked for as {node.asked})"
+
+
+def rounds_report(validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """The rounds of validations as they ran: who was tested with whom, and what came of it."""
+    for run in validations:
+        history = [*run["history"], *run["done"]]
+        if not history:
+            continue
+        yield ""
+        yield f"[dim]collectives over {len(run['members'])} nodes together (validation {escape(run['id'])})[/]"
+        table = table_of("round", "nodes", "outcome", "took", "what was seen", wrapped=("nodes", "what was seen"))
+        for tested in history[:MOST_TESTS]:
+            seen = tested["reasons"][0]["message"] if tested["reasons"] else _bandwidths(tested)
+            table.add_row(
+                "whole" if not tested["round"] else str(tested["round"]),
+                escape(", ".join(tested["members"][:8]) + (" ..." if len(tested["members"]) > 8 else "")),
+                OUTCOME_SIGNS.get(tested["outcome"], escape(str(tested["outcome"]))),
+                quantity("s_seconds", tested["seconds"]),
+                escape(seen),
+            )
+        yield table
+        if len(history) > MOST_TESTS:
+            yield f"[dim]and {len(history) - MOST_TESTS} tests more; --json has them all[/]"
+
+
+def _bandwidths(tested: Mapping[str, Any]) -> str:
+    found = tested["busbw_bytes_per_second"]
+    return ", ".join(f"{name} {quantity('busbw_bytes_per_second', value)}" for name, value in found.items())
+
+
+def _bare(reason: Reason) -> str:
+    """The message without the node's name in front, which the line says already."""
+    return reason.message.removeprefix(f"{reason.node}: ")
+
+
+def _address(reason: Reason) -> str:
+    """`matmul cpu:1: `, as the message of a reason out of a finding begins."""
+    return f"{reason.check} {reason.target}: "
+
+
+def age_text(seconds: float | None) -> str:
+    """`never`, `12 s`, `5 min`, `3.1 h`, `2 d`."""
+    if seconds is None:
+        return "never"
+    for bound, scale, name in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < bound:
+            return f"{seconds / scale:.0f} {name}"
+    return f"{seconds / 86400:.1f} d"
+
+
+def _count(value: int | None, noun: str) -> str:
+    """`1 device`, `16 devices`, `unknown devices`."""
+    return f"{'unknown' if value is None else value} {noun}" + ("" if value == 1 else "s")
+
+
+def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
+    """`healthd fleet status`: the numbers, then every node, the worst first."""
+    console = out()
+    counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
+    holding = _count(summary["gates_holding"], "gate")
+    console.print(f"[bold]{_count(summary['nodes'], 'node')}[/]: {counts}; {holding} holding")
+    if summary["recovering"]:
+        console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
+    for breaker in summary.get("breakers", {}).values():
+        console.print(f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}")
+    for drift in summary.get("drifts") or ():
+        console.print(f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}")
+    for override in summary["overrides"]:
+        console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
+    if not nodes:
+        return
+    table = table_of("node", "health", "heard", "in use by", "why", wrapped=("in use by", "why"))
+    order = list(HEALTH_SIGNS)
+    for node in sorted(nodes, key=lambda n: (-order.index(Health(n["health"])), n["node"])):
+        holders = ", ".join(claim["holder"] for claim in node["allocated"])
+        why = node["reasons"][0]["message"] if node["reasons"] else ""
+        if node["quarantine"]:
+            why = f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
+        heard = "never" if node["heard_seconds"] is None else f"{age_text(node['heard_seconds'])} ago"
+        table.add_row(escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(why))
+    console.print(table)
+
+
+def print_node(record: Mapping[str, Any]) -> None:
+    """`healthd fleet show`: the node's own report as the aggregator has it, and what it says of it."""
+    from healthd.core import wire
+
+    console = out()
+    if record["state"] is None:
+        console.print(
+            f"[bold]{escape(record['node'])}[/]  {HEALTH_SIGNS[Health(record['health'])]}  nothing reported yet"
+        )
+    else:
+        show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
+    heard = record["heard_seconds"]
+    console.print(f"[dim]last heard: {'never' if heard is None else age_text(heard) + ' ago'}[/]")
+    for line in event_lines(record["events"][:5]):
+        console.print(line)
+
+
+def event_lines(events: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """What happened on a node, a line each."""
+    for event in events:
+        said = f"[dim]{time_text(event['at'])}[/] {escape(event['kind'])} {escape(event['message'])}"
+        yield said
+
+
+def time_text(at: float) -> str:
+    """`2026-11-21 12:00:00Z`."""
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def history_report(events: Iterable[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """What `healthd fleet history` prints: newest first."""
+    table = table_of("when", "what", "more", wrapped=("more",))
+    for event in events:
+        table.add_row(time_text(event["at"]), escape(event["kind"]), escape(event["message"]))
+    yield table if table.row_count else "nothing has happened there that is remembered"
+
+
+def print_checks(infos: Iterable[CheckInfo]) -> None:
+    """`healthd checks`: what there is, lightest tier first."""
+    table = table_of("check", "tier", "runs on", "limit", "from", "what it says", wrapped=("what it says",))
+    for info in sorted(infos, key=lambda i: (i.tier.rank, i.name)):
+        first = next((line.strip() for line in info.doc.splitlines() if line.strip()), "")
+        table.add_row(info.name, info.tier.value, info.scope.value, f"{info.timeout_seconds:g} s", info.origin, first)
+    out().print(table)
+
+
+def print_items(items: Sequence[tuple[str, str, str, str]]) -> None:
+    """`healthd doctor`: what was looked at, how it is, and the remedy."""
+    signs = {"ok": "[green]✓[/]", "missing": "[red]✗[/]", "note": "[yellow]![/]"}
+    table = table_of("state", "name", "found", wrapped=("found",), header=False)
+    for name, state, text, remedy in items:
+        found = escape(text) + (f"\n[dim]→ {escape(remedy)}[/]" if remedy else "")
+        table.add_row(signs[state], name, found)
+    console = out()
+    console.print(table)
+    missing = sum(state == "missing" for _, state, _, _ in items)
+    console.print("\nNothing is missing." if not missing else f"\n{missing} missing.")

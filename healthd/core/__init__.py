@@ -1,0 +1,1 @@
+"""What every room may use: records, settings, errors, the wire, supervised tasks."""

@@ -1,0 +1,183 @@
+"""
+What stands for a node's health: pure, shared by the daemon, the gate and the command line.
+
+Never takes not knowing for health: no data, old data, an empty list of checks and a skipped check are never a pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from checks.contract import SEVERITY, Blame, Finding, Status, Tier
+from checks.reasons import action_of, blame_of
+from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason
+
+
+def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
+    """
+    The health of a node and its reasons, worst first.
+
+    While the node is allocated its active evidence is suspended: it does not expire and its absence says nothing, so
+    that a job of three days does not turn a fleet red. What it found wrong stays wrong.
+    """
+    results = {result.check: result for result in state.results}
+    reasons: list[Reason] = []
+    expected = [spec for spec in state.checks if spec.tier in (Tier.PASSIVE, Tier.QUICK) or spec.name in results]
+    for spec in expected:
+        result = results.get(spec.name)
+        suspended = bool(state.allocated) and spec.tier is not Tier.PASSIVE
+        if result is None:
+            if not suspended:
+                reasons.append(reason("NotYetRun", f"{spec.name} has not run yet", node=state.node, check=spec.name))
+            continue
+        if not suspended and expired(spec, result):
+            text = f"{spec.name}: last run {_age(result.age_seconds)} ago, may be {_age(spec.expires_seconds or 0)} old"
+            reasons.append(reason("Stale", text, node=state.node, check=spec.name))
+        reasons.extend(_not_passed(state.node, result, suspended=suspended))
+    if (
+        not any(results[spec.name].status is not Status.SKIP for spec in expected if spec.name in results)
+        and not reasons
+    ):
+        reasons.append(reason("NoChecks", "no check has measured anything, so nothing is known", node=state.node))
+    return _health(reasons), _sorted(reasons)
+
+
+def judge_tier(
+    state: NodeState, tier: Tier, max_age_seconds: float, *, require: tuple[str, ...] = ()
+) -> tuple[Health, tuple[Reason, ...], float | None]:
+    """
+    The strict answer: is there evidence of `tier`, not older than asked, for every applicable check?
+
+    `require` names checks that must be among them. Returns health, reasons (worst first) and the age in seconds of the
+    oldest result that was counted (None when there is none). Only NotApplicable takes a check out of the set.
+    """
+    results = {result.check: result for result in state.results}
+    specs = [spec for spec in state.checks if spec.tier.rank <= tier.rank]
+    reasons = [
+        reason("NotYetRun", f"{name} is required and not enabled on the node", node=state.node, check=name)
+        for name in require
+        if name not in {spec.name for spec in specs}
+    ]
+    counted: list[CheckResult] = []
+    for spec in specs:
+        result = results.get(spec.name)
+        if result is None:
+            reasons.append(reason("NotYetRun", f"{spec.name} has not run yet", node=state.node, check=spec.name))
+        elif result.tier.rank < (tier.rank if spec.tier is not Tier.PASSIVE else 0):
+            text = f"{spec.name} has run in tier {result.tier.value} only, {tier.value} is asked"
+            reasons.append(reason("NotYetRun", text, node=state.node, check=spec.name))
+        elif not result.age_seconds <= max_age_seconds:  # also catches NaN
+            text = f"{spec.name}: last run {_age(result.age_seconds)} ago, {_age(max_age_seconds)} is asked"
+            reasons.append(reason("Stale", text, node=state.node, check=spec.name))
+        else:
+            if result.status is not Status.SKIP:
+                counted.append(result)
+            reasons.extend(_not_passed(state.node, result, suspended=False))
+    active = {spec.name for spec in specs if spec.tier is not Tier.PASSIVE}
+    wanted = active if tier is not Tier.PASSIVE else {spec.name for spec in specs}
+    if not any(result.check in wanted for result in counted) and not reasons:
+        reasons.append(reason("NoChecks", f"no check of tier {tier.value} has measured anything", node=state.node))
+    oldest = max((result.age_seconds for result in counted), default=None)
+    return _health(reasons), _sorted(reasons), oldest
+
+
+def expired(spec: CheckSpec, result: CheckResult) -> bool:
+    """Whether a result has outlived its check's bound."""
+    return spec.expires_seconds is not None and not result.age_seconds <= spec.expires_seconds  # also catches NaN
+
+
+def aged(state: NodeState, seconds: float) -> NodeState:
+    """The state as it is `seconds` later if nothing was heard since: every age moves on."""
+    return dataclasses.replace(
+        state,
+        results=tuple(dataclasses.replace(r, age_seconds=r.age_seconds + seconds) for r in state.results),
+        leases=tuple(dataclasses.replace(lease, age_seconds=lease.age_seconds + seconds) for lease in state.leases),
+    )
+
+
+def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reason]:
+    """The reasons in one result; no findings, or a skip for another reason than the check's nature, is unknown."""
+    if not result.findings:
+        return [
+            reason("NoData", f"{result.check} yielded nothing", node=node, check=result.check, injected=result.injected)
+        ]
+    reasons = []
+    for finding in result.findings:
+        if finding.status is Status.PASS:
+            continue
+        if finding.status is Status.SKIP:
+            if finding.reason != "NotApplicable" and not suspended:
+                reasons.append(_from_finding(node, result, finding, Status.UNKNOWN))
+            continue
+        reasons.append(_from_finding(node, result, finding, finding.status))
+    if not reasons and SEVERITY[result.status] > SEVERITY[Status.PASS]:
+        reasons.append(
+            reason(
+                "NoData",
+                f"{result.check} is {result.status.value}",
+                node=node,
+                check=result.check,
+                injected=result.injected,
+            )
+        )
+    return reasons
+
+
+def _from_finding(node: str, result: CheckResult, finding: Finding, status: Status) -> Reason:
+    return Reason(
+        code=finding.reason or "NoData",
+        message=f"{result.check} {finding.target}: {finding.message}" + (" (injected)" if result.injected else ""),
+        status=status,
+        blame=finding.blame or blame_of(finding.reason),
+        action=finding.action or action_of(finding.reason),
+        node=node,
+        target=finding.target,
+        check=result.check,
+        injected=result.injected,
+    )
+
+
+def reason(
+    code: str,
+    message: str,
+    *,
+    node: str | None = None,
+    check: str | None = None,
+    status: Status = Status.UNKNOWN,
+    injected: bool = False,
+) -> Reason:
+    """A reason that no finding of a check gives, with the catalogue's blame and action."""
+    return Reason(
+        code=code,
+        message=message,
+        status=status,
+        blame=blame_of(code),
+        action=action_of(code),
+        node=node,
+        check=check,
+        injected=injected,
+    )
+
+
+def _health(reasons: list[Reason]) -> Health:
+    if any(r.status is Status.FAIL and r.blame is Blame.NODE for r in reasons):
+        return Health.UNHEALTHY
+    if any(r.status in (Status.FAIL, Status.UNKNOWN) for r in reasons):
+        return Health.UNKNOWN
+    if any(r.status is Status.WARN for r in reasons):
+        return Health.DEGRADED
+    return Health.HEALTHY
+
+
+def _sorted(reasons: list[Reason]) -> tuple[Reason, ...]:
+    def order(reason: Reason) -> tuple[int, bool, str, str]:
+        return (-SEVERITY[reason.status], reason.blame is not Blame.NODE, reason.check or "", reason.target or "")
+
+    return tuple(sorted(reasons, key=order))
+
+
+def _age(seconds: float) -> str:
+    """An age for people: `42 s`, `5 min`, `3.1 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,1 @@
+"""The HTTP server of both services, and the client of an aggregator."""

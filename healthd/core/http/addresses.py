@@ -1,0 +1,34 @@
+"""Addresses as operators and clients write them. Apart from the web server, which every command would import."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, urlsplit
+
+from healthd.core.errors import BadInputError, ConfigError, HealthdError
+
+
+class ListenError(HealthdError):
+    """An address or socket path that cannot be listened on."""
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, `:PORT` or `[V6]:PORT`; ConfigError says what would be right."""
+    host, colon, port = listen.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in bare and bare == host):
+        raise ConfigError(f"listen: {listen!r} is not HOST:PORT; write 127.0.0.1:8080 or [::1]:8080")
+    return bare or "0.0.0.0", int(port)  # noqa: S104  (no host means all of them, as everywhere)
+
+
+def host_of(header: str) -> str:
+    """The name or address in a Host header, without its port; BadInputError for one that holds neither."""
+    return split_header("Host", f"//{header}").hostname or ""
+
+
+def split_header(name: str, url: str) -> SplitResult:
+    """The parts of a URL out of a header; BadInputError names the header."""
+    try:
+        return urlsplit(url)
+    except ValueError:  # as of a bracket that nobody closed
+        text = url.removeprefix("//")[:80]
+        raise BadInputError(f"the {name} header {text!r} holds no host name or address that can be read") from None

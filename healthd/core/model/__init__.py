@@ -1,0 +1,76 @@
+"""
+The data of healthd: frozen, one definition for memory and wire (JSON by `healthd.core.wire`).
+
+Nothing here does anything. Ages cross the wire, not clocks: `age_seconds` counts up to the moment of sending;
+times (`*_at`, seconds since the epoch) are for people to read and never decide anything.
+
+`results` is what checks came to, `node` what is known of a node, `learned` limits by baselines, `modes` the words of
+gates, `gates` the question and its answer, `orders` what an aggregator wants of a node, `sync` how the two talk. Import
+from here: a module is loaded when a name in it is first asked for, because a record costs a millisecond to define and a
+passive round of `healthd check` needs few of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from healthd.core.model.gates import LARGEST_ATTEMPT, AdmittedNode, Decision, ExcludedNode, GateRequest, Join
+    from healthd.core.model.learned import LearnedBounds, LearnedLimits
+    from healthd.core.model.modes import Mode, Verdict
+    from healthd.core.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
+    from healthd.core.model.orders import (
+        RANK_READY,
+        CollectiveOrder,
+        Launch,
+        LaunchOrder,
+        NccomGroup,
+        Order,
+        OrderReport,
+        RankReport,
+        RunOrder,
+    )
+    from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
+    from healthd.core.model.sync import PROTOCOL, Problem, SyncAnswer, SyncRequest
+
+__all__ = [
+    "LARGEST_ATTEMPT",
+    "PROTOCOL",
+    "RANK_READY",
+    "AdmittedNode",
+    "Allocation",
+    "CheckResult",
+    "CheckSpec",
+    "CollectiveOrder",
+    "Decision",
+    "DeviceRecord",
+    "ExcludedNode",
+    "GateRequest",
+    "Health",
+    "Inventory",
+    "Join",
+    "Launch",
+    "LaunchOrder",
+    "LearnedBounds",
+    "LearnedLimits",
+    "Lease",
+    "Mode",
+    "NccomGroup",
+    "NodeState",
+    "Order",
+    "OrderReport",
+    "Problem",
+    "Quarantine",
+    "RankReport",
+    "Reason",
+    "RunOrder",
+    "SyncAnswer",
+    "SyncRequest",
+    "Verdict",
+]
+
+if not TYPE_CHECKING:
+    from healthd.core.lazy import names_of
+
+    # In the order in which they need each other, the lightest first.
+    __getattr__ = names_of(__name__, __all__, ("results", "modes", "learned", "node", "orders", "gates", "sync"))

@@ -1,0 +1,103 @@
+"""Gates: the question whether a job may start, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checks.contract import Tier
+from healthd.core.model.modes import Mode, Verdict
+from healthd.core.model.results import Reason
+
+LARGEST_ATTEMPT = 2**31 - 1
+"""The largest attempt of a job: what the database's column holds, and seconds since the epoch until 2038."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """
+    A hook that knows only itself: number `rank` of the `size` members of `group`, on `node`.
+
+    `member` names this very process: the same again is the same member asking once more, another one of the same rank
+    takes its place. `execute`: the process itself is the executor of its node.
+    """
+
+    group: str
+    size: int
+    rank: int
+    member: str
+    node: str
+    execute: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRequest:
+    """
+    May this job start on these nodes, now?
+
+    Either `nodes`, or `pool` and `count`, or `join`: then all who ask for one job, attempt and group are one gate.
+    `min_nodes` None means all of them. None as `tier`, `max_age_seconds`, `wait_seconds`, `mode` or `collective` means
+    the aggregator's policy. `workload` names the job's process or pod.
+    `collective`: several nodes run collectives together before they are admitted. `lease` False asks for nothing but
+    the answer: the nodes are free again as soon as it is given.
+    """
+
+    job: str
+    attempt: int = 0
+    nodes: tuple[str, ...] = ()
+    pool: str | None = None
+    count: int | None = None
+    min_nodes: int | None = None
+    tier: Tier | None = None
+    max_age_seconds: float | None = None
+    wait_seconds: float | None = None
+    mode: Mode | None = None
+    workload: str | None = None
+    collective: bool | None = None
+    lease: bool = True
+    join: Join | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmittedNode:
+    """
+    A node that a decision includes; `evidence_age_seconds` is that of its oldest result that was counted.
+
+    `asked` is the name by which it was asked for, where that is not its own.
+    """
+
+    node: str
+    evidence_age_seconds: float | None
+    address: str | None = None
+    asked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcludedNode:
+    """A node that a decision leaves out, and why. `asked` as of an AdmittedNode."""
+
+    node: str
+    reasons: tuple[Reason, ...]
+    asked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """
+    The answer of a gate, with all that explains it.
+
+    `id` is the gate's. `retryable` tells the hook whether trying again, here or elsewhere, can help. `would` is what
+    enforce mode would have said, where `policy.mode` is observe or a person overrode it, else None.
+    """
+
+    id: str
+    decision: Verdict
+    reasons: tuple[Reason, ...]
+    nodes: tuple[AdmittedNode, ...]
+    excluded: tuple[ExcludedNode, ...]
+    policy: Mapping[str, Any]
+    retryable: bool
+    decided_at: float
+    duration_seconds: float
+    would: Verdict | None = None

@@ -1,0 +1,120 @@
+"""What is known of one node: its devices, who has them, and the state that holds all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRecord:
+    """One device. `serial` is its lasting identity (None where the hardware tells none); `cores` its logical cores."""
+
+    target: str
+    kind: str
+    serial: str | None
+    cores: int | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """
+    What the accelerator's driver shows. None where it could not be told; never 0 for "do not know".
+
+    `workers` are the targets that get a worker each and become the ranks of collectives: cores of the devices, or
+    (empty) the devices themselves.
+    """
+
+    accelerator: str
+    device_count: int | None
+    core_count: int | None
+    memory_bytes: int | None
+    efa_count: int | None
+    devices: tuple[DeviceRecord, ...]
+    workers: tuple[str, ...] = ()
+
+    @property
+    def rank_targets(self) -> tuple[str, ...]:
+        """What this node's ranks run on, in their order."""
+        return self.workers or tuple(device.target for device in self.devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Who has the devices. `by` is process, lease, scheduler or unseen (nobody can tell, so it counts as taken)."""
+
+    by: str
+    holder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """
+    The claim of a job on a node.
+
+    `issuer` is the identity of the aggregator's database that granted it. `grace_seconds` is how long the daemon waits
+    for the workload to be seen, `max_seconds` the bound for a workload that nobody can see. `workload` names it where
+    the host can watch it (`pid:123`, `slurm:123`, `pod:NAMESPACE/NAME`, `ecs:TASK-ARN`), else None.
+    """
+
+    id: str
+    gate: str
+    job: str
+    attempt: int
+    issuer: str
+    workload: str | None
+    grace_seconds: float
+    max_seconds: float
+    age_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """A node kept out of admissions. `owner_kind` is rule or person; `until` None means until somebody releases it."""
+
+    reason: str
+    owner: str
+    owner_kind: str
+    since: float
+    until: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """
+    All that is known of one node, by the node itself: the one snapshot that feeds every outlet.
+
+    `checks` lists what is enabled: evidence is complete only against this list. `results` holds the last result of
+    each check that has run. `faults` lists the injected faults in force. `peer_address` is the IP address by which the
+    ranks of other nodes reach this one's; None where it cannot be told. `carriers` are what may carry collectives
+    between this node and others: torch, and nccom where its owner lets mpirun be started by another node's word.
+    `hostname` is what its machine calls itself; None where it cannot be told. `compile_seconds` is how much longer an
+    ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead.
+    """
+
+    node: str
+    aliases: tuple[str, ...]
+    instance_id: str | None
+    boot_id: str | None
+    labels: Mapping[str, str]
+    instance_type: str | None
+    inventory: Inventory | None
+    versions: Mapping[str, str]
+    health: Health
+    reasons: tuple[Reason, ...]
+    checks: tuple[CheckSpec, ...]
+    results: tuple[CheckResult, ...]
+    allocated: tuple[Allocation, ...]
+    leases: tuple[Lease, ...]
+    quarantine: Quarantine | None
+    faults: tuple[str, ...]
+    running: str | None
+    address: str | None
+    observed_at: float
+    peer_address: str | None = None
+    carriers: tuple[str, ...] = ("torch",)
+    hostname: str | None = None
+    compile_seconds: float = 0.0

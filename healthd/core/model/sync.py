@@ -1,0 +1,71 @@
+"""Sync: what a node and its aggregator say to each other, and how any error is told over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthd.core.model.learned import LearnedLimits
+from healthd.core.model.node import NodeState, Quarantine
+from healthd.core.model.orders import Order, OrderReport
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRequest:
+    """
+    What a node says to the aggregator.
+
+    `incarnation` is new at every start of the daemon; `seq` counts requests within it. `last_answer` is the id of the
+    newest answer received and `since_answer_seconds` how long ago that was, by CLOCK_BOOTTIME: what lies between is
+    what the aggregator adds to all ages. `state` is None when nothing but ages changed; then `digest` names the state
+    that was sent last, and `ages` maps checks to ages. `issuer` is the database the node last took orders from.
+    `baseline` is the digest of the learned limits it has; empty: none; None: it does not take any.
+    """
+
+    protocol: int
+    incarnation: str
+    seq: int
+    last_answer: str | None
+    since_answer_seconds: float | None
+    state: NodeState | None
+    digest: str
+    ages: Mapping[str, float]
+    orders: Mapping[str, OrderReport]
+    issuer: str | None
+    baseline: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncAnswer:
+    """
+    What the aggregator answers.
+
+    `seq` counts answers to this node: an older one than the newest read is dropped. `orders` lists all open orders, or
+    is None when the aggregator makes no statement (it does not know the node again yet): then nothing is cancelled.
+    `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word.
+    `baseline` holds learned limits that the node has not; None makes no statement, and it keeps what it has.
+    """
+
+    answer: str
+    seq: int
+    issuer: str
+    orders: tuple[Order, ...] | None
+    acknowledged: tuple[str, ...]
+    send_all: bool
+    retry_after_seconds: float
+    quarantine: Quarantine | None = None
+    baseline: LearnedLimits | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """An error over HTTP: application/problem+json (RFC 9457)."""
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,188 @@
+"""
+The API server of Kubernetes, as a pod reaches it: a few small calls, each with a fresh token and CA.
+
+What is asked, and what it means, is the caller's business. Unverified on a cluster: the calls are made as the API's
+documentation and Kubernetes' own types say, and tested against a server of our own that behaves like it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from healthd.core import wire
+from healthd.core.errors import BadInputError, ConfigError, HealthdError
+
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+
+TIMEOUT_SECONDS = 10.0
+# A node of 500 pods and 50 images is under 100 KB; a page of such nodes is asked for in small numbers.
+ANSWER_BYTES = 16 << 20
+TOKEN_BYTES = 64 << 10
+
+
+class KubernetesError(HealthdError):
+    """
+    A call that did not do what it should, in one line.
+
+    `status` is the HTTP status (None: no answer). `retry_after_seconds` is what the server asked for, None where it did
+    not.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiServer:
+    """Where the API server is and as whom to speak to it: a directory with `token` and `ca.crt`."""
+
+    url: str
+    service_account: Path
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None, *, needs: str) -> dict[str, Any]:
+        """An object; `needs` says in words which right this takes (`get on nodes`). KubernetesError."""
+        return await self._call("GET", path, query or {}, None, None, needs)
+
+    async def patch(self, path: str, body: object, *, kind: str, needs: str) -> dict[str, Any]:
+        """The object after a patch of `kind` (MERGE, STRATEGIC). KubernetesError; 409: it changed meanwhile."""
+        return await self._call("PATCH", path, {}, wire.encode(body), kind, needs)
+
+    async def _call(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, kind: str | None, needs: str
+    ) -> dict[str, Any]:
+        """One call. A token that is refused is read once more: it may have been replaced between reading and asking."""
+        try:
+            return await self._once(method, path, query, body, kind, needs)
+        except KubernetesError as error:
+            if error.status != 401:
+                raise
+        return await self._once(method, path, query, body, kind, needs)
+
+    async def _once(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None, kind: str | None, needs: str
+    ) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self._token()}", "Accept": "application/json", "User-Agent": "healthd"}
+        if kind is not None:
+            headers["Content-Type"] = kind
+        # A client for each call: calls are minutes apart, and a CA that was replaced is in force at once.
+        verify = self._tls() if self.url.startswith("https") else False
+        try:
+            # One bound for all of it: a server that dribbles must not hold us.
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=TIMEOUT_SECONDS) as client:
+                    url = self.url.rstrip("/") + path
+                    async with client.stream(method, url, params=dict(query), content=body, headers=headers) as answer:
+                        text = await _bounded(answer)
+        except TimeoutError:
+            raise KubernetesError(f"API server {self.url}: no answer within {TIMEOUT_SECONDS:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise KubernetesError(f"API server {self.url} cannot be reached: {error or type(error).__name__}") from None
+        if answer.status_code in (200, 201):
+            try:
+                return wire.decode(text, dict[str, Any], what="its answer")
+            except BadInputError as error:
+                raise KubernetesError(f"API server {self.url}: {error}") from None
+        raise self._refusal(method, path, answer, text, needs)
+
+    def _refusal(self, method: str, path: str, answer: httpx.Response, text: bytes, needs: str) -> KubernetesError:
+        status, detail = answer.status_code, _message(text)
+        told = f"{method} {path}: HTTP {status}{': ' + detail if detail else ''}"
+        if status == 401:
+            told += f"; it does not accept the token in {self.service_account / 'token'}: does the account still exist?"
+        elif status == 403:
+            told += f"; give the service account the right to {needs} (a ClusterRole of deploy/kubernetes does)"
+        return KubernetesError(
+            f"API server: {told}", status=status, retry_after_seconds=_seconds(answer.headers.get("retry-after"))
+        )
+
+    def _token(self) -> str:
+        """Read anew each time: the kubelet replaces it before it expires."""
+        file = self.service_account / "token"
+        try:
+            with file.open(encoding="ascii") as opened:
+                token = opened.read(TOKEN_BYTES).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise KubernetesError(f"{file}: no token can be read: {error}; is the service account mounted?") from None
+        if not token or not token.isprintable() or " " in token:
+            raise KubernetesError(f"{file}: holds no token; is the service account mounted?")
+        return token
+
+    def _tls(self) -> ssl.SSLContext:
+        file = self.service_account / "ca.crt"
+        try:
+            return ssl.create_default_context(cafile=str(file))
+        except (OSError, ssl.SSLError) as error:
+            raise KubernetesError(f"{file}: not a CA file: {error}; is the service account mounted?") from None
+
+
+def api_server(environ: Mapping[str, str], service_account: Path, url: str | None = None) -> ApiServer:
+    """
+    The API server that `url` names, else the one that every pod is told of. ConfigError outside of a pod.
+
+    Those variables are there whatever `enableServiceLinks` says.
+    """
+    if url is None:
+        host = environ.get("KUBERNETES_SERVICE_HOST", "")
+        port = environ.get("KUBERNETES_SERVICE_PORT_HTTPS") or environ.get("KUBERNETES_SERVICE_PORT") or "443"
+        if not host or not port.isdigit():
+            raise ConfigError("no API server: KUBERNETES_SERVICE_HOST is not set, so this is no pod; set api_server")
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    elif not url.startswith(("https://", "http://127.0.0.1:", "http://[::1]:")):
+        # The token of the account would go over the network in clear.
+        raise ConfigError(f"api_server: {url!r} must begin with https://")
+    return ApiServer(url=url, service_account=service_account)
+
+
+def node_path(node: str) -> str:
+    """The path of a node's object."""
+    return f"/api/v1/nodes/{urllib.parse.quote(node, safe='')}"
+
+
+def members(value: object, *path: str) -> object:
+    """What is at `path` of an answer; None where it is not, or where something on the way is no object."""
+    for key in path:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    return value
+
+
+def records(value: object, *path: str) -> tuple[dict[str, object], ...]:
+    """The objects of a list in an answer; what is none of them is left out."""
+    found = members(value, *path)
+    return tuple(item for item in found if isinstance(item, dict)) if isinstance(found, list) else ()
+
+
+async def _bounded(answer: httpx.Response) -> bytes:
+    parts, size = [], 0
+    async for part in answer.aiter_bytes():
+        size += len(part)
+        if size > ANSWER_BYTES:
+            raise KubernetesError(f"API server: its answer is larger than {ANSWER_BYTES >> 20} MiB")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _message(text: bytes) -> str:
+    """The message of a Status object, in one line; empty where there is none."""
+    try:
+        said = members(wire.decode(text[:65536], dict[str, Any], what="status"), "message")
+    except BadInputError:
+        return ""
+    return " ".join(said.split())[:300] if isinstance(said, str) else ""
+
+
+def _seconds(text: str | None) -> float | None:
+    """Of a Retry-After in seconds; a date is not what API servers send."""
+    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 6 else None

@@ -1,0 +1,50 @@
+"""
+JSON of the model: strict on the way in (types, depth, no surplus of bytes), exact on the way out.
+
+The library is imported by the first call: a passive round of `healthd check` needs it late or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from checks.json_text import TooDeepError, require_shallow
+from checks.printable import printable_bytes
+from healthd.core.errors import BadInputError
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> bytes:
+    """JSON of any record of the model; control characters that JSON lets stand (DEL, C1, bidi) are escaped too."""
+    import msgspec
+
+    return printable_bytes(msgspec.json.encode(value))
+
+
+def decode(body: bytes, wanted: type[T], *, what: str) -> T:
+    """A record out of JSON; BadInputError names the member and what was wrong. Unknown members are ignored."""
+    import msgspec
+
+    try:
+        require_shallow(body)
+        return msgspec.json.decode(body, type=wanted)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, TooDeepError) as error:
+        raise BadInputError(f"{what}: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """The same as dicts, lists and strings."""
+    import msgspec
+
+    return msgspec.to_builtins(value)
+
+
+def convert(value: Any, wanted: type[T], *, what: str) -> T:
+    """A record out of dicts, lists and strings; raises like `decode`."""
+    import msgspec
+
+    try:
+        return msgspec.convert(value, type=wanted)
+    except msgspec.ValidationError as error:
+        raise BadInputError(f"{what}: {error}") from None

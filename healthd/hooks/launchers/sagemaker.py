@@ -1,0 +1,74 @@
+"""
+SageMaker training jobs: the hosts by the SM_* variables, or by the file that every container gets.
+
+SM_* is set by the training toolkit alone; a container of one's own has only `resourceconfig.json`. Rank 0 is the first
+host in the order of their numbers (algo-1, algo-2, ... algo-10), which is SageMaker's own master.
+
+Source: sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md; SageMaker developer guide, "How Amazon SageMaker provides
+training information". Unverified on AWS: no training job was run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from checks.json_text import parse_json
+from healthd.core.errors import ConfigError
+from healthd.hooks.launchers import Place, whole
+
+RESOURCE_CONFIG = Path("/opt/ml/input/config/resourceconfig.json")
+MOST_BYTES = 1 << 20
+
+
+def find(environ: Mapping[str, str], *, file: Path | None = None) -> Place | None:
+    """The place of this host, or None where this is no training job. `file` None: RESOURCE_CONFIG."""
+    file = RESOURCE_CONFIG if file is None else file
+    names = ("SM_HOSTS", "SM_CURRENT_HOST")
+    if any(name in environ for name in names):
+        whole(environ, names, "SageMaker")
+        return _place(environ, environ["SM_CURRENT_HOST"], environ["SM_HOSTS"], "SM_HOSTS")
+    try:
+        text = file.read_bytes()[:MOST_BYTES].decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"SageMaker: {file} cannot be read: {error}") from None
+    try:
+        found = parse_json(text)
+        current, hosts = found["current_host"], json.dumps(found["hosts"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"SageMaker: {file} does not say current_host and hosts; is it whole?") from None
+    return _place(environ, current, hosts, str(file))
+
+
+def _place(environ: Mapping[str, str], current: object, hosts_text: str, where: str) -> Place:
+    try:
+        hosts = parse_json(hosts_text)
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host for host in hosts):
+        raise ConfigError(f"SageMaker: {where} is no list of host names: {hosts_text[:80]!r}")
+    ordered = sorted(set(hosts), key=_natural)
+    if not isinstance(current, str) or current not in ordered or len(ordered) != len(hosts):
+        raise ConfigError(f"SageMaker: {current!r} is not one host of {', '.join(ordered[:8])} by {where}")
+    return Place(
+        job=environ.get("TRAINING_JOB_NAME") or environ.get("SM_JOB_NAME"),
+        attempt=0,
+        rank=ordered.index(current),
+        size=len(ordered),
+        main=ordered[0] if len(ordered) > 1 else "127.0.0.1",
+        local_rank=0,
+        local_size=1,
+        source="SageMaker",
+        evidence=f"{current} of {len(ordered)} hosts in {where}",
+        attempt_told=False,
+    )
+
+
+def _natural(host: str) -> tuple[str, int, str]:
+    """algo-2 before algo-10."""
+    match = re.fullmatch(r"(.*?)(\d{1,9})", host)
+    return (match[1], int(match[2]), host) if match else (host, -1, host)

@@ -1,0 +1,46 @@
+"""
+torchrun: what its agent sets for every worker.
+
+Source: PyTorch, torch/distributed/run.py ("Environment Variables").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from healthd.core.errors import ConfigError
+from healthd.hooks.launchers import Place, number
+
+
+def find(environ: Mapping[str, str]) -> Place | None:
+    """The place that torchrun's variables describe, or None where torchrun did not start us."""
+    if "TORCHELASTIC_RUN_ID" not in environ or "GROUP_RANK" not in environ:
+        return None
+    world, local_size = number(environ, "WORLD_SIZE"), number(environ, "LOCAL_WORLD_SIZE")
+    if local_size == 0 or world % local_size:
+        raise ConfigError(f"torchrun: {world} ranks do not divide over nodes of {local_size}: nodes must be alike")
+    run = environ["TORCHELASTIC_RUN_ID"]
+    return Place(
+        job=None if run == "none" else run,
+        attempt=number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0,
+        rank=number(environ, "GROUP_RANK"),
+        size=world // local_size,
+        main=environ.get("MASTER_ADDR", "127.0.0.1"),
+        local_rank=number(environ, "LOCAL_RANK"),
+        local_size=local_size,
+        source="torchrun",
+        evidence=f"GROUP_RANK={environ['GROUP_RANK']}, WORLD_SIZE={world} in nodes of {local_size}",
+        attempt_told="TORCHELASTIC_RESTART_COUNT" in environ,
+    )
+
+
+def renumber(environ: Mapping[str, str], *, rank: int, size: int, main: str) -> dict[str, str]:
+    """Torchrun's variables for a job of `size` nodes of which this is number `rank`; the store stays where it is."""
+    local_size, local_rank = number(environ, "LOCAL_WORLD_SIZE"), number(environ, "LOCAL_RANK")
+    return {
+        "GROUP_RANK": str(rank),
+        "RANK": str(rank * local_size + local_rank),
+        "WORLD_SIZE": str(size * local_size),
+        "GROUP_WORLD_SIZE": str(size),
+        "HEALTHD_MAIN": main,
+    }

@@ -1,0 +1,97 @@
+"""
+The hook: starts the keeper, waits for its word, and becomes the command, parks, or ends.
+
+It does nothing that takes time or memory itself, because it is what the launcher sees, signals and may kill.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from healthd.core import wire
+from healthd.core.errors import ConfigError, HealthdError
+from healthd.hooks.launchers import Place
+from healthd.hooks.preflight import NOT_ADMITTED, Outcome
+from healthd.hooks.preflight.job import become, environment_of
+
+# Of a path in which a folder and a socket's name still fit.
+FOLDER_BYTES = 60
+
+
+def run_hook(
+    place: Place, command: tuple[str, ...], keeper_arguments: Sequence[str], show: Callable[[Outcome], None]
+) -> int:
+    """
+    The exit code when the command is not to be started here; else it does not return.
+
+    `keeper_arguments` are this command's own, for the keeper that is told two more by `--keeper`. Raises HealthdError
+    in one line.
+    """
+    began = time.monotonic()
+    _open_standard_files()
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"{command[0]}: no such command here; it is what should start after the gate")
+    folder = Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=_short_folder()))
+    try:
+        keeper, outcome = _start_keeper(keeper_arguments, folder, began)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    show(outcome)
+    if outcome.kind == "run":
+        if outcome.decision is None or not outcome.decision.excluded:
+            keeper.wait()  # nobody is parked, so the keeper has nothing left to keep
+        become(command, environment_of(place, outcome, os.environ))
+    if outcome.kind == "park":
+        sys.stderr.write("healthd: this node was left out; waiting for the job to end\n")
+        sys.stderr.flush()
+    keeper.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+    return outcome.code if outcome.kind == "park" else outcome.code or NOT_ADMITTED
+
+
+def _start_keeper(
+    keeper_arguments: Sequence[str], folder: Path, began: float
+) -> tuple[subprocess.Popen[bytes], Outcome]:
+    """The keeper and its word. It is in a process group of its own: Ctrl-C is for the hook, whose end it sees."""
+    read_end, write_end = os.pipe()
+    told = ("--keeper", f"{write_end}:{os.getpid()}:{began}:{folder}")
+    with os.fdopen(read_end, "rb") as pipe:
+        try:
+            keeper = subprocess.Popen(
+                # -P: the working directory is the job's, and a module of its name must not come before ours.
+                [sys.executable, "-P", "-m", "healthd", "preflight", *told, *keeper_arguments],
+                pass_fds=(write_end,),
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        finally:
+            os.close(write_end)
+        line = pipe.readline()
+    if not line:
+        keeper.wait()
+        raise HealthdError("the keeper of this node ended without a word; not admitted")
+    return keeper, wire.decode(line, Outcome, what="the keeper's word")
+
+
+def _short_folder() -> str:
+    """Where temporary folders are; /tmp where a socket in one would have too long a name for the kernel (107 bytes)."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= FOLDER_BYTES else "/tmp"
+
+
+def _open_standard_files() -> None:
+    """A launcher may close them: then the next file that is opened would be taken for one of them."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            os.set_inheritable(number, True)

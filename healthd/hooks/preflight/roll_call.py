@@ -1,0 +1,141 @@
+"""The ranks of a preflight find the main node, and see that all were started alike, before any asks the gate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from healthd.aggregator.controller.roll_call import RollCallAnswer
+from healthd.core import wire
+from healthd.core.errors import HealthdError, UnreachableError
+from healthd.core.http.aggregator_client import USAGE as REFUSED_FOR_GOOD
+from healthd.core.http.aggregator_client import Aggregator, Endpoint, RefusedError
+from healthd.hooks.preflight import Task
+
+T = TypeVar("T")
+
+# After so long without the main node a person is told what is waited for.
+PATIENCE_SECONDS = 5.0
+NOT_FOUND = 404
+"""What another program at the main node's port answers: ours may yet come."""
+
+
+class DifferenceError(HealthdError):
+    """The ranks were not started alike; every one of them is told so."""
+
+
+def options_of(task: Task) -> dict[str, str]:
+    """What all ranks must be started with alike, by the names that people know it by."""
+    asked = task.request
+    found = {
+        "--nnodes": task.size,
+        "--job": asked.job,
+        "--attempt": asked.attempt,
+        "--min-nodes": asked.min_nodes,
+        "--tier": None if asked.tier is None else asked.tier.value,
+        "--max-age": asked.max_age_seconds,
+        "--mode": None if asked.mode is None else asked.mode.value,
+        "--collective": asked.collective,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def ask(task: Task, aggregator: Aggregator) -> RollCallAnswer:
+    """Say once (more) that this process is there."""
+    waited = time.monotonic() - task.began
+    body = {
+        "node": task.node,
+        "rank": task.rank,
+        "local_rank": task.local_rank,
+        "options": options_of(task),
+        "wait_seconds": max(0.0, task.wait_seconds - waited) if task.leads else None,
+    }
+    found = aggregator.call("POST", "/v1/preflight/ranks", body=body, hold_seconds=0.0)
+    return wire.decode(found, RollCallAnswer, what="answer to the roll call")
+
+
+def check(task: Task, aggregator: Aggregator) -> RollCallAnswer:
+    """As `ask`; DifferenceError when not all were started alike."""
+    answer = ask(task, aggregator)
+    if answer.difference is not None:
+        raise DifferenceError(answer.difference)
+    return answer
+
+
+async def reach_main(task: Task) -> float:
+    """
+    Until the main node has come: how many seconds its gate holds. The processes of a job do not start together.
+
+    DifferenceError when not all ranks were started alike; RefusedError for a token that may not ask.
+    """
+    loop = asyncio.get_running_loop()
+    began, said, why = loop.time(), False, ""
+    while True:
+        try:
+            answer = await call(task, lambda aggregator: check(task, aggregator))
+            if answer.wait_seconds is not None:
+                return answer.wait_seconds
+            why = "its aggregator is there, and rank 0 has not come yet"
+        except RefusedError as error:
+            if error.status in REFUSED_FOR_GOOD - {NOT_FOUND}:
+                raise
+            why = str(error)
+        except UnreachableError as error:
+            why = str(error)
+        waited = loop.time() - began
+        if waited > task.wait_seconds:
+            raise UnreachableError(f"the main node did not answer in {task.wait_seconds:g} s: {why}") from None
+        if waited > PATIENCE_SECONDS and not said:
+            said = True
+            sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({why})\n")
+        await asyncio.sleep(min(1.0, 0.1 + waited / 10))
+
+
+async def tell_difference(task: Task) -> None:
+    """On the main node: stay until all who have come know that they were not started alike, within bounds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.linger_seconds
+
+    with contextlib.suppress(HealthdError):
+        while loop.time() < end:
+            answer = await call(task, lambda aggregator: ask(task, aggregator))
+            if answer.all_told:
+                break
+            await asyncio.sleep(0.1)
+
+
+async def call(task: Task, work: Callable[[Aggregator], T]) -> T:
+    """
+    Speak to the aggregator in a thread that nobody waits for.
+
+    The default executor's threads are joined at the end, and a held request would keep a keeper that should be gone.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: Exception | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def speak() -> None:
+        value: T | None = None
+        failure: Exception | None = None
+        try:
+            with Aggregator(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
+                value = work(aggregator)
+        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=speak, name="line to the main node", daemon=True).start()
+    return await result

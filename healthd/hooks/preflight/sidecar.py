@@ -1,0 +1,284 @@
+"""The keeper: brings the gate to its end beside the hook, tells it what to do, and stays as long as others need it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from healthd.core import wire
+from healthd.core.errors import BadInputError, HealthdError, UnreachableError
+from healthd.core.http.aggregator_client import (
+    BAD_REQUEST,
+    HOLD_SECONDS,
+    NO_TOKEN,
+    WRONG_TOKEN,
+    Aggregator,
+    RefusedError,
+)
+from healthd.core.model import Decision, Verdict
+from healthd.core.tasks import OnEnd, Tasks
+from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
+from healthd.hooks.preflight.main_node import MainNode, main_node
+from healthd.hooks.preflight.roll_call import DifferenceError, call, check, reach_main, tell_difference
+
+# How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
+ROLL_CALL_SECONDS = 3.0
+RANKS_PER_SECOND = 200.0
+# Processes of other local ranks fetch the outcome by themselves and are not counted by the handshake.
+OTHER_RANKS_SECONDS = 1.5
+
+
+class ParentEndedError(HealthdError):
+    """The hook is gone, so nobody asks any more."""
+
+
+async def keep(
+    task: Task, run_executor: Callable[[], Awaitable[None]], report: Callable[[Outcome], None], folder: Path
+) -> None:
+    """
+    Bring the gate to its end, tell the hook through `report`, and stay for as long as the others need this node.
+
+    `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
+    wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
+    """
+    tasks = Tasks()
+    parent = tasks.start("watch over the hook", _parent_ended(task.parent))
+    told = False
+    try:
+        async with main_node(task, folder, tasks) as main:
+            try:
+                outcome = await _gate(task, run_executor, main, parent)
+            except DifferenceError as error:
+                outcome = Outcome(kind="exit", code=USAGE, message=str(error))
+            report(outcome)
+            told = True
+            async with _watching(main) as watch:
+                await watch.first(_stay(task, outcome, parent))
+    except ParentEndedError:
+        return
+    except HealthdError as error:
+        if not told:
+            report(Outcome(kind="exit", code=_code_of(error), message=str(error)))
+    finally:
+        await tasks.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def _watching(main: MainNode | None, parent: asyncio.Task[None] | None = None) -> AsyncIterator[Tasks]:
+    """What the block does with these tasks' `first` ends when the aggregator of this gate does, or the hook."""
+    tasks = Tasks()
+    if main is not None:
+        tasks.supervise("aggregator of this gate", main.until_ended, OnEnd.FATAL)
+    if parent is not None:
+        tasks.supervise("hook", lambda: _hook_gone(parent), OnEnd.FATAL)
+    try:
+        yield tasks
+    finally:
+        await tasks.stop(None)
+
+
+async def _hook_gone(parent: asyncio.Task[None]) -> None:
+    await asyncio.wait({parent})
+    raise ParentEndedError("the hook has ended")
+
+
+def _code_of(error: HealthdError) -> int:
+    """A question that cannot be meant, or a token that may not ask it: to try again would help nobody."""
+    unwanted = isinstance(error, RefusedError) and error.status in (BAD_REQUEST, NO_TOKEN, WRONG_TOKEN)
+    return USAGE if unwanted else NOT_ADMITTED
+
+
+async def _gate(
+    task: Task, run_executor: Callable[[], Awaitable[None]], main: MainNode | None, parent: asyncio.Task[None]
+) -> Outcome:
+    """From the first word with the main node to the last; the executor runs in between and no longer."""
+    async with _watching(main, parent) as tasks:
+        wait_seconds = await tasks.first(reach_main(task))
+        if task.probes:
+            tasks.supervise("checks of this node", lambda: _execute(run_executor), OnEnd.FATAL)
+        return await tasks.first(_settle(task, wait_seconds))
+
+
+async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
+    await run_executor()
+    raise HealthdError("the checks of this node ended before the gate did")
+
+
+async def _settle(task: Task, wait_seconds: float) -> Outcome:
+    """Ask, acknowledge, and say what this node is to do."""
+    decision = await _ask(task, wait_seconds)
+    included = [node.node for node in decision.nodes]
+    if decision.decision is not Verdict.ADMIT:
+        if task.probes:
+            # The verdict stands without it: a main node that is gone already has nothing to learn from us.
+            with contextlib.suppress(HealthdError):
+                await _handshake(task, decision, "told")
+        return Outcome(kind="exit", code=NOT_ADMITTED if decision.retryable else IMPOSSIBLE, decision=decision)
+    if task.main_counts and node_name(0) not in included:
+        # Everybody comes to this by the same decision, so nobody starts.
+        if task.probes:
+            with contextlib.suppress(HealthdError):
+                await _handshake(task, decision, "told")
+        text = (
+            "the main node is the one that was left out, and its exit code is the job's: how the others end could not "
+            "be told; not started, so that a retry gets another main node"
+        )
+        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
+    go, missing = await _acknowledge(task, decision)
+    if not go:
+        text = f"not all admitted nodes confirmed the start: {', '.join(missing) or 'unknown which'} did not"
+        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
+    if task.node not in included:
+        return Outcome(kind="park", code=0, decision=decision)
+    hosts = tuple(node.address or node.node for node in decision.nodes)
+    return Outcome(
+        kind="run",
+        code=0,
+        rank=included.index(task.node),
+        size=len(included),
+        main=hosts[0],
+        hosts=hosts,
+        decision=decision,
+    )
+
+
+async def _ask(task: Task, wait_seconds: float) -> Decision:
+    """The decision of the gate; DifferenceError when a rank comes meanwhile that was started otherwise."""
+    request = dataclasses.replace(task.request, wait_seconds=wait_seconds)
+    say = _say_hold(task)
+
+    def ask(aggregator: Aggregator) -> Decision:
+        def hold(decision: Decision) -> None:
+            say(decision)
+            with contextlib.suppress(UnreachableError):  # the next question finds out
+                check(task, aggregator)
+
+        seconds = min(HOLD_SECONDS, ROLL_CALL_SECONDS + task.size / RANKS_PER_SECOND)
+        return aggregator.ask(request, on_hold=hold, gone_seconds=task.gone_seconds, hold_seconds=seconds)
+
+    return await call(task, ask)
+
+
+def _say_hold(task: Task) -> Callable[[Decision], None]:
+    """Says why the gate holds when that changes: on the main node, once for the whole job."""
+    said: list[str] = []
+
+    def say(decision: Decision) -> None:
+        text = "; ".join(reason.message for reason in decision.reasons[:3])
+        if task.leads and text and said[-1:] != [text]:
+            said.append(text)
+            sys.stderr.write(f"healthd: holding: {text}\n")
+
+    return say
+
+
+async def _acknowledge(task: Task, decision: Decision) -> tuple[bool, tuple[str, ...]]:
+    """Whether all go, and who did not acknowledge. Asked until it is settled: the main node's aggregator lingers."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.acknowledge_seconds + task.linger_seconds
+    included = task.node in {node.node for node in decision.nodes}
+    event = "acknowledge" if included and task.probes else "wait"
+    while True:
+        answer = await _handshake(task, decision, event)
+        if answer["go"] is not None:
+            if task.probes:
+                with contextlib.suppress(HealthdError):  # settled is settled
+                    await _handshake(task, decision, "told")
+            return bool(answer["go"]), tuple(answer["missing"])
+        if loop.time() > end:
+            raise UnreachableError(f"aggregator {task.url} did not settle the start in time")
+
+
+async def _handshake(task: Task, decision: Decision, event: str, *, wait: float = 10.0) -> dict[str, Any]:
+    """One step of the handshake, tried again for a while: the line may be cut at any moment."""
+
+    def step(aggregator: Aggregator) -> dict[str, Any]:
+        path = f"/v1/gates/{decision.id}/handshake"
+        body = {"node": task.node, "event": event}
+        found = aggregator.call("POST", path, body=body, query={"wait": wait})
+        try:
+            return wire.decode(found, dict[str, Any], what="its answer")
+        except BadInputError as error:
+            raise UnreachableError(f"aggregator {task.url}: {error}") from None
+
+    loop = asyncio.get_running_loop()
+    end, pause = loop.time() + task.gone_seconds, 0.1
+    while True:
+        try:
+            return await call(task, step)
+        except UnreachableError:
+            if loop.time() + pause > end:
+                raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+
+# --- after the hook was told ------------------------------------------------------------------------------------------
+
+
+async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> None:
+    """What this node still owes the others after its hook was told."""
+    decision = outcome.decision
+    if decision is None and task.leads:
+        await tell_difference(task)
+    if decision is None or not task.probes:
+        return
+    parks = outcome.kind != "exit" and bool(decision.excluded)
+    if outcome.kind == "run" and parks:
+        await asyncio.wait({parent})
+        with contextlib.suppress(HealthdError):
+            await _handshake(task, decision, "ended", wait=0)
+    elif outcome.kind == "park":
+        async with _watching(None, parent) as watch:
+            await watch.first(_job_ended(task, decision))
+    if task.leads:
+        await _others_told(task, decision, until_over=parks)
+
+
+async def _job_ended(task: Task, decision: Decision) -> None:
+    """Until the job is over on all nodes that run it, or the main node is gone."""
+    with contextlib.suppress(HealthdError):
+        while True:
+            answer = await _handshake(task, decision, "wait", wait=20.0)
+            if answer["over"]:
+                return
+            await asyncio.sleep(0.05)  # an aggregator that is stopping holds nobody
+
+
+async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> None:
+    """The last to leave: everybody must have heard the outcome, and the parked that the job is over."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + task.linger_seconds
+    with contextlib.suppress(HealthdError):
+        while loop.time() < end:
+            answer = await _handshake(task, decision, "wait", wait=1.0)
+            if answer["all_told"] and (not until_over or answer["over"]):
+                break
+            await asyncio.sleep(0.02)
+    if until_over:
+        await asyncio.sleep(1.0)  # the parked ask once more and read that it is over
+    elif task.local_size > 1:
+        await asyncio.sleep(OTHER_RANKS_SECONDS)
+
+
+async def _parent_ended(parent: int) -> None:
+    """Until the process that is the hook, or that the hook has become, has ended."""
+    try:
+        descriptor = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        if os.getppid() == parent:  # else it ended before, and another process may have its number
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Which checks run when: the catalogue, the schedule, passive rounds and active runs."""

@@ -1,0 +1,240 @@
+"""
+`GET /metrics`: the names of the contract, rendered from the one snapshot.
+
+Labels are bounded: what is not pass is listed up to the 48 worst, and the rest counted; matrix products have series in
+two dtypes and collectives in four sizes, whatever else was measured. No `_created` series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
+from healthd import __version__
+from healthd.core.http.exposition import task_errors_metric
+from healthd.core.model import CheckResult, Health, NodeState
+from healthd.node.state.store import NodeBook, Totals
+
+MAX_FINDINGS = 48
+MAX_READINGS = 24
+
+# Measurement -> metric, its labels, and from where each label is taken: the target, or a label of the measurement.
+_DEVICE = {
+    "matmul_flops_per_second": ("healthd_device_matmul_flops_per_second", ("dtype",)),
+    "memory_bandwidth_bytes_per_second": ("healthd_device_memory_bandwidth_bytes_per_second", ()),
+}
+_HELP = {
+    "healthd_device_matmul_flops_per_second": "Achieved speed of matrix multiplication in the last run.",
+    "healthd_device_memory_bandwidth_bytes_per_second": "Achieved memory bandwidth in the last run.",
+}
+_OPS = ("all_gather", "all_reduce", "reduce_scatter", "nccom_all_gather", "nccom_all_reduce", "nccom_reduce_scatter")
+_DTYPES = ("fp32", "bf16")  # those of matrix products that have series
+_MAX_SIZES = 4  # of a collective: the checks' own three, and one that an operator adds
+_OP_DTYPE = "fp32"  # the one that has series; a check may measure others, and fewer ranks, besides
+
+
+class NodeCollector(Collector):
+    """Renders the book at each scrape."""
+
+    def __init__(self, book: NodeBook, task_errors: Mapping[str, int]) -> None:
+        self._book = book
+        self._task_errors = task_errors
+
+    def collect(self) -> Iterator[Metric]:
+        state, totals = self._book.snapshot(), self._book.totals
+        yield from _node(state)
+        yield from _checks(state, totals)
+        yield from _findings(state)
+        yield from _speeds(state)
+        yield _readings(state)
+        yield GaugeMetricFamily(
+            "healthd_compile_duration_seconds",
+            "What compiling took in the last runs of the checks, all together; 0 where nothing was compiled.",
+            value=round(sum(result.compile_seconds for result in state.results), 3),
+        )
+        yield CounterMetricFamily(
+            "healthd_probe_device_seconds",
+            "What active checks took of the devices since the daemon started.",
+            value=totals.probe_device_seconds,
+        )
+        yield task_errors_metric(self._task_errors)
+
+
+def registry_of(book: NodeBook, task_errors: Mapping[str, int]) -> CollectorRegistry:
+    """A registry of this daemon alone: nothing of the process or of Python, which would be a hundred series."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(NodeCollector(book, task_errors))
+    return registry
+
+
+def _node(state: NodeState) -> Iterator[Metric]:
+    build = GaugeMetricFamily("healthd_build_info", "The version that runs.", labels=["version"])
+    build.add_metric([__version__], 1)
+    yield build
+    info = GaugeMetricFamily(
+        "healthd_node_info",
+        "What the node is.",
+        labels=["node", "instance_id", "instance_type", "accelerator", "pool"],
+    )
+    accelerator = state.inventory.accelerator if state.inventory else ""
+    info.add_metric(
+        [state.node, state.instance_id or "", state.instance_type or "", accelerator, state.labels.get("pool", "")], 1
+    )
+    yield info
+    health = GaugeMetricFamily("healthd_node_health", "1 for the health that the node has.", labels=["health"])
+    for value in Health:
+        health.add_metric([value.value], float(state.health is value))
+    yield health
+    yield GaugeMetricFamily(
+        "healthd_node_allocated", "1 while a job has the devices, or may have.", value=float(bool(state.allocated))
+    )
+    yield GaugeMetricFamily(
+        "healthd_node_quarantined",
+        "1 while the aggregator keeps the node out of admissions, as the node last heard.",
+        value=float(state.quarantine is not None),
+    )
+    yield GaugeMetricFamily("healthd_injected_faults", "Injected faults in force.", value=len(state.faults))
+
+
+def _checks(state: NodeState, totals: Totals) -> Iterator[Metric]:
+    status = GaugeMetricFamily(
+        "healthd_check_status",
+        "1 for the status of the last run of a check; a check that has not run is unknown.",
+        labels=["check", "status"],
+    )
+    last = GaugeMetricFamily(
+        "healthd_check_last_run_timestamp_seconds",
+        "When a check last ran, in seconds since the epoch.",
+        labels=["check"],
+    )
+    duration = GaugeMetricFamily("healthd_check_duration_seconds", "How long its last run took.", labels=["check"])
+    results = {result.check: result for result in state.results}
+    for spec in state.checks:
+        result = results.get(spec.name)
+        current = result.status if result is not None else Status.UNKNOWN
+        for value in Status:
+            status.add_metric([spec.name, value.value], float(current is value))
+        if result is not None:
+            last.add_metric([spec.name], round(state.observed_at - result.age_seconds, 3))
+            duration.add_metric([spec.name], result.duration_seconds)
+    yield from (status, last, duration)
+    runs = CounterMetricFamily("healthd_check_runs", "Runs of checks since the daemon started.", labels=["status"])
+    for value in Status:
+        runs.add_metric([value.value], totals.runs[value])
+    yield runs
+
+
+def _findings(state: NodeState) -> Iterator[Metric]:
+    """Reasons of the node are findings too: a stale or missing result is worse than any that is there."""
+    found: dict[tuple[str, str, str, Status], None] = {}
+    for reason in state.reasons:
+        found[(reason.check or "", reason.target or "node", reason.code, reason.status)] = None
+    for result in state.results:
+        for finding in result.findings:
+            if finding.status not in (Status.PASS, Status.SKIP):
+                found[(result.check, finding.target, finding.reason or "", finding.status)] = None
+    worst = sorted(found, key=lambda key: (-SEVERITY[key[3]], key[:3]))
+    family = GaugeMetricFamily(
+        "healthd_finding", "What is not pass; the worst ones.", labels=["check", "target", "reason", "status"]
+    )
+    for check, target, code, status in worst[:MAX_FINDINGS]:
+        family.add_metric([check, target, code, status.value], 1)
+    yield family
+    yield GaugeMetricFamily(
+        "healthd_findings_dropped", "Findings left out beyond the worst.", value=max(0, len(worst) - MAX_FINDINGS)
+    )
+
+
+def _speeds(state: NodeState) -> Iterator[Metric]:
+    families = {
+        name: GaugeMetricFamily(metric, _HELP[metric], labels=["device", *labels])
+        for name, (metric, labels) in _DEVICE.items()
+    }
+    bandwidth = GaugeMetricFamily(
+        "healthd_collective_bus_bandwidth_bytes_per_second",
+        "Bus bandwidth of a collective between the devices of this node, by the nccl-tests definition.",
+        labels=["op", "size_bytes"],
+    )
+    duration = GaugeMetricFamily(
+        "healthd_collective_duration_seconds", "Time of a collective.", labels=["op", "size_bytes"]
+    )
+    seen: set[tuple[str, ...]] = set()
+    shown = {result.check: _shown(result) for result in state.results if result.check in _OPS}
+    for result, finding, measured in _measured(state):
+        value = measured.value
+        if value is None:
+            continue
+        if measured.name in families:
+            if measured.labels.get("dtype", _DTYPES[0]) not in _DTYPES:
+                continue
+            labels = [finding.target, *(measured.labels.get(label, "") for label in _DEVICE[measured.name][1])]
+            family = families[measured.name]
+        elif result.check in _OPS and measured.name in (
+            f"{result.check}_busbw_bytes_per_second",
+            f"{result.check}_duration_seconds",
+        ):
+            ranks, sizes = shown[result.check]
+            if not _is_main(measured, ranks) or measured.labels.get("size_bytes", "") not in sizes:
+                continue
+            labels = [result.check, measured.labels.get("size_bytes", "")]
+            family = bandwidth if "busbw" in measured.name else duration
+        else:
+            continue
+        if (family.name, *labels) not in seen:
+            seen.add((family.name, *labels))
+            family.add_metric(labels, value)
+    yield from (*families.values(), bandwidth, duration)
+
+
+def _readings(state: NodeState) -> Metric:
+    """Numbers of passive checks that differ by target or label share a series: the one that is worst is shown."""
+    passive = {spec.name for spec in state.checks if spec.tier is Tier.PASSIVE}
+    worst: dict[tuple[str, str], float] = {}
+    for result, _, measured in _measured(state):
+        if result.check not in passive or measured.value is None:
+            continue
+        key = (result.check, measured.name)
+        lower_is_worse = measured.lower is not None and measured.upper is None
+        known = worst.get(key, measured.value)
+        worst[key] = min(known, measured.value) if lower_is_worse else max(known, measured.value)
+    family = GaugeMetricFamily(
+        "healthd_reading",
+        "What a passive check read last: the worst over its targets, in the unit that its name ends in.",
+        labels=["check", "measurement"],
+    )
+    for check, name in sorted(worst)[:MAX_READINGS]:
+        family.add_metric([check, name], worst[check, name])
+    return family
+
+
+def _shown(result: CheckResult) -> tuple[str, frozenset[str]]:
+    """
+    The number of ranks and the sizes of a collective that have series.
+
+    That is all ranks; and the smallest size, which tells the latency, with the largest ones.
+    """
+    measured = [one for finding in result.findings for one in finding.measurements]
+    ranks = max((one.labels.get("ranks", "") for one in measured), key=_number, default="")
+    found = {one.labels.get("size_bytes", "") for one in measured if _is_main(one, ranks)}
+    ranked = sorted(found, key=lambda text: (_number(text), text))
+    return ranks, frozenset(ranked if len(ranked) <= _MAX_SIZES else [ranked[0], *ranked[1 - _MAX_SIZES :]])
+
+
+def _is_main(measured: Measurement, ranks: str) -> bool:
+    """Whether it is of the one dtype and of all ranks; what has no such labels has been measured in one way alone."""
+    return measured.labels.get("ranks", ranks) == ranks and measured.labels.get("dtype", _OP_DTYPE) == _OP_DTYPE
+
+
+def _number(text: str) -> int:
+    """For comparing labels; what is no number comes first."""
+    return int(text) if text.isdecimal() else -1
+
+
+def _measured(state: NodeState) -> Iterator[tuple[CheckResult, Finding, Measurement]]:
+    for result in state.results:
+        for finding in result.findings:
+            for measurement in finding.measurements:
+                yield result, finding, measurement

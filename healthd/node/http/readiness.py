@@ -1,0 +1,107 @@
+"""
+`GET /readyz`: whether the node is fit for a job now, and what keeps it from it; rendered from the one snapshot: pure.
+
+A hook that goes by the node's own verdict asks with the name by which it knows the node, with what the host's scheduler
+calls its job, and with the evidence that its gate wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from checks.printable import printable_line
+from healthd.core.errors import BadInputError
+from healthd.core.model import Health, NodeState, Reason
+from healthd.core.node_name import is_called
+from healthd.node.http.health import Demand, parse_demand, verdict
+from healthd.node.occupancy.allocation import describe, foreign
+from healthd.node.occupancy.record import Workload
+
+PARAMETERS = ("verbose", "exclude", "node", "workload", "tier", "max_age")
+_DEMAND = ("tier", "max_age")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """
+    What is asked of a node. `excluded` are conditions that do not count.
+
+    `node` is the name by which the asker knows this node, None where it does not say. `workload` is the asker's own job
+    in the words of the host's schedulers (`slurm:7`): what they have given to it is no obstacle. `demand` is the
+    evidence that is wanted, None for the node's own rules.
+    """
+
+    verbose: bool = False
+    excluded: frozenset[str] = frozenset()
+    node: str | None = None
+    workload: str | None = None
+    demand: Demand | None = None
+
+
+def parse_question(query: Mapping[str, Sequence[str]]) -> Question:
+    """The question in a query. BadInputError names the parameter and what would be right."""
+    if unknown := query.keys() - set(PARAMETERS):
+        raise BadInputError(f"unknown query parameter {min(unknown)!r}; /readyz has: {', '.join(PARAMETERS)}")
+    for name in ("node", "workload"):
+        if len(query.get(name, ())) > 1 or query.get(name) == [""]:
+            raise BadInputError(f"{name} is given empty or several times; give it once")
+    return Question(
+        verbose="verbose" in query,
+        excluded=frozenset(name for value in query.get("exclude", ()) for name in value.split(",")),
+        node=next(iter(query.get("node", ())), None),
+        workload=next(iter(query.get("workload", ())), None),
+        demand=parse_demand({name: list(values) for name, values in query.items() if name in _DEMAND}),
+    )
+
+
+def readiness(
+    state: NodeState, question: Question | None = None, *, workloads: Sequence[Workload] = (), untold: str = ""
+) -> dict[str, str]:
+    """
+    Each condition of being fit for a job now, and why it is not met (empty: it is).
+
+    `workloads` are those that the host's schedulers have here. `untold` says why it is not known whether the node is
+    quarantined; empty where it is. It counts only for who names the node and so relies on its word alone: else all
+    nodes would be drained while the aggregator is away.
+    """
+    asked = question or Question()
+    conditions = dict.fromkeys((spec.name for spec in state.checks), "")
+    conditions["health"] = ""
+    for demand in (asked.demand, None) if asked.demand is not None else (None,):
+        health, reasons = verdict(state, demand)
+        if health in (Health.UNKNOWN, Health.UNHEALTHY):
+            _note(conditions, reasons)
+    claims = foreign(state.allocated, workloads, {asked.workload} if asked.workload else ())
+    conditions["allocated"] = f"taken by {describe(claims)}" if claims else ""
+    quarantine = state.quarantine
+    conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
+    if quarantine is None and asked.node is not None:
+        conditions["quarantine"] = untold
+    if asked.node is not None:
+        conditions["node"] = "" if is_called(state, asked.node) else f"this is {state.node}, not {asked.node[:80]}"
+    return conditions
+
+
+def _note(conditions: dict[str, str], reasons: Sequence[Reason]) -> None:
+    """Write down what speaks against the node, each under the check that says it."""
+    for reason in reversed(reasons):  # the worst is written last
+        if reason.status.value in ("unknown", "fail"):
+            name = reason.check if reason.check in conditions else "health"
+            conditions[name or "health"] = reason.message
+
+
+def document(state: NodeState, conditions: Mapping[str, str], question: Question) -> tuple[bool, str]:
+    """Whether the node is ready, and the text that says so. BadInputError for an excluded condition that is none."""
+    for name in sorted(question.excluded - conditions.keys()):
+        raise BadInputError(f"exclude={name[:60]!r} is no condition; there are: {', '.join(conditions)}")
+    failed = {name: why for name, why in conditions.items() if why and name not in question.excluded}
+    lines = []
+    if question.verbose:
+        for name, why in conditions.items():
+            word = "excluded" if name in question.excluded else (f"failed: {why}" if why else "ok")
+            lines.append(f"[{'-' if name in failed else '+'}] {name} {word}")
+    else:
+        lines = [f"{name}: {why}" for name, why in failed.items()]
+    lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
+    return not failed, "".join(f"{printable_line(line)}\n" for line in lines)

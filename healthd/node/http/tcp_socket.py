@@ -1,0 +1,135 @@
+"""
+The node's TCP port: it only ever reads. Nothing that comes in here can make the node do work, beyond rendering.
+
+All answers come from the one snapshot and are kept for as long as it stands, so that frequent probes cost nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from healthd.core import wire
+from healthd.core.errors import BadInputError
+from healthd.core.http.addresses import host_of
+from healthd.core.http.exposition import exposition
+from healthd.core.model import NodeState
+from healthd.node.http.health import MEDIA_TYPE, Demand, document, parse_demand
+from healthd.node.http.metrics import registry_of
+from healthd.node.http.problems import handlers, json_response, problem
+from healthd.node.http.readiness import document as readiness_document
+from healthd.node.http.readiness import parse_question, readiness
+from healthd.node.state.store import NodeBook
+
+PATHS = "/health, /livez, /readyz, /metrics, /v1/node, /v1/checks, /v1/results/{check}"
+MAX_BODY_BYTES = 64 * 1024
+# Different questions about one snapshot that are remembered; more than that is somebody playing.
+MAX_CACHED = 32
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class NodeApi:
+    """The ASGI application."""
+
+    def __init__(self, book: NodeBook, task_errors: Mapping[str, int] | None = None) -> None:
+        """`task_errors` are those of `Tasks.errors`; None where no tasks run."""
+        self._book = book
+        self._registry = registry_of(book, {} if task_errors is None else task_errors)
+        self._cached_of: NodeState | None = None
+        self._cache: dict[Demand | None, tuple[int, bytes]] = {}
+        self._app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/livez", self._livez),
+                Route("/readyz", self._readyz),
+                Route("/metrics", self._metrics),
+                Route("/v1/node", self._node),
+                Route("/v1/checks", self._checks),
+                Route("/v1/results/{check}", self._results),
+            ],
+            exception_handlers=dict(handlers(PATHS)),
+        )
+        self._app.router.redirect_slashes = False  # a redirect would be made of what the request says of its host
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request; bodies are of no use here, so a large one is not even read."""
+        headers = dict(scope.get("headers", ()))
+        length = headers.get(b"content-length", b"0")
+        if b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
+            answer = problem(413, "no path here takes a body", {"connection": "close"})
+            await answer(scope, receive, send)
+            return
+        try:
+            host_of(headers.get(b"host", b"").decode("latin-1"))
+        except BadInputError as error:
+            await problem(400, str(error))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _health(self, request: Request) -> Response:
+        demand = parse_demand(_query(request))
+        state = self._book.snapshot()
+        if state is not self._cached_of or len(self._cache) > MAX_CACHED:
+            self._cached_of, self._cache = state, {}
+        found = self._cache.get(demand)
+        if found is None:
+            status, content = document(state, demand)
+            found = self._cache[demand] = (status, wire.encode(content))
+        return Response(found[1], found[0], {"cache-control": "no-store"}, MEDIA_TYPE)
+
+    async def _livez(self, request: Request) -> Response:
+        """That this is answered is the proof."""
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, request: Request) -> Response:
+        question = parse_question(_query(request))
+        state = self._book.snapshot()
+        conditions = readiness(
+            state, question, workloads=self._book.scheduled.workloads, untold=self._book.quarantine_untold
+        )
+        ready, text = readiness_document(state, conditions, question)
+        return PlainTextResponse(text, 200 if ready else 503, {"cache-control": "no-store"})
+
+    async def _metrics(self, request: Request) -> Response:
+        body, content_type = exposition(self._registry, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def _node(self, request: Request) -> Response:
+        return json_response(self._book.snapshot())
+
+    async def _checks(self, request: Request) -> Response:
+        return json_response({"checks": self._book.specs})
+
+    async def _results(self, request: Request) -> Response:
+        check = request.path_params["check"]
+        names = [spec.name for spec in self._book.specs]
+        if check not in names:
+            near = difflib.get_close_matches(check, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            return problem(404, f"no check {check[:80]!r} is enabled on {self._book.settings.name}; {hint}")
+        current = self._book.result(check)
+        return json_response(
+            {
+                "check": check,
+                "current": current.as_of(self._book.clock.boot()) if current is not None else None,
+                "results": self._book.history(check),
+            }
+        )
+
+
+def _query(request: Request) -> dict[str, list[str]]:
+    """The query; BadInputError when it is absurd."""
+    try:
+        query = request.scope["query_string"].decode("latin-1")
+        return urllib.parse.parse_qs(query, keep_blank_values=True, max_num_fields=20, errors="strict")
+    except ValueError as error:
+        raise BadInputError(f"the query cannot be read: {error}") from None

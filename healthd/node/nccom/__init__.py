@@ -1,0 +1,1 @@
+"""This node's part in nccom-test over several nodes."""

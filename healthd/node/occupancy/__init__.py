@@ -1,0 +1,22 @@
+"""
+What the job schedulers of this host say of its devices: found anew at each look, asked together, in bounded time.
+
+    schedulers = Schedulers(settings.allocations, host_root, clock=clock)
+    scheduled = await schedulers.look()         # never raises
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from healthd.node.occupancy.own import inside_a_job
+    from healthd.node.occupancy.record import KINDS, NONE_THERE, Reading, Scheduled, Workload
+    from healthd.node.occupancy.schedulers import Schedulers
+
+__all__ = ["KINDS", "NONE_THERE", "Reading", "Scheduled", "Schedulers", "Workload", "inside_a_job"]
+
+if not TYPE_CHECKING:
+    from healthd.core.lazy import names_of
+
+    __getattr__ = names_of(__name__, __all__, ("record", "own", "schedulers"))

@@ -1,0 +1,131 @@
+"""
+The pods that Kubernetes has given devices to on this host, by the kubelet's pod resources (gRPC on a Unix socket).
+
+A pod is listed from its admission, before its images are pulled. Devices of device plugins are always listed, those of
+resource claims (DRA) from Kubernetes 1.34 on (before: with the feature gate KubeletPodResourcesDynamicResources).
+
+Source: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. Verified against a grpc server of these messages; unverified
+against a real kubelet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from healthd.node.occupancy import protobuf
+from healthd.node.occupancy.record import Reading, Workload
+
+SCHEDULER = "Kubernetes"
+SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+PODS_LOG = "/var/log/pods"
+METHOD = "/v1.PodResourcesLister/List"
+# As the kubelet's own client has it.
+MAX_ANSWER_BYTES = 16 << 20
+# Beginnings of the resources that are ours to test. aws.amazon.com/neuron: neuron, neuroncore, neurondevice.
+RESOURCES = ("aws.amazon.com/neuron", "nvidia.com/", "vpc.amazonaws.com/efa")
+MAX_USES = 4
+
+
+def parse_pods(answer: bytes, uids: dict[str, str]) -> tuple[Workload, ...]:
+    """
+    The pods that have accelerators or their NICs, out of a ListPodResourcesResponse: pure.
+
+    `uids` maps NAMESPACE/NAME to a pod's uid as far as it is known. Any resource claim counts: nothing tells what
+    kind of device it is for. Raises ProtobufError.
+    """
+    found = []
+    for pod in protobuf.messages(answer, 1):
+        full_name = f"{protobuf.text(pod, 2)}/{protobuf.text(pod, 1)}"
+        uses = list(dict.fromkeys(_uses(pod)))
+        if uses:
+            more = [f"and {len(uses) - MAX_USES} more"] if len(uses) > MAX_USES else []
+            uid = uids.get(full_name)
+            aliases = (f"pod:{uid}",) if uid else ()
+            found.append(Workload(name=f"pod:{full_name}", aliases=aliases, uses=", ".join([*uses[:MAX_USES], *more])))
+    return tuple(found)
+
+
+def _uses(pod: bytes) -> Iterator[str]:
+    """What the containers of a pod have."""
+    for container in protobuf.messages(pod, 3):
+        for devices in protobuf.messages(container, 2):
+            resource = protobuf.text(devices, 1)
+            count = sum(1 for _ in protobuf.messages(devices, 2))
+            if count and resource.startswith(RESOURCES):
+                yield f"{count} {resource}"
+        for claim in protobuf.messages(container, 5):
+            drivers = {protobuf.text(one, 2) for one in protobuf.messages(claim, 4)} - {""}
+            of = f" of {', '.join(sorted(drivers))}" if drivers else ""
+            yield f"claim {protobuf.text(claim, 2) or 'without a name'}{of}"
+
+
+def read(root: Path, socket: Path | None, timeout_seconds: float) -> Reading:
+    """Ask the kubelet once, within `timeout_seconds`."""
+    path = socket or root / SOCKET.lstrip("/")
+    try:
+        answer = _list(path, timeout_seconds)
+        return Reading(scheduler=SCHEDULER, workloads=parse_pods(answer, read_uids(root)))
+    except protobuf.ProtobufError as error:
+        why = f"the kubelet's answer at {path} is not understood ({error})"
+    except OSError as error:
+        why = str(error)
+    return Reading(scheduler=SCHEDULER, workloads=None, blind=why)
+
+
+def read_uids(root: Path) -> dict[str, str]:
+    """Uids of pods by NAMESPACE/NAME, from the folders of their logs; a name that stands for two is left out."""
+    found: dict[str, str] = {}
+    twice = set()
+    try:
+        names = os.listdir(root / PODS_LOG.lstrip("/"))
+    except OSError:
+        return {}
+    for name in names:
+        parts = name.split("_")  # neither namespaces nor pods have underscores
+        if len(parts) == 3:
+            full_name = f"{parts[0]}/{parts[1]}"
+            if full_name in found:
+                twice.add(full_name)
+            found[full_name] = parts[2]
+    return {name: uid for name, uid in found.items() if name not in twice}
+
+
+def _list(path: Path, timeout_seconds: float) -> bytes:
+    """The kubelet's answer as it came. OSError in one line with the remedy."""
+    try:
+        path.lstat()
+    except PermissionError:
+        raise OSError(f"{path} cannot be reached; run healthd as root") from None
+    except OSError:
+        raise OSError(
+            f"the kubelet's pod resources are not at {path}; mount /var/lib/kubelet/pod-resources of the host there"
+        ) from None
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise OSError(f"{path} may not be used; run healthd as root")
+    try:
+        import grpc
+    except ImportError:
+        raise OSError("pods cannot be seen without grpcio; install healthd[kubernetes]") from None
+    options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(f"unix:{path.absolute()}", options=options) as channel:
+        try:
+            # Without serializers the messages are bytes.
+            answer: bytes = channel.unary_unary(METHOD)(b"", timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            code = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
+            raise OSError(f"the kubelet does not answer at {path} ({code}); is it running?") from None
+    return answer
+
+
+def own_pods(root: Path, environ: dict[str, str]) -> frozenset[str]:
+    """The name of the pod that this process runs in; empty outside of one."""
+    namespace, name = environ.get("POD_NAMESPACE"), environ.get("POD_NAME") or environ.get("HOSTNAME")
+    if not namespace:
+        try:
+            path = root / "var/run/secrets/kubernetes.io/serviceaccount/namespace"
+            namespace = path.read_text(errors="replace").strip()
+        except OSError:
+            return frozenset()
+    return frozenset({f"pod:{namespace}/{name}"}) if name else frozenset()

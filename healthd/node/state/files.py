@@ -1,0 +1,161 @@
+"""Files of the state directory: written whole or not at all; what cannot be read is set aside and stops nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from healthd.core import wire
+from healthd.core.errors import BadInputError, HealthdError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Larger than any state that the bounds of the daemon allow; guards against a file that is not ours.
+MAX_BYTES = 32 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class StateDirError(HealthdError):
+    """The state directory cannot be used."""
+
+
+class DamagedError(HealthdError):
+    """A file is there and what it holds cannot be known."""
+
+
+def prepare(directory: Path) -> None:
+    """
+    Make the directory and see that it can be written, or raise StateDirError in one line.
+
+    A disk that is full is one line in the log: the node has to say so itself, and what must be stored is refused later.
+    """
+    import secrets
+
+    probe = directory / f".probe-{secrets.token_hex(4)}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        try:
+            probe.write_bytes(b"x")
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in _FULL and directory.is_dir():
+            log.error("%s: %s; free some space: no lease is taken until then", directory, error.strerror)
+            return
+        raise StateDirError(
+            f"{directory}: cannot be written: {error.strerror}; make it writable or name another with --state-dir"
+        ) from None
+
+
+def save(path: Path, value: object, *, durable: bool) -> None:
+    """
+    Write a record as JSON in one step: readers see the old file or the new one.
+
+    `durable` waits until the disk has it. Raises OSError (disk full, read-only): the caller decides what that means.
+    """
+    body = wire.encode(value)
+    new = path.with_name(f".{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(body)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read(path: Path, wanted: type[T]) -> T | None:
+    """The record in a file; None when there is none, DamagedError when it is damaged or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            body = file.read(MAX_BYTES + 1)
+        if len(body) > MAX_BYTES:
+            raise BadInputError(f"larger than {MAX_BYTES} bytes")
+        return wire.decode(body, wanted, what="content")
+    except FileNotFoundError:
+        return None
+    except (OSError, BadInputError) as error:
+        raise DamagedError(str(error)) from None
+
+
+def load(path: Path, wanted: type[T]) -> T | None:
+    """The record in a file; None when there is none, or when it was damaged (set aside, said in the log)."""
+    try:
+        return read(path, wanted)
+    except DamagedError as error:
+        aside = _aside(path)
+        log.error("%s: cannot be used (%s); set aside as %s, going on without it", path, error, aside.name)
+        with contextlib.suppress(OSError):
+            path.replace(aside)
+        return None
+
+
+def keep_copy(path: Path) -> Path:
+    """Keep a damaged file aside while it stays in its place too, so that a crash does not make it look missing."""
+    aside = _aside(path)
+    with contextlib.suppress(OSError):
+        aside.unlink(missing_ok=True)
+    try:
+        aside.hardlink_to(path)
+    except OSError:  # a folder, or a file system without hard links
+        with contextlib.suppress(OSError):
+            path.replace(aside)
+    return aside
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")
+
+
+def node_key(state_dir: Path) -> str:
+    """The node's own key, made at the first start (64 hexadecimal digits, mode 0600); StateDirError in one line."""
+    path = state_dir / "node.key"
+    try:
+        try:
+            key = path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            key = ""
+        if len(key) == 64 and all(c in "0123456789abcdef" for c in key):
+            return key
+        if key:
+            log.error("%s: holds no key; a new one is made, an admin must accept it at the aggregator", path)
+        import secrets
+
+        key = secrets.token_hex(32)
+        new = path.with_name(".node.key.new")
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(key + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateDirError(f"{path}: the node's key cannot be kept: {error}; repair it or remove it") from None
+    return key
+
+
+def boot_id(host_root: Path | None) -> str | None:
+    """The id of this boot of the kernel; None where it cannot be read (then no evidence outlives the daemon)."""
+    try:
+        text = ((host_root or Path("/")) / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text or None

@@ -1,0 +1,1 @@
+"""Workers as ranks of one group, inside the node and over several nodes."""

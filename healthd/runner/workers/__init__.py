@@ -1,0 +1,1 @@
+"""Child processes: started, listened to, killed, reaped; what their events mean."""

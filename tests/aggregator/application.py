@@ -1,0 +1,36 @@
+"""The aggregator's application around an engine of a test: everything but its sockets and its tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from healthd.aggregator.api.auth import Guard
+from healthd.aggregator.api.handling import Parts
+from healthd.aggregator.baselines.service import Learner
+from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.controller.handshakes import Handshakes
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.inventory.ungated import UngatedJobs
+from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.settings import AggregatorSettings
+from healthd.aggregator.store.store import Store
+from healthd.baselines.settings import BaselineSettings
+
+
+async def always_gated(_: str) -> bool:
+    return True
+
+
+def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, guard: Guard | None = None) -> Parts:
+    """`guard` None: no tokens."""
+    return Parts(
+        settings=AggregatorSettings(state_dir=folder),
+        fleet=fleet,
+        store=store,
+        engine=engine,
+        guard=guard or Guard(None),
+        metrics=FleetMetrics(fleet, holding=lambda: 0, overrides=lambda: 0, errors=engine.internal_errors),
+        handshakes=Handshakes(1.0),
+        learner=Learner(fleet, store, BaselineSettings()),
+        ungated=UngatedJobs(always_gated, clock=lambda: 0.0),
+    )

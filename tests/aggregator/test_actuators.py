@@ -1,0 +1,809 @@
+"""Bad nodes out of the scheduler's way: what is wanted, how it is made so, and that only what is ours is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.contract import Status
+from healthd.aggregator.drain.build import make_actuator, sight
+from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.drain.kubernetes import KubernetesActuator
+from healthd.aggregator.drain.metrics import ActuatorCollector
+from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
+from healthd.aggregator.drain.plan import Rejected, Sight, Suspect, culprits, desired
+from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.core.errors import ConfigError, StoreError
+from healthd.core.evidence import reason
+from healthd.core.model import Decision, ExcludedNode, Quarantine, Reason, Verdict
+from tests.aggregator.world import NOW, gate, node, state
+from tests.node.api_server_kit import Cluster, cluster
+
+KEY = "healthd.internal/removed"
+ACT = ActuatorSettings(kind="kubernetes", mode="act", answer_seconds=5.0, look_seconds=0.05)
+
+
+def kept(owner: str = "rule:hard", *, since: float = NOW - 60, until: float | None = None) -> Quarantine:
+    kind = "rule" if owner.startswith("rule") else "person"
+    return Quarantine(reason="EccErrors on neuron:3", owner=owner, owner_kind=kind, since=since, until=until)
+
+
+def rejected(until: float = NOW + 600, *, injected: bool = False) -> Rejected:
+    return Rejected(gate="g-1", reason="WrongResult on neuron:3", injected=injected, since=NOW, until=until)
+
+
+def suspect(name: str, quarantine: Quarantine | None = None, **changes: Any) -> Suspect:
+    values: dict[str, Any] = {
+        "node": name,
+        "aliases": (),
+        "instance_id": None,
+        "pool": "a",
+        "quarantine": quarantine,
+        "rejected": None,
+        "faults": False,
+        "allocated": False,
+    }
+    return Suspect(**{**values, **changes})
+
+
+def fleet_of(*suspects: Suspect, size: int = 40, breakers: frozenset[str] = frozenset()) -> Sight:
+    return Sight(suspects=suspects, sizes={"a": size, "": size}, breakers=breakers, unsure=False)
+
+
+def out(*suspects: Suspect, already: frozenset[str] = frozenset(), **more: Any) -> list[str]:
+    return list(desired(NOW, fleet_of(*suspects, **more), already, ACT).out)
+
+
+# --- what is wanted -------------------------------------------------------------------------------------------------
+
+
+def test_quarantined_node_is_to_be_out_until_its_quarantine_ends() -> None:
+    assert out(suspect("n1", kept())) == ["n1"]
+    assert out(suspect("n1", kept(until=NOW + 1))) == ["n1"]
+    assert out(suspect("n1", kept(until=NOW))) == []
+
+
+def test_node_that_a_gate_rejected_is_out_for_a_while() -> None:
+    plan = desired(NOW, fleet_of(suspect("n1", rejected=rejected())), frozenset(), ACT)
+    assert plan.out["n1"].why is Why.GATE
+    assert "gate g-1: WrongResult" in plan.out["n1"].reason
+    assert out(suspect("n1", rejected=rejected(until=NOW))) == []
+
+
+def test_rules_take_out_no_more_than_their_share_of_a_pool_and_those_first_that_are_out() -> None:
+    many = [suspect(f"n{i}", kept(since=NOW - 100 + i)) for i in range(9)]
+    assert out(*many) == ["n0", "n1", "n2", "n3"], "a tenth of 40, the oldest first"
+    assert out(*many, already=frozenset({"n8"})) == ["n8", "n0", "n1", "n2"]
+    plan = desired(NOW, fleet_of(*many), frozenset(), ACT)
+    assert "4 of 40 nodes are out already (pool a)" in plan.kept_back["n8"]
+
+
+def test_small_pool_loses_two_at_most() -> None:
+    assert len(out(*(suspect(f"n{i}", kept()) for i in range(4)), size=4)) == 2
+
+
+def test_person_is_not_bounded_by_the_share() -> None:
+    assert len(out(*(suspect(f"n{i}", kept("ada")) for i in range(9)), size=10)) == 9
+
+
+def test_open_breaker_lets_nothing_new_out_and_takes_nothing_back() -> None:
+    two = (suspect("n1", kept()), suspect("n2", kept()), suspect("n3", kept("ada")))
+    opened = frozenset({"a"})
+    assert out(*two, breakers=opened) == ["n3"]
+    assert out(*two, breakers=opened, already=frozenset({"n1"})) == ["n1", "n3"]
+    plan = desired(NOW, fleet_of(*two, breakers=opened), frozenset(), ACT)
+    assert "breaker reset" in plan.kept_back["n1"]
+
+
+def test_removal_tells_what_must_not_be_ended_for_it() -> None:
+    plan = desired(
+        NOW,
+        fleet_of(suspect("n1", kept(), faults=True, allocated=True), suspect("n2", kept("ada"), faults=True)),
+        frozenset(),
+        ACT,
+    )
+    assert (plan.out["n1"].injected, plan.out["n1"].allocated, plan.out["n1"].by_person) == (True, True, False)
+    assert (plan.out["n2"].injected, plan.out["n2"].by_person) == (False, True)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([f"n{i}" for i in range(30)]),
+            st.sampled_from(["rule:soft", "rule:hard", "ada"]),
+            st.floats(NOW - 1000, NOW),
+            st.one_of(st.none(), st.floats(NOW - 100, NOW + 100)),
+        ),
+        max_size=30,
+        unique_by=lambda item: item[0],
+    ),
+    st.sets(st.sampled_from([f"n{i}" for i in range(30)])),
+    st.booleans(),
+)
+def test_plan_is_stable_bounded_and_of_suspects_alone(
+    told: list[tuple[str, str, float, float | None]], already: set[str], opened: bool
+) -> None:
+    suspects = tuple(suspect(name, kept(owner, since=since, until=until)) for name, owner, since, until in told)
+    seen = fleet_of(*suspects, breakers=frozenset({"a"}) if opened else frozenset())
+    plan = desired(NOW, seen, already, ACT)
+    assert set(plan.out) <= {one.node for one in suspects}
+    assert not set(plan.out) & set(plan.kept_back)
+    assert sum(not removal.by_person for removal in plan.out.values()) <= 4
+    # What was carried out is wanted again: the hand does not swing.
+    again = desired(NOW, seen, frozenset(plan.out), ACT)
+    assert set(again.out) == set(plan.out)
+
+
+# --- what a reject accuses ------------------------------------------------------------------------------------------
+
+
+def fault(code: str = "WrongResult", status: Status = Status.FAIL) -> Reason:
+    return reason(code, f"{code} on neuron:3", node="n1", status=status)
+
+
+def decided(
+    *excluded: tuple[str, Reason], verdict: Verdict = Verdict.REJECT, retryable: bool = True, gate_id: str = "g-1"
+) -> Decision:
+    return Decision(
+        id=gate_id,
+        decision=verdict,
+        reasons=(),
+        nodes=(),
+        excluded=tuple(ExcludedNode(node=name, reasons=(why,)) for name, why in excluded),
+        policy={},
+        retryable=retryable,
+        decided_at=NOW,
+        duration_seconds=1.0,
+    )
+
+
+def test_only_nodes_at_fault_are_accused() -> None:
+    found = culprits(
+        decided(
+            ("bad", fault()),
+            ("unknown", fault("Timeout", Status.UNKNOWN)),
+            ("path", fault("PathFault")),
+            ("busy", fault("Allocated", Status.UNKNOWN)),
+            ("silent", fault("Silent")),
+        )
+    )
+    assert list(found) == ["bad"]
+
+
+def test_only_a_retryable_reject_accuses() -> None:
+    assert culprits(decided(("bad", fault()), retryable=False)) == {}
+    assert culprits(decided(("bad", fault()), verdict=Verdict.ADMIT)) == {}
+    assert culprits(decided(("bad", fault()), verdict=Verdict.HOLD)) == {}
+
+
+# --- the hand, with a scheduler in memory ---------------------------------------------------------------------------
+
+
+class Scheduler:
+    """Keeps marks; `away` makes every call fail, `slow` makes it hang."""
+
+    name = "scheduler"
+
+    def __init__(self, *, marks: Mapping[str, str] | None = None) -> None:
+        self.marks = dict(marks or {})
+        self.away: str | None = None
+        self.refuses: set[str] = set()
+        self.asked: list[str] = []
+
+    def _call(self, what: str, node: str = "") -> None:
+        self.asked.append(f"{what} {node}".strip())
+        if self.away is not None:
+            raise ActuatorError(self.away)
+
+    async def marked(self) -> Mapping[str, str]:
+        self._call("marked")
+        return dict(self.marks)
+
+    async def remove(self, removal: Removal) -> Outcome:
+        self._call("remove", removal.node)
+        if removal.node in self.refuses:
+            raise ActuatorError(f"{removal.node}: refused")
+        if removal.node.startswith("stranger"):
+            return Outcome(done=Done.LEFT, note=f"{removal.node} is not known")
+        self.marks[removal.node] = removal.reason
+        return Outcome(done=Done.OUT, note="drained")
+
+    async def restore(self, node: str) -> Outcome:
+        self._call("restore", node)
+        del self.marks[node]
+        return Outcome(done=Done.BACK, note="resumed")
+
+
+class Scene:
+    """A hand over a fleet whose suspects a test sets; its clock moves by hand."""
+
+    def __init__(self, scheduler: Any, settings: ActuatorSettings = ACT) -> None:
+        self.suspects: dict[str, Suspect] = {}
+        self.history: list[tuple[str, str, str]] = []
+        self.now = 1000.0
+        self.wall = NOW
+        self.disk_full = False
+        self.unsure = False
+        self.hand = Hand(
+            scheduler, settings, look=self._look, note=self._note, clock=lambda: self.now, wall=lambda: self.wall
+        )
+
+    def quarantine(self, *names: str, owner: str = "rule:hard") -> None:
+        self.suspects.update({name: suspect(name, kept(owner)) for name in names})
+
+    def _look(self, told: Mapping[str, Rejected]) -> Sight:
+        found = {**{name: suspect(name, rejected=why) for name, why in told.items()}, **self.suspects}
+        return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure)
+
+    async def _note(self, name: str, kind: str, message: str) -> None:
+        if self.disk_full:
+            raise StoreError("disk full")
+        self.history.append((name, kind, message))
+
+    def reject(self, gate_id: str, *names: str) -> Decision:
+        answer = decided(*((name, fault()) for name in names), gate_id=gate_id)
+        self.hand.gate_decided(dataclasses.replace(gate(nodes=names), id=gate_id, decision=answer))
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.hand.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def test_quarantine_takes_a_node_out_and_its_end_gives_it_back() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        scene.quarantine("n1")
+        await scene.hand.turn()
+        assert scheduler.marks == {"n1": "rule:hard: EccErrors on neuron:3"}
+        scene.suspects.clear()
+        await scene.hand.turn()
+        assert scheduler.marks == {}
+
+    asyncio.run(play())
+    assert [(name, kind) for name, kind, _ in scene.history] == [("n1", "taken out of the way"), ("n1", "given back")]
+
+
+def counted(scene: Scene) -> dict[tuple[str, str], float]:
+    """What a scrape shows, by name and call."""
+    found = {}
+    for family in ActuatorCollector(scene.hand).collect():
+        for sample in family.samples:
+            assert sample.labels["kind"] == "scheduler"
+            found[sample.name.removeprefix("healthd_actuator_"), sample.labels.get("call", "")] = sample.value
+    return found
+
+
+def test_what_the_hand_does_and_what_fails_is_counted_and_a_lasting_failure_shows() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        assert set(counted(scene).values()) == {0}, "every series is there from the start"
+        scheduler.refuses.add("n2")
+        scene.quarantine("n1", "n2")
+        await scene.hand.turn()
+        found = counted(scene)
+        assert (found["calls_total", "list"], found["calls_total", "remove"], found["calls_total", "restore"]) == (
+            1,
+            2,
+            0,
+        )
+        assert (found["failures_total", "remove"], found["nodes_out", ""], found["nodes_overdue", ""]) == (1, 1, 1)
+        scene.suspects.pop("n2")
+        await scene.hand.turn()
+        assert counted(scene)["nodes_overdue", ""] == 0, "nobody wants it out any more"
+        scene.suspects.clear()
+        await scene.hand.turn()
+        found = counted(scene)
+        assert (found["calls_total", "restore"], found["nodes_out", ""]) == (1, 0)
+
+    asyncio.run(play())
+
+
+def test_a_scheduler_that_cannot_even_be_listed_shows_until_it_can() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        scheduler.away = "connection refused"
+        with pytest.raises(ActuatorError):
+            await scene.hand.turn()
+        assert (counted(scene)["failures_total", "list"], counted(scene)["nodes_overdue", ""]) == (1, 1)
+        scheduler.away = None
+        await scene.hand.turn()
+        assert counted(scene)["nodes_overdue", ""] == 0
+
+    asyncio.run(play())
+
+
+def test_marks_from_before_a_restart_are_found_and_undone() -> None:
+    scheduler = Scheduler(marks={"n1": "old", "n2": "old"})
+    scene = Scene(scheduler)
+    scene.quarantine("n2")
+    asyncio.run(scene.hand.turn())
+    assert list(scheduler.marks) == ["n2"]
+
+
+def test_aggregator_that_does_not_know_its_fleet_yet_gives_nothing_back() -> None:
+    scheduler = Scheduler(marks={"n1": "old"})
+    scene = Scene(scheduler)
+    scene.unsure = True
+
+    async def play() -> None:
+        scene.quarantine("n2")
+        await scene.hand.turn()
+        assert sorted(scheduler.marks) == ["n1", "n2"]
+        scene.unsure = False
+        await scene.hand.turn()
+        assert sorted(scheduler.marks) == ["n2"]
+
+    asyncio.run(play())
+
+
+def test_observe_touches_nothing_and_says_what_it_would_do(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(marks={"n9": "old"})
+    scene = Scene(scheduler, ActuatorSettings(kind="kubernetes"))
+    scene.quarantine("n1")
+    caplog.set_level(logging.WARNING)
+
+    async def play() -> None:
+        for _ in range(3):
+            await scene.hand.turn()
+        answer = scene.reject("g-1", "n2")
+        assert await scene.hand.settle("g-1", answer, 5.0) is answer
+
+    asyncio.run(play())
+    assert scheduler.asked == []
+    assert len([r for r in caplog.records if "n1 would be taken out of the way" in r.getMessage()]) == 1
+
+
+def test_no_more_than_so_many_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler, ActuatorSettings(kind="kubernetes", mode="act", removals_per_minute=3))
+
+    async def play() -> None:
+        scene.quarantine(*(f"n{i}" for i in range(5)), owner="ada")
+        await scene.hand.turn()
+        assert len(scheduler.marks) == 3
+        scene.now += 30.0
+        await scene.hand.turn()
+        assert len(scheduler.marks) == 3
+        assert caplog.text.count("3 nodes a minute") == 1
+        scene.now += 31.0
+        await scene.hand.turn()
+        assert len(scheduler.marks) == 5
+
+    asyncio.run(play())
+
+
+def test_one_node_that_is_refused_does_not_keep_the_others_in() -> None:
+    scheduler = Scheduler()
+    scheduler.refuses = {"n1"}
+    scene = Scene(scheduler)
+    scene.quarantine("n1", "n2", "n3")
+
+    async def play() -> None:
+        await scene.hand.turn()
+        assert sorted(scheduler.marks) == ["n2", "n3"]
+        asked = scheduler.asked.count("remove n1")
+        await scene.hand.turn()
+        assert scheduler.asked.count("remove n1") == asked, "not at once again"
+        scheduler.refuses.clear()
+        scene.now += 2.0
+        await scene.hand.turn()
+        assert "n1" in scheduler.marks
+
+    asyncio.run(play())
+
+
+def test_node_that_the_scheduler_does_not_know_is_left_and_holds_nobody() -> None:
+    scene = Scene(Scheduler())
+
+    async def play() -> None:
+        async with scene.running():
+            answer = scene.reject("g-1", "stranger")
+            assert await scene.hand.settle("g-1", answer, 5.0) is answer
+
+    asyncio.run(play())
+
+
+def test_history_that_cannot_be_written_stops_nothing() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+    scene.disk_full = True
+    scene.quarantine("n1")
+    asyncio.run(scene.hand.turn())
+    assert "n1" in scheduler.marks
+
+
+# --- a reject is answered after the removal -------------------------------------------------------------------------
+
+
+def test_reject_is_answered_when_its_node_is_out() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        async with scene.running():
+            answer = scene.reject("g-1", "n1")
+            held = await scene.hand.settle("g-1", answer, 0.0)
+            assert held.decision is Verdict.HOLD
+            assert held.reasons[0].code == "Removing"
+            assert "n1" in held.reasons[0].message
+            assert await scene.hand.settle("g-1", answer, 5.0) is answer
+            assert "n1" in scheduler.marks
+
+    asyncio.run(play())
+
+
+def test_reject_is_answered_after_its_time_though_the_scheduler_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler()
+    scheduler.away = "scheduler: no answer"
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        async with scene.running():
+            answer = scene.reject("g-1", "n1")
+            assert (await scene.hand.settle("g-1", answer, 0.05)).decision is Verdict.HOLD
+            scene.now += 6.0
+            assert await scene.hand.settle("g-1", answer, 5.0) is answer
+            assert await scene.hand.settle("g-1", answer, 5.0) is answer
+
+    asyncio.run(play())
+    assert "could not be taken out of the way in time" in caplog.text
+
+
+def test_node_out_for_a_reject_comes_back_after_a_while() -> None:
+    scheduler = Scheduler()
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        scene.reject("g-1", "n1")
+        await scene.hand.turn()
+        assert "n1" in scheduler.marks
+        scene.wall += 601.0
+        await scene.hand.turn()
+        assert scheduler.marks == {}
+
+    asyncio.run(play())
+
+
+def test_reject_of_nodes_that_are_kept_in_by_the_share_is_answered_at_once() -> None:
+    scene = Scene(Scheduler())
+    scene.quarantine("a1", "a2", "a3", "a4")
+
+    async def play() -> None:
+        async with scene.running():
+            answer = scene.reject("g-1", "n1")
+            assert await scene.hand.settle("g-1", answer, 5.0) is answer
+
+    asyncio.run(play())
+
+
+def test_stopping_aggregator_answers_who_is_held() -> None:
+    scheduler = Scheduler()
+    scheduler.away = "away"
+    scene = Scene(scheduler)
+
+    async def play() -> None:
+        answer = scene.reject("g-1", "n1")
+        waiting = asyncio.create_task(scene.hand.settle("g-1", answer, 5.0))
+        await asyncio.sleep(0)
+        scene.hand.stop()
+        async with asyncio.timeout(1.0):
+            assert (await waiting).decision is Verdict.HOLD
+
+    asyncio.run(play())
+
+
+def test_scheduler_that_is_away_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler()
+    scheduler.away = "scheduler: no answer"
+    scene = Scene(scheduler, ActuatorSettings(kind="kubernetes", mode="act", backoff_max_seconds=0.01))
+    scene.quarantine("n1")
+
+    async def play() -> None:
+        async with scene.running():
+            async with asyncio.timeout(5.0):
+                while len(scheduler.asked) < 5:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            scheduler.away = None
+            async with asyncio.timeout(5.0):
+                while "n1" not in scheduler.marks:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(play())
+    assert caplog.text.count("scheduler: no answer") == 1
+
+
+# --- the taint ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="kube")
+def _kube(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path / "account") as made:
+        yield made
+
+
+def removal(name: str = "n1", **changes: Any) -> Removal:
+    values: dict[str, Any] = {
+        "node": name,
+        "aliases": (),
+        "instance_id": None,
+        "pool": "a",
+        "why": Why.QUARANTINE,
+        "reason": "rule:hard: EccErrors on neuron:3",
+        "by_person": False,
+        "injected": False,
+        "allocated": True,
+        "since": NOW,
+        "until": None,
+    }
+    return Removal(**{**values, **changes})
+
+
+def tainter(kube: Cluster, owner: str = "healthd") -> KubernetesActuator:
+    return KubernetesActuator(kube.server, key=KEY, owner=owner)
+
+
+OURS = {"key": KEY, "value": "healthd", "effect": "NoSchedule"}
+NEURON = {"key": "aws.amazon.com/neuron", "value": "", "effect": "NoSchedule"}
+
+
+def test_taint_joins_the_others_and_goes_alone(kube: Cluster) -> None:
+    kube.add("n1", taints=[NEURON], zone="a")
+
+    async def play() -> None:
+        made = tainter(kube)
+        assert (await made.remove(removal())).done is Done.OUT
+        assert kube.taints("n1") == [NEURON, OURS]
+        assert await made.marked() == {"n1": "rule:hard: EccErrors on neuron:3"}
+        assert (await made.restore("n1")).done is Done.BACK
+        assert kube.taints("n1") == [NEURON]
+        assert kube.nodes["n1"]["metadata"]["labels"] == {"zone": "a"}
+        assert kube.nodes["n1"]["metadata"]["annotations"] == {}
+        assert await made.marked() == {}
+
+    asyncio.run(play())
+
+
+def test_jobs_that_run_are_never_evicted(kube: Cluster) -> None:
+    kube.add("n1")
+    asyncio.run(tainter(kube).remove(removal()))
+    assert [taint["effect"] for taint in kube.taints("n1")] == ["NoSchedule"]
+    assert "unschedulable" not in kube.nodes["n1"]["spec"]
+
+
+def test_tainting_twice_writes_once(kube: Cluster) -> None:
+    kube.add("n1")
+
+    async def play() -> None:
+        for _ in range(3):
+            assert (await tainter(kube).remove(removal())).done is Done.OUT
+
+    asyncio.run(play())
+    assert len(kube.writes()) == 1
+
+
+def test_taint_of_somebody_else_survives(kube: Cluster) -> None:
+    theirs = {"key": KEY, "value": "ada", "effect": "NoSchedule"}
+    kube.add("n1", taints=[theirs])
+
+    async def play() -> None:
+        made = tainter(kube)
+        outcome = await made.remove(removal())
+        assert outcome.done is Done.LEFT
+        assert "not ours" in outcome.note
+        assert (await made.restore("n1")).done is Done.LEFT
+
+    asyncio.run(play())
+    assert kube.taints("n1") == [theirs]
+    assert kube.writes() == []
+
+
+def test_cordon_of_a_person_survives_our_taint_and_its_end(kube: Cluster) -> None:
+    kube.add("n1")
+    kube.nodes["n1"]["spec"]["unschedulable"] = True
+
+    async def play() -> None:
+        made = tainter(kube)
+        await made.remove(removal())
+        await made.restore("n1")
+
+    asyncio.run(play())
+    assert kube.nodes["n1"]["spec"]["unschedulable"] is True
+    assert kube.taints("n1") == []
+
+
+def test_two_aggregators_leave_each_other_alone(kube: Cluster) -> None:
+    kube.add("n1")
+    kube.add("n2")
+
+    async def play() -> None:
+        ours, theirs = tainter(kube), tainter(kube, "staging")
+        await ours.remove(removal("n1"))
+        await theirs.remove(removal("n2"))
+        assert list(await ours.marked()) == ["n1"]
+        assert list(await theirs.marked()) == ["n2"]
+        assert (await ours.restore("n2")).done is Done.LEFT
+        assert (await theirs.remove(removal("n1"))).done is Done.LEFT
+
+    asyncio.run(play())
+
+
+def test_node_is_found_by_any_of_its_names(kube: Cluster) -> None:
+    kube.add("ip-10-0-0-7.ec2.internal")
+
+    async def play() -> None:
+        made = tainter(kube)
+        wanted = removal("i-0abc", aliases=("trn-7", "ip-10-0-0-7.ec2.internal"))
+        assert (await made.remove(wanted)).done is Done.OUT
+        # Another process knows the names from the node itself.
+        again = tainter(kube)
+        assert list(await again.marked()) == ["i-0abc"]
+        assert (await again.restore("i-0abc")).done is Done.BACK
+
+    asyncio.run(play())
+    assert kube.taints("ip-10-0-0-7.ec2.internal") == []
+
+
+def test_node_that_the_cluster_does_not_have_is_left(kube: Cluster) -> None:
+    outcome = asyncio.run(tainter(kube).remove(removal("gone")))
+    assert outcome.done is Done.LEFT
+    assert "no node of the cluster is named gone" in outcome.note
+
+
+def test_node_that_changes_meanwhile_is_read_anew(kube: Cluster) -> None:
+    kube.add("n1")
+    kube.races = 2
+    assert asyncio.run(tainter(kube).remove(removal())).done is Done.OUT
+    assert kube.taints("n1") == [OURS]
+
+
+def test_node_that_never_stops_changing_is_an_error_and_nothing_is_written(kube: Cluster) -> None:
+    kube.add("n1")
+    kube.races = 99
+    with pytest.raises(ActuatorError, match="changed 4 times"):
+        asyncio.run(tainter(kube).remove(removal()))
+    assert kube.taints("n1") == []
+
+
+@pytest.mark.parametrize("right", ["get on nodes", "patch on nodes"])
+def test_missing_right_is_one_line_that_names_it(kube: Cluster, right: str) -> None:
+    kube.add("n1")
+    kube.rights.discard(right)
+    with pytest.raises(ActuatorError, match=f"right to {right}") as caught:
+        asyncio.run(tainter(kube).remove(removal()))
+    assert "\n" not in str(caught.value)
+
+
+def test_busy_server_says_when_to_come_again(kube: Cluster) -> None:
+    kube.add("n1")
+    kube.said = [(429, {"Retry-After": "3"}, b"")]
+    with pytest.raises(ActuatorError) as caught:
+        asyncio.run(tainter(kube).remove(removal()))
+    assert caught.value.retry_after_seconds == 3.0
+
+
+def test_many_marked_nodes_come_in_pages(kube: Cluster) -> None:
+    for index in range(120):
+        kube.add(f"n{index}", **{KEY: "healthd"})
+    assert len(asyncio.run(tainter(kube).marked())) == 120
+    assert len(kube.calls) == 3
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["metadata", "spec", "status"]),
+        st.recursive(
+            st.none() | st.booleans() | st.text(max_size=3) | st.integers(),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["labels", "taints", "key", "resourceVersion", KEY]), inner, max_size=3
+                )
+            ),
+            max_leaves=6,
+        ),
+    )
+)
+def test_node_of_any_shape_is_tainted_or_an_error_never_a_crash(shape: dict[str, Any]) -> None:
+    class Server:
+        async def get(self, *_: object, **__: object) -> dict[str, Any]:
+            return shape
+
+        async def patch(self, *_: object, **__: object) -> dict[str, Any]:
+            return shape
+
+    made = KubernetesActuator(Server(), key=KEY, owner="healthd")  # type: ignore[arg-type]
+    with contextlib.suppress(ActuatorError):
+        assert asyncio.run(made.remove(removal())).done in (Done.OUT, Done.LEFT)
+
+
+# --- put together ---------------------------------------------------------------------------------------------------
+
+
+def test_no_actuator_unless_one_is_named() -> None:
+    assert make_actuator(ActuatorSettings()) is None
+
+
+def test_kubernetes_outside_of_a_pod_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigError, match="set api_server"):
+        make_actuator(ActuatorSettings(kind="kubernetes"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"owner": "a b"},
+        {"most_ratio": 1.5},
+        {"removals_per_minute": 0},
+        {"answer_seconds": 600.0},
+        {"look_seconds": 0.0},
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)).removesuffix("_seconds")):
+        ActuatorSettings(**wrong)
+    with pytest.raises(ValueError, match="taint_key"):
+        KubernetesActuatorSettings(taint_key="no-domain")
+
+
+def test_node_that_nobody_has_heard_of_counts_as_taken() -> None:
+    class Fleet:
+        def quarantines(self) -> Mapping[str, Quarantine]:
+            return {"n1": kept(), "n2": kept(), "n3": kept()}
+
+        def leases(self) -> tuple[Any, ...]:
+            return ()
+
+        def breakers(self) -> Mapping[str, Any]:
+            return {}
+
+        def present(self, name: str) -> bool:
+            return name != "n2"
+
+        def unsure(self) -> bool:
+            return False
+
+        def now(self) -> float:
+            return NOW
+
+        def pool_of(self, name: str) -> str | None:
+            return None if name == "n3" else "a"
+
+        async def note(self, subject: str, kind: str, message: str) -> None: ...
+
+        def node(self, name: str) -> Any:
+            return {"n1": node("n1", state("n1")), "n2": None, "n3": None}[name]
+
+        def names(self) -> list[str]:
+            return ["n1", "n2", "n3"]
+
+        def pool(self, pool: str) -> list[str]:
+            return ["n1", "n2"]
+
+    fleet = Fleet()
+    seen = sight(fleet, fleet, {})
+    assert [one.allocated for one in seen.suspects] == [False, True, True]
+    assert [one.gone for one in seen.suspects] == [False, True, False]
+    assert seen.sizes == {"a": 1, "": 1}, "nodes that are gone do not count"
+    assert [seen.knows(name) for name in ("n1", "n2")] == [True, False]

@@ -1,0 +1,137 @@
+"""The aggregator with a hand: a real one over HTTP, nodes that speak sync, and a stand-in of the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+
+from checks.contract import Status
+from healthd.aggregator.app import aggregator
+from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.settings import AggregatorSettings
+from tests.aggregator.test_api import POLICY, living
+from tests.node.api_server_kit import Cluster, cluster
+from tests.patience import PATIENCE
+
+KEY = "healthd.internal/removed"
+
+
+@contextlib.asynccontextmanager
+async def running(
+    tmp_path: Path, kube: Cluster, mode: str = "act", answer: float = 5.0
+) -> AsyncIterator[httpx.AsyncClient]:
+    where = KubernetesActuatorSettings(service_account=kube.folder, api_server=kube.url)
+    actuator = ActuatorSettings(
+        kind="kubernetes",
+        mode=mode,  # type: ignore[arg-type]
+        look_seconds=0.1,
+        answer_seconds=answer,
+        gate_seconds=60.0,
+        kubernetes=where,
+    )
+    settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
+    async with (
+        asyncio.timeout(20.0 * PATIENCE),
+        aggregator(settings, POLICY, actuator=actuator) as (address, _),
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=10.0) as client,
+    ):
+        yield client
+    with warnings.catch_warnings():
+        # A call to the API server that was cancelled while it connected leaves its socket to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0 * PATIENCE):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def test_reject_comes_when_the_node_is_tainted_and_the_retry_is_admitted_elsewhere(tmp_path: Path) -> None:
+    async def play(kube: Cluster) -> None:
+        async with (
+            running(tmp_path, kube) as client,
+            living(client, "n1", "n3"),
+            living(client, "n2", status=Status.FAIL),
+        ):
+            got = (await client.post("/v1/gates?wait=8", json={"job": "train", "nodes": ["n1", "n2"]})).json()
+            assert got["decision"] == "reject", got
+            assert [taint["key"] for taint in kube.taints("n2")] == [KEY], "at the moment of the answer"
+            assert kube.taints("n1") == []
+            again = {"job": "train", "attempt": 1, "nodes": ["n1", "n3"]}
+            assert (await client.post("/v1/gates?wait=8", json=again)).json()["decision"] == "admit"
+            told = (await client.get("/v1/nodes/n2/history")).json()["events"]
+            assert any(event["kind"] == "taken out of the way" for event in told), told
+
+    with cluster(tmp_path / "account") as kube:
+        for name in ("n1", "n2", "n3"):
+            kube.add(name)
+        asyncio.run(play(kube))
+
+
+def test_who_does_not_wait_is_told_to_ask_again_until_the_node_is_out(tmp_path: Path) -> None:
+    async def play(kube: Cluster) -> None:
+        async with running(tmp_path, kube, answer=8.0) as client, living(client, "n2", status=Status.FAIL):
+            seen = set()
+            async with asyncio.timeout(10.0 * PATIENCE):
+                while "reject" not in seen:
+                    got = (await client.post("/v1/gates", json={"job": "train", "nodes": ["n2"]})).json()
+                    seen.add(got["decision"])
+                    if got["decision"] == "reject":
+                        assert kube.taints("n2")
+                    await asyncio.sleep(0.01)
+            assert "admit" not in seen
+
+    with cluster(tmp_path / "account") as kube:
+        kube.add("n2")
+        asyncio.run(play(kube))
+
+
+def test_reject_is_answered_in_time_though_the_right_is_missing(tmp_path: Path) -> None:
+    async def play(kube: Cluster) -> None:
+        async with running(tmp_path, kube, answer=1.0) as client, living(client, "n2", status=Status.FAIL):
+            began = time.monotonic()
+            got = (await client.post("/v1/gates?wait=8", json={"job": "train", "nodes": ["n2"]})).json()
+            assert got["decision"] == "reject"
+            assert time.monotonic() - began < 6.0
+
+    with cluster(tmp_path / "account") as kube:
+        kube.add("n2")
+        kube.rights.discard("patch on nodes")
+        asyncio.run(play(kube))
+        assert kube.taints("n2") == []
+
+
+def test_persons_quarantine_taints_and_their_release_takes_it_away(tmp_path: Path) -> None:
+    async def play(kube: Cluster) -> None:
+        async with running(tmp_path, kube) as client, living(client, "n1"):
+            word = {"reason": "fan noise", "owner": "ada"}
+            assert (await client.put("/v1/nodes/n1/quarantine", json=word)).status_code == 200
+            await until(lambda: bool(kube.taints("n1")))
+            assert kube.nodes["n1"]["metadata"]["annotations"][f"{KEY}-reason"] == "ada: fan noise"
+            assert (await client.delete("/v1/nodes/n1/quarantine")).status_code == 200
+            await until(lambda: not kube.taints("n1"))
+
+    with cluster(tmp_path / "account") as kube:
+        kube.add("n1")
+        asyncio.run(play(kube))
+
+
+def test_observing_hand_touches_nothing(tmp_path: Path) -> None:
+    async def play(kube: Cluster) -> None:
+        async with running(tmp_path, kube, mode="observe") as client, living(client, "n2", status=Status.FAIL):
+            got = (await client.post("/v1/gates?wait=8", json={"job": "train", "nodes": ["n2"]})).json()
+            assert got["decision"] == "reject"
+
+    with cluster(tmp_path / "account") as kube:
+        kube.add("n2")
+        asyncio.run(play(kube))
+        assert kube.calls == []

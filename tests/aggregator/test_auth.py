@@ -1,0 +1,155 @@
+"""Tokens, scopes and what may listen where."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from healthd.aggregator.api.auth import (
+    AuthError,
+    Guard,
+    Scope,
+    check_exposure,
+    is_loopback,
+    key_hash,
+    new_token,
+    read_tokens,
+)
+from healthd.core.errors import ConfigError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(file: Path, text: str, mode: int = 0o600) -> Path:
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+def test_a_new_token_opens_what_its_scopes_say_and_nothing_else(tmp_path: Path) -> None:
+    token, lines = new_token("hooks", [Scope.GATE])
+    assert token not in lines
+    guard = Guard(write(tmp_path / "tokens", lines))
+    assert guard.require(f"Bearer {token}", Scope.GATE).name == "hooks"
+    assert guard.require(f"bearer  {token} ", Scope.READ).name == "hooks"
+    with pytest.raises(AuthError, match="lacks scope 'admin'") as refused:
+        guard.require(f"Bearer {token}", Scope.ADMIN)
+    assert refused.value.status == 403
+    with pytest.raises(AuthError) as refused:
+        guard.require(f"Bearer {token}", Scope.SYNC)
+    assert refused.value.status == 403
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Basic abc", "Bearer wrong-token-wrong", "Bearer \udcff"]
+)
+def test_who_cannot_say_who_it_is_gets_401(tmp_path: Path, header: str | None) -> None:
+    _, lines = new_token("hooks", [Scope.GATE])
+    with pytest.raises(AuthError) as refused:
+        Guard(write(tmp_path / "tokens", lines)).identify(header)
+    assert refused.value.status == 401
+
+
+def test_admin_may_do_everything_and_no_file_means_open(tmp_path: Path) -> None:
+    token, lines = new_token("root", [Scope.ADMIN])
+    guard = Guard(write(tmp_path / "tokens", lines))
+    for scope in Scope:
+        guard.require(f"Bearer {token}", scope)
+        Guard(None).require(None, scope)
+    assert Guard(None).open
+    assert not guard.open
+
+
+def test_a_changed_file_is_read_again_and_a_broken_one_locks_nobody_out(tmp_path: Path) -> None:
+    clock = Clock()
+    old, lines = new_token("a", [Scope.READ])
+    file = write(tmp_path / "tokens", lines)
+    guard = Guard(file, clock=clock)
+    new, lines = new_token("b", [Scope.READ])
+    write(file, lines)
+    clock.now += 2
+    assert guard.identify(f"Bearer {new}").name == "b"
+    with pytest.raises(AuthError):
+        guard.identify(f"Bearer {old}")
+    for breakage in ("[[token", "", '[[token]]\nname = "x"\n'):
+        write(file, breakage)
+        clock.now += 2
+        assert guard.identify(f"Bearer {new}").name == "b"
+    file.unlink()
+    clock.now += 2
+    assert guard.identify(f"Bearer {new}").name == "b"
+
+
+def test_tokens_in_clear_work_when_nobody_else_can_read_them(tmp_path: Path) -> None:
+    text = '[[token]]\nname = "a"\nscopes = ["read"]\ntoken = "sixteen-chars-at-least"\n'
+    file = write(tmp_path / "tokens", text, 0o640)
+    assert Guard(file).identify("Bearer sixteen-chars-at-least").scopes == {Scope.READ}
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="everybody may read it; run: chmod"):
+        read_tokens(file)
+
+
+HASH = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds 0 tokens"),
+        ("x = 1", "nothing else"),
+        ("token = 3", "nothing else"),
+        ('[[token]]\nname = "a b"\nscopes = ["read"]', "needs a 'name'"),
+        ('[[token]]\nname = "a"\nscopes = []', "'scopes' must be"),
+        ('[[token]]\nname = "a"\nscopes = ["root"]', "'scopes' must be"),
+        ('[[token]]\nname = "a"\nscopes = ["read"]', "either 'sha256' or 'token'"),
+        ('[[token]]\nname = "a"\nscopes = ["read"]\ntoken = "short"', "at least 16"),
+        ('[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "ABC"', "64 hexadecimal"),
+        ('[[token]]\nname = "a"\nscopes = ["read"]\nsha265 = "x"', "unknown key 'sha265'"),
+        (f'[[token]]\nname = "a"\nscopes = ["read"]\nsha256 = "{HASH}"\n' * 2, "there twice"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
+    file = write(tmp_path / "tokens", text)
+    with pytest.raises(ConfigError, match=message) as error:
+        Guard(file)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_others_may_write_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    _, lines = new_token("a", [Scope.READ])
+    file = write(tmp_path / "tokens", lines, 0o666)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        Guard(file)
+    with pytest.raises(ConfigError, match="no such token file"):
+        Guard(tmp_path / "missing")
+    os.chmod(file, 0o644)  # hashes alone may be read by all
+    assert read_tokens(file)
+
+
+def test_beyond_loopback_needs_tls_and_tokens_or_a_clear_word() -> None:
+    check_exposure(hosts=["127.0.0.1", "::1", "localhost"], tokens=False, tls=False, insecure=False)
+    check_exposure(hosts=["0.0.0.0"], tokens=True, tls=True, insecure=False)
+    check_exposure(hosts=["0.0.0.0"], tokens=False, tls=False, insecure=True)
+    for host in ("0.0.0.0", "::", "", "10.0.0.1", "node-1"):
+        assert not is_loopback(host)
+        with pytest.raises(ConfigError, match="tls_cert and tls_key"):
+            check_exposure(hosts=["127.0.0.1", host], tokens=True, tls=False, insecure=False)
+        with pytest.raises(ConfigError, match="token_file"):
+            check_exposure(hosts=[host], tokens=False, tls=True, insecure=False)
+
+
+def test_names_and_scopes_of_new_tokens_are_checked() -> None:
+    with pytest.raises(ConfigError, match="cannot name a token"):
+        new_token('a"\n', [Scope.READ])
+    with pytest.raises(ConfigError, match="at least one scope"):
+        new_token("a", [])
+    assert key_hash("x") == key_hash("x") != key_hash("y")

@@ -1,0 +1,190 @@
+"""Two aggregators and one database: whoever did not take it over last changes nothing and admits nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from healthd.aggregator.app import aggregator
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.settings import AggregatorSettings
+from healthd.aggregator.store.changes import PutMeta, PutQuarantine
+from healthd.aggregator.store.leadership import FencedError
+from healthd.aggregator.store.store import Store
+from healthd.core.errors import StoreError
+from healthd.core.model import GateRequest, Verdict
+from tests.aggregator.postgres import connected, end_sessions
+from tests.aggregator.test_engine import running
+from tests.aggregator.test_store import QUARANTINE, postgres, url  # noqa: F401  fixtures
+from tests.aggregator.world import World
+from tests.patience import PATIENCE
+
+HOLDS = """
+import sys, time
+from healthd.aggregator.store.store import Store
+store = Store.open(sys.argv[1])
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def taken_over(url: str) -> None:  # noqa: F811
+    """As another aggregator does it, past every lock."""
+    with connected(url) as connection:
+        connection.exec_driver_sql("UPDATE leadership SET term = term + 1, holder = 'b:7'")
+
+
+def metas(url: str) -> set[str]:  # noqa: F811
+    with connected(url) as connection:
+        return set(connection.execute(sa.text("SELECT key FROM meta")).scalars())
+
+
+def test_transaction_of_an_earlier_term_is_refused_and_changes_nothing(url: str) -> None:  # noqa: F811
+    async def main() -> None:
+        store = Store.open(url)
+        await store.write([PutMeta(key="before", value="x")])
+        taken_over(url)
+        with pytest.raises(FencedError, match=r"was taken over by b:7 \(term 2\), so this aggregator \(term 1\)"):
+            await store.write([PutMeta(key="after", value="x")])
+        for late in (store.confirm(), store.enrol("n1", "key", now=1.0), store.write([])):
+            with pytest.raises(FencedError):
+                await late
+        assert "taken over by b:7" in (store.trouble() or "")
+        store.close()
+        assert metas(url) == {"store_id", "before"}
+
+    asyncio.run(main())
+
+
+def test_each_opening_has_a_higher_term(url: str) -> None:  # noqa: F811
+    terms = []
+    for _ in range(3):
+        store = Store.open(url)
+        terms.append(store.term)
+        store.close()
+    assert terms == [1, 2, 3]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_remembers(url: str) -> None:  # noqa: F811
+    async def takes_over() -> None:
+        async with running(World("n1", "n2"), url) as run:
+            gate, decision = await run.admit(nodes=("n2",))
+            assert decision.decision is Verdict.ADMIT
+            end_sessions(url)
+            other = Store.open(url)
+            await other.write([PutQuarantine(node="n1", quarantine=QUARANTINE)])
+            other.close()
+            with pytest.raises(FencedError):
+                await run.engine.ask(GateRequest(job="other", nodes=("n1",)))
+            with pytest.raises(FencedError):
+                await run.engine.wait(gate.id, 0)
+
+    async def main() -> None:
+        with pytest.raises(FencedError):  # the engine ends with it
+            await takes_over()
+        again = Store.open(url)
+        loaded = again.load()
+        again.close()
+        assert (loaded.gates, set(loaded.keys), set(loaded.quarantines)) == ((), {("train", 0)}, {"n1"})
+
+    asyncio.run(main())
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_aggregator_whose_lock_another_holds_is_fenced_while_that_one_lives(url: str) -> None:  # noqa: F811
+    async def main() -> None:
+        store = Store.open(url)
+        end_sessions(url)
+        other = Store.open(url)
+        with pytest.raises(FencedError):
+            await store.write([PutMeta(key="a", value="b")])
+        await other.write([PutMeta(key="c", value="d")])
+        store.close()
+        other.close()
+        assert metas(url) == {"store_id", "c"}
+
+    asyncio.run(main())
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_aggregator_that_lost_its_connection_to_nobody_goes_on(url: str) -> None:  # noqa: F811
+    async def main() -> None:
+        async with running(World("n1"), url) as run:
+            end_sessions(url)
+            await run.store.write([PutMeta(key="a", value="b")])
+            _, decision = await run.admit(nodes=("n1",))
+            assert decision.decision is Verdict.ADMIT
+
+    asyncio.run(main())
+
+
+def test_aggregator_that_is_at_rest_ends_when_another_took_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path)
+        async with aggregator(settings, Policy()) as (_, tasks):
+            taken_over(settings.database_url)
+            with pytest.raises(FencedError, match="writes nothing more and ends"):
+                await asyncio.wait_for(tasks.failure(), 10 * PATIENCE)
+
+    asyncio.run(main())
+
+
+# --- one file, several names ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened_elsewhere(url: str) -> Iterator[subprocess.Popen[bytes]]:  # noqa: F811
+    """Another process has the database, for as long as the block."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, url], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_file_in_use_is_refused_under_each_of_its_names(tmp_path: Path) -> None:
+    path, link, twin = (tmp_path / name for name in ("a.db", "link.db", "twin.db"))
+    with opened_elsewhere(f"sqlite:///{path}"):
+        link.symlink_to(path)
+        os.link(path, twin)
+        for beside in tmp_path.glob("*lock*"):
+            beside.unlink()
+        for name in (path, link, twin):
+            with pytest.raises(StoreError, match="in use by another aggregator"):
+                Store.open(f"sqlite:///{name}")
+    # It was killed, and its last commits are still in the journal beside the first name.
+    with pytest.raises(StoreError, match="under several names"):
+        Store.open(f"sqlite:///{twin}")
+    twin.unlink()
+    store = Store.open(f"sqlite:///{link}")
+    assert store.term == 2
+    store.close()
+
+
+def test_file_in_use_by_this_process_is_refused_without_touching_it(tmp_path: Path) -> None:
+    """Closing a second descriptor of a file would drop the POSIX locks that SQLite has on it in this process."""
+    path = tmp_path / "a.db"
+    store = Store.open(f"sqlite:///{path}")
+    with pytest.raises(StoreError, match="in use by another aggregator"):
+        Store.open(f"sqlite:///{path}")
+    locks = Path("/proc/locks").read_text()
+    inode = path.stat().st_ino
+    held = [line for line in locks.splitlines() if f":{inode} " in line]
+    assert any(" POSIX " in line for line in held), held
+    assert any(" OFDLCK " in line for line in held), held
+    store.close()

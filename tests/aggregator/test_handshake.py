@@ -1,0 +1,62 @@
+"""All go, or none."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.aggregator.gate.handshake import Handshake
+
+
+def make(included: frozenset[str]) -> Handshake:
+    return Handshake(everyone=included | {"spare"}, included=included, deadline=10.0)
+
+
+def test_go_only_when_every_included_node_has_acknowledged() -> None:
+    shake = make(frozenset({"a", "b"})).acknowledge("a", 1.0)
+    assert (shake.go, shake.missing) == (None, ("b",))
+    assert shake.acknowledge("b", 2.0).go is True
+
+
+def test_one_that_stays_away_stops_all() -> None:
+    shake = make(frozenset({"a", "b"})).acknowledge("a", 1.0)
+    late = shake.acknowledge("b", 10.0)
+    assert (late.go, late.missing) == (False, ("b",))
+    assert late.acknowledge("b", 11.0).go is False
+
+
+def test_a_stranger_counts_for_nothing() -> None:
+    assert make(frozenset({"a"})).acknowledge("x", 1.0).go is None
+
+
+def test_nobody_is_told_before_it_is_settled() -> None:
+    shake = make(frozenset({"a"}))
+    assert shake.tell("a").told == frozenset()
+    assert shake.acknowledge("a", 1.0).tell("a").told == {"a"}
+
+
+def test_all_are_told_when_those_left_out_are_too() -> None:
+    shake = make(frozenset({"a"})).acknowledge("a", 1.0).tell("a")
+    assert not shake.all_told
+    assert shake.tell("spare").all_told
+
+
+def test_it_is_over_when_the_job_has_ended_everywhere() -> None:
+    shake = make(frozenset({"a", "b"})).acknowledge("a", 1.0).acknowledge("b", 1.0)
+    assert not shake.end("a").end("spare").over
+    assert shake.end("a").end("b").over
+
+
+events = st.lists(st.tuples(st.sampled_from(["a", "b", "c", "x"]), st.floats(0, 20)), max_size=20)
+
+
+@given(events)
+def test_what_is_settled_never_changes_whatever_comes(sent: list[tuple[str, float]]) -> None:
+    shake, settled = make(frozenset({"a", "b", "c"})), None
+    for node, now in sorted(sent, key=lambda event: event[1]):
+        shake = shake.acknowledge(node, now)
+        if settled is not None:
+            assert shake.go is settled
+        settled = shake.go
+        if shake.go:
+            assert {"a", "b", "c"} <= {name for name, at in sent if at < 10.0}

@@ -1,0 +1,70 @@
+"""Time in the verdict over HTTP: history page by page, the breaker, release, what readiness and metrics say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from checks.contract import Status
+from tests.aggregator.test_api import Daemon, living, scenario
+
+
+async def lame(client: httpx.AsyncClient, *names: str) -> None:
+    for name in names:
+        daemon = Daemon(client, name, status=Status.FAIL)
+        for _ in range(3):
+            await daemon.sync()
+        # What asks for a turn of the engine is answered when all that was heard before is on disk.
+        await client.post("/v1/fleet/breaker/reset?pool=nowhere")
+
+
+def test_history_is_paged_newest_first_and_the_node_shows_what_is_remembered(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n2", "n3"):
+            await lame(client, "n1")
+            shown = (await client.get("/v1/nodes/n1")).json()
+            assert shown["quarantine"]["owner"] == "rule:hard"
+            assert shown["rules"]["latches"][0]["identity"] == "node:n1"
+            for number in range(3):
+                await client.put("/v1/nodes/n1/quarantine", json={"reason": f"word {number}"})
+            whole = (await client.get("/v1/nodes/n1/history")).json()
+            assert whole["next"] is None
+            assert [event["kind"] for event in whole["events"]] == ["quarantined"] * 4 + ["failed"]
+            pages, before = [], ""
+            while before is not None:
+                page = (await client.get(f"/v1/nodes/n1/history?limit=2{before}")).json()
+                pages += page["events"]
+                before = None if page["next"] is None else f"&before={page['next']}"
+            assert pages == whole["events"]
+            assert (await client.get("/v1/nodes/n1/history?limit=0")).status_code == 400
+            assert (await client.get(f"/v1/nodes/n1/history?before={10**20}")).status_code == 400
+            assert (await client.get("/v1/nodes/nobody/history")).status_code == 404
+            assert (await client.get("/v1/nodes/a..%20b/history")).status_code == 400
+
+    scenario(test, tmp_path)
+
+
+def test_an_open_breaker_is_loud_everywhere_until_it_is_reset(tmp_path: Path) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        async with living(client, "n5", "n6"):
+            assert (await client.get("/v1/fleet/breaker")).json() == {"open": {}}
+            await lame(client, "n1", "n2", "n3")
+            assert (
+                "rules keep 2 of 5 nodes out" in (await client.get("/v1/fleet")).json()["breakers"]["train"]["reason"]
+            )
+            ready = await client.get("/readyz")
+            assert (ready.status_code, "breaker of the rules is open" in ready.text) == (200, True)
+            metrics = (await client.get("/metrics")).text
+            assert "healthd_quarantine_breaker_open 1.0" in metrics
+            assert 'healthd_quarantined_nodes{owner_kind="rule"} 2.0' in metrics
+            assert 'healthd_rule_verdicts_total{mode="held",rule="hard"} 1.0' in metrics
+            for name in ("n1", "n2", "n3"):
+                assert (await client.delete(f"/v1/nodes/{name}/quarantine")).status_code == 200
+            assert (await client.post("/v1/fleet/breaker/reset?pool=other")).json() == {"reset": []}
+            assert (await client.post("/v1/fleet/breaker/reset")).json() == {"reset": ["train"]}
+            assert (await client.get("/v1/fleet/breaker")).json() == {"open": {}}
+            events = (await client.get("/v1/nodes/fleet/history")).json()["events"]
+            assert [event["kind"] for event in events] == ["breaker reset", "breaker tripped"]
+
+    scenario(test, tmp_path)

@@ -1,0 +1,350 @@
+"""The database: what is written is there after a restart, and what cannot be is one clear line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from healthd.aggregator.controller.admission import new_gate
+from healthd.aggregator.gate.decisions import close
+from healthd.aggregator.model import Closing, Gate, LeaseRow, LeaseState, Override
+from healthd.aggregator.store import changes
+from healthd.aggregator.store.changes import (
+    Change,
+    ForgetNode,
+    PutEvent,
+    PutEvidence,
+    PutGate,
+    PutKey,
+    PutLease,
+    PutMeta,
+    PutNode,
+    PutOutcome,
+    PutOverride,
+    PutQuarantine,
+)
+from healthd.aggregator.store.store import Store
+from healthd.aggregator.store.tables import METADATA
+from healthd.core.errors import ConfigError, HealthdError, StoreError
+from healthd.core.model import GateRequest, Quarantine
+from tests.aggregator.postgres import connected, serving
+from tests.aggregator.world import NOW, POLICY, lease, state
+
+
+def wait_until_refused(url: str) -> None:
+    """Until the server has read its rules anew."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            engine.connect().close()
+        except sa.exc.OperationalError:
+            return
+        time.sleep(0.02)
+    pytest.fail("the server lets a wrong password in")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server of our own."""
+    with serving() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.system)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/aggregator.db"
+    server: str = request.getfixturevalue("postgres")
+    name = f"test_{os.getpid()}_{abs(hash(tmp_path)) % 10**9}"
+    with connected(server) as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    return server.rpartition("/")[0] + f"/{name}"
+
+
+def gate(number: int, job: str = "train") -> Gate:
+    request = GateRequest(job=job, attempt=number, nodes=("n1",))
+    return new_gate(f"g-{number:012x}-00", request, POLICY, NOW + number)
+
+
+def ended(number: int) -> Gate:
+    after, _ = close(NOW + number, gate(number), POLICY, Closing.RELEASED, "withdrawn")
+    return after
+
+
+def row(lease_id: str, state: LeaseState, gate_id: str = "g-0") -> LeaseRow:
+    return LeaseRow(node="n1", lease=lease(lease_id, gate_id=gate_id), state=state, granted_at=NOW)
+
+
+QUARANTINE = Quarantine(reason="fan", owner="ana", owner_kind="person", since=NOW, until=None)
+OVERRIDE = Override(job="train", reason="deadline", owner="ana", since=NOW, until=NOW + 60)
+
+
+def test_all_that_must_survive_does(url: str) -> None:
+    async def main() -> None:
+        store = Store.open(url)
+        first = store.store_id, store.term
+        written: list[Change] = [
+            PutGate(gate=gate(1)),
+            PutGate(gate=ended(2)),
+            PutEvidence(gate=ended(2).id, states=(state("n1"),)),
+            PutLease(row=row("open", LeaseState.ACKNOWLEDGED)),
+            PutLease(row=row("shut", LeaseState.CLOSED)),
+            PutQuarantine(node="n1", quarantine=QUARANTINE),
+            PutOverride(job="train", override=OVERRIDE),
+            PutOutcome(gate=ended(2).id, job="train", attempt=2, status="failed", message="NaN", told_at=NOW),
+            PutNode(node="n1", labels={"pool": "a"}, seen_at=NOW),
+            PutMeta(key="established", value="yes"),
+            PutEvent(at=NOW, subject="n1", kind="quarantined", message="by ana"),
+        ]
+        await store.write(written)
+        assert await store.enrol("n1", "key-one", now=NOW) == "key-one"
+        assert await store.enrol("n1", "key-two", now=NOW) == "key-one"
+        await store.write(written[:10])
+        store.close()
+        store = Store.open(url)
+        loaded = store.load()
+        assert (store.store_id, store.term) == (first[0], first[1] + 1)
+        assert loaded.gates == (gate(1),)
+        assert loaded.keys == {("train", 1): gate(1).id, ("train", 2): gate(2).id}
+        assert loaded.leases == (row("open", LeaseState.ACKNOWLEDGED),)
+        assert (loaded.quarantines, loaded.overrides) == ({"n1": QUARANTINE}, {"train": OVERRIDE})
+        assert (loaded.nodes[0].key_hash, loaded.nodes[0].labels) == ("key-one", {"pool": "a"})
+        assert loaded.meta["established"] == "yes"
+        assert await store.run(lambda c: changes.read_gate(c, ended(2).id)) == ended(2)
+        (kept,) = await store.run(lambda c: changes.read_evidence(c, ended(2).id))
+        assert kept.results == state("n1").results
+        outcome = await store.run(lambda c: changes.read_outcome(c, ended(2).id))
+        assert outcome == written[7]
+        assert [e.kind for e in await store.run(lambda c: changes.read_events(c, "n1", limit=9))] == ["quarantined"]
+        newest = await store.run(lambda c: changes.read_gates(c, limit=1, before=None, job="train"))
+        assert [g.id for g in newest] == [gate(2).id]
+        await store.write([ForgetNode(node="n1"), PutOverride(job="train", override=None)])
+        assert (store.load().nodes, store.load().quarantines, store.load().overrides) == ((), {}, {})
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_name_that_no_database_can_hold_is_no_gates_and_no_failure(url: str) -> None:
+    """PostgreSQL refuses a NUL, and whoever may read could have the connection dropped with it."""
+
+    async def main() -> None:
+        store = Store.open(url)
+        for name in ("a\0b", "\ud800"):
+            assert await store.run(lambda c, job=name: changes.read_gates(c, limit=1, before=None, job=job)) == ()
+            assert await store.run(lambda c, gate=name: changes.read_gates(c, limit=1, before=gate, job=None)) == ()
+        assert (store.failures, store.failing) == (0, False)
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_code(url: str) -> None:
+    store = Store.open(url)
+    store.close()
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        differences = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), METADATA)
+    engine.dispose()
+    assert differences == []
+
+
+def test_a_transaction_is_all_or_nothing_and_does_not_take_its_neighbours_down(url: str) -> None:
+    async def main() -> None:
+        store = Store.open(url)
+        same_key = new_gate("g-ffffffffffff-00", gate(1).request, POLICY, NOW)
+        bad = store.write([PutNode(node="n2", labels={}, seen_at=NOW), PutGate(gate=gate(1)), PutGate(gate=same_key)])
+        good = [store.write([PutNode(node=f"m{i}", labels={}, seen_at=NOW)]) for i in range(20)]
+        results = await asyncio.gather(bad, *good, return_exceptions=True)
+        assert isinstance(results[0], StoreError)
+        assert results[1:] == [None] * 20
+        loaded = store.load()
+        assert [n.node for n in loaded.nodes] == sorted(f"m{i}" for i in range(20))
+        assert loaded.gates == ()
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_pruning_keeps_open_gates_and_those_with_leases_and_bounds_the_rest(url: str) -> None:
+    async def main() -> None:
+        store = Store.open(url)
+        await store.write([PutGate(gate=ended(number)) for number in range(1, 9)])
+        await store.write([PutGate(gate=gate(100, job="held")), PutEvidence(gate=ended(1).id, states=(state("n1"),))])
+        await store.write([PutLease(row=row("open", LeaseState.GRANTED, ended(1).id))])
+        await store.write([PutLease(row=row("shut", LeaseState.CLOSED, ended(2).id))])
+        await store.write([PutEvent(at=NOW, subject="n1", kind="x", message=str(n)) for n in range(9)])
+        dropped = await store.run(lambda c: changes.prune(c, before=NOW + 4, most_gates=3, most_events=5))
+        assert dropped == tuple(ended(number).id for number in range(2, 7))
+        assert [e.message for e in await store.run(lambda c: changes.read_events(c, "n1", limit=9))] == list("87654")
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_two_aggregators_do_not_share_a_database(url: str) -> None:
+    store = Store.open(url)
+    with pytest.raises(StoreError, match="in use by another aggregator"):
+        Store.open(url)
+    store.close()
+    Store.open(url).close()
+
+
+def test_a_database_of_a_newer_healthd_is_refused(url: str) -> None:
+    Store.open(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    engine.dispose()
+    with pytest.raises(StoreError, match=r"newer healthd \(schema 9999\); upgrade healthd"):
+        Store.open(url)
+
+
+def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "aggregator.db"
+    path.write_bytes(b"this is not a database, it is a letter" * 200)
+    with pytest.raises(StoreError, match=f"database {path}: file is not a database; restore a backup"):
+        Store.open(f"sqlite:///{path}")
+    assert path.read_bytes().startswith(b"this is not")
+
+
+def test_a_damaged_database_is_noticed_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "aggregator.db"
+
+    async def fill() -> None:
+        store = Store.open(f"sqlite:///{path}")
+        await store.write([PutGate(gate=ended(number)) for number in range(1, 200)])
+        store.close()
+
+    asyncio.run(fill())
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    whole = bytearray(path.read_bytes())
+    for page in range(5, len(whole) // 4096):
+        whole[page * 4096 : page * 4096 + 200] = b"\xff" * 200
+    path.write_bytes(whole)
+    with pytest.raises(StoreError, match=r"(damaged|malformed).*restore a backup"):
+        Store.open(f"sqlite:///{path}")
+
+
+def test_a_directory_that_is_missing_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="make its directory exist and be writable"):
+        Store.open(f"sqlite:///{tmp_path}/missing/aggregator.db")
+
+
+def line_of(url: str, kind: type[HealthdError]) -> str:
+    """The one line of an opening that fails, which must not have the password in it."""
+    with pytest.raises(kind) as caught:
+        Store.open(url)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "hunter2" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("my database", "not the URL of a database"),
+        ("hunter2", "write sqlite:///PATH"),
+        ("sqlite:/relative.db", "not the URL of a database"),
+        ("sqlite://folder/aggregator.db", "a file has no host"),
+        ("mysql://u:hunter2@db/healthd", "mysql is none of the databases"),
+        ("https://u:hunter2@db/healthd", "https is none of the databases"),
+        ("postgresql+psycopg://u:hunter2@db:port/healthd", "is its port a number?"),
+        ("postgresql+psycopg://u:hunter2@db:99999/healthd", "port 99999 is none"),
+        ("postgresql+psycopg://u:x@hunter2@db/healthd", "write it as %40"),
+        ("postgresql+nodriver://u:hunter2@db/healthd", "install healthd[postgresql]"),
+        ("postgresql+pg8000://u:hunter2@db/healthd", "needs pg8000, which is not installed"),
+        ("sqlite+pysqlcipher://:hunter2@/x.db", "sqlite+pysqlcipher needs"),
+        ("postgresql+psycopg://u:hunter2@127.0.0.1:1/healthd?hosst=x", "correct what follows the ?"),
+    ],
+)
+def test_a_url_that_cannot_be_right_is_a_fault_of_the_configuration(url: str, text: str) -> None:
+    line = line_of(url, ConfigError)
+    assert text in line
+    assert "database" in line
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("postgresql+psycopg://u:hunter2@127.0.0.1:1/healthd", "Connection refused; start the server"),
+        ("postgresql+psycopg://u@127.0.0.1:1/healthd?password=hunter2", "Connection refused; start the server"),
+        ("postgresql+psycopg://u:hunter2@no-such-host.invalid/healthd", "correct the host"),
+        ("postgresql+psycopg:///healthd?host=/nowhere", "start the server, or name its host"),
+    ],
+)
+def test_a_server_that_is_away_is_told_with_its_place(url: str, text: str) -> None:
+    line = line_of(url, StoreError)
+    assert text in line
+    assert line.startswith("database postgresql+psycopg://")
+
+
+@pytest.mark.system
+def test_wrong_passwords_and_names_are_faults_of_the_configuration(postgres: str) -> None:
+    server = sa.make_url(postgres)
+    engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        rules = Path(connection.exec_driver_sql("SHOW hba_file").scalar_one())
+        before = rules.read_text()
+        rules.write_text(f"host all locked 127.0.0.1/32 scram-sha-256\n{before}")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+        try:
+            locked = server.set(username="locked", password="hunter2").render_as_string(hide_password=False)
+            wait_until_refused(locked)
+            line = line_of(locked, ConfigError)
+            assert "password authentication failed" in line
+            assert "correct user and password" in line
+            assert "put the password into" in line_of(locked.replace(":hunter2", ""), ConfigError)
+            nowhere = server.set(database="nowhere").render_as_string(hide_password=False)
+            assert "create it, or correct" in line_of(nowhere, ConfigError)
+        finally:
+            rules.write_text(before)
+            connection.exec_driver_sql("DROP ROLE locked")
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+    engine.dispose()
+
+
+def test_a_database_locked_by_another_program_fails_and_recovers(tmp_path: Path) -> None:
+    path = tmp_path / "aggregator.db"
+
+    async def main() -> None:
+        store = Store.open(f"sqlite:///{path}?timeout=0.1")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="database is locked; another program holds it"):
+            await store.write([PutMeta(key="a", value="b")])
+        other.execute("ROLLBACK")
+        other.close()
+        await store.write([PutMeta(key="a", value="b")])
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_ours_in_one_job_is_an_error_and_the_writer_goes_on() -> None:
+    async def main() -> None:
+        store = Store.open("sqlite://")
+        with pytest.raises(StoreError, match="internal error: division by zero"):
+            await store.run(lambda _: 1 / 0)
+        await store.write([PutKey(node="n1", key_hash="k", seen_at=NOW)])
+        assert store.load().nodes[0].key_hash == "k"
+        store.close()
+        store.close()
+        with pytest.raises(StoreError, match="is closed"):
+            await store.write([PutMeta(key="a", value="b")])
+
+    asyncio.run(main())

@@ -1,0 +1,59 @@
+"""A turn of the engine sees each node once: at a thousand syncs a second that is most of what it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.inventory.compact_state import KeptState
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.store.store import Store
+from healthd.core.model import SyncRequest
+from healthd.core.wire import decode
+from tests.aggregator.parts import enrol_anybody, state
+from tests.benchmarks.simulated import SimulatedNode
+
+
+class Counting(Fleet):
+    """Counts how often each node is looked up."""
+
+    def __init__(self, issuer: str) -> None:
+        super().__init__(issuer=issuer, enrol=enrol_anybody, silent_seconds=60.0, max_nodes=100)
+        self.looks: Counter[str] = Counter()
+
+    def node(self, name: str) -> FleetNode | None:
+        self.looks[name] += 1
+        return super().node(name)
+
+
+def test_each_node_that_was_heard_is_looked_up_once_a_turn(tmp_path: Path) -> None:
+    async def play() -> None:
+        store = Store.open(f"sqlite:///{tmp_path}/a.db")
+        try:
+            fleet = Counting(store.store_id)
+            engine = Engine(store=store, registry=fleet, policy=Policy(settle_seconds=0.0, recovery_seconds=0.0))
+            nodes = [SimulatedNode(f"n{number}", 0, 10.0) for number in range(3)]
+            for full in (True, False):
+                fleet.looks.clear()
+                for node in nodes:
+                    request = decode(node.body(full=full), SyncRequest, what="sync")
+                    await fleet.sync(node.name, "key", request, 0.0)
+                await engine.turn()
+                assert fleet.looks == {"n0": 1, "n1": 1, "n2": 1}
+        finally:
+            store.close()
+
+    asyncio.run(play())
+
+
+def test_the_oldest_age_follows_every_sync() -> None:
+    kept = KeptState(state(age=5.0), at=100.0)
+    assert kept.oldest_seconds == kept.oldest_seconds == 5.0
+    kept.refresh({}, at=103.0)
+    assert kept.oldest_seconds == 8.0
+    kept.refresh(dict.fromkeys((result.check for result in kept.open().results), 1.0), at=104.0)
+    assert kept.oldest_seconds == 1.0

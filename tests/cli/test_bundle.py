@@ -1,0 +1,290 @@
+"""`healthd bundle`: what is in it, what is not, and that no broken source keeps the rest from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.host.machine import Host
+from healthd.cli.support.bundle import collect, render
+from healthd.cli.support.logs import NoLogError, journal, nccom_logs
+from healthd.cli.support.pseudonyms import Redactor
+from healthd.core.redaction import GONE
+from tests.cli.cli_kit import environment, healthd
+from tests.fakes.hollow_torch import make_python
+from tests.hosts.machine import Machine
+from tests.patience import PATIENCE
+
+ARN = "arn:aws:ecs:us-west-2:012345678910:task/default/1f2a"
+LS = [
+    {
+        "neuron_device": 0,
+        "memory_size": 34359738368,
+        "neuron_processes": [
+            {"pid": 7, "command": "python3 train.py --key hunter2", "neuron_runtime_version": "2.30.2.0"}
+        ],
+        "instance_id": "i-0123456789abcdef0",
+    }
+]
+MONITOR = {
+    "instance_info": {
+        "instance_name": "ann's",
+        "instance_id": "i-0123456789abcdef0",
+        "subnet_id": "subnet-0123456789abcdef0",
+    }
+}
+
+
+def script(machine: Machine, name: str, said: str, end: str = "") -> None:
+    machine.write(f"/bin/{name}", f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n{end}\n")
+    (machine.root / "bin" / name).chmod(0o755)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """One whose tools and logs know too much."""
+    made = Machine(tmp_path / "host")
+    made.write("/etc/hostname", "anns-trainer\n")
+    made.write(
+        "/dev/kmsg",
+        "6,1,5000000,-;Command line: root=/dev/x neuron.token=abc\n"
+        "3,2,6000000,-;neuron: nd5: NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on anns-trainer (10.0.3.7)\n"
+        "6,3,7000000,-;the cake is ready\n",
+    )
+    script(made, "neuron-ls", json.dumps(LS))
+    script(made, "neuron-monitor", json.dumps(MONITOR), "exec sleep 60")
+    script(
+        made, "journalctl", "2026-11-21T12:00:00+0000 anns-trainer healthd[7]: node anns-node: token=hunter2 10.0.3.7"
+    )
+    for number in range(5):
+        log = made.root / f"tmp/nccom_test_log_{number}.log"
+        made.write(f"/tmp/{log.name}", f"run {number}: {'x' * 300_000} ncclInvalidUsage at 10.0.3.7\n")
+        os.utime(log, (number, number))
+    (made.root / "tmp/nccom_test_log_9.log").symlink_to("/etc/passwd")
+    os.mkfifo(made.root / "tmp/nccom_test_log_8.log")
+    script(made, "fi_info", "provider: efa", "exit 3")
+    return made
+
+
+def opened(path: Path) -> dict[str, str]:
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = {}
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive.getmembers():
+            content = archive.extractfile(member)
+            assert content is not None
+            found[member.name.removeprefix("healthd-bundle/")] = content.read().decode()
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tests in which the doctor's look at the probes' torch, seconds long, is not the point."""
+    return make_python(tmp_path_factory.mktemp("python") / "venv")
+
+
+def bundled(folder: Path, machine: Machine, *options: str, python: Path | str = sys.executable) -> dict[str, str]:
+    config = folder / "healthd.toml"
+    config.write_text(
+        '[aggregator]\ndatabase = "postgresql://ann:hunter2@db.example.internal/h"\n'
+        f'[probe]\npython = "{python}"\n'
+        '[programs.mine]\ncommand = ["/opt/mine", "--password", "hunter2"]\n'
+    )
+    said = healthd(
+        folder,
+        *("bundle", "--config", str(config), "--output", str(folder / "b.tgz")),
+        *("--host-root", str(machine.root), *options),
+        env=environment(folder, HEALTHD_NODE_NAME="anns-node"),
+        timeout=90,
+    )
+    assert (said.code, said.err) == (0, "")
+    assert "could not be had" in said.out  # no daemon is there
+    return opened(folder / "b.tgz")
+
+
+def test_folder_that_is_called_like_a_log_hides_no_log(tmp_path: Path) -> None:
+    (tmp_path / "tmp" / "nccom_test_log_folder").mkdir(parents=True)
+    (tmp_path / "tmp" / "nccom_test_log_1").write_text("Connect to 10.0.0.2 failed")
+    before = len(os.listdir("/proc/self/fd"))
+    text = nccom_logs(Host(tmp_path), 4096)
+    assert "Connect to 10.0.0.2 failed" in text
+    assert "nccom_test_log_folder" not in text
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path: Path, machine: Machine) -> None:
+    found = bundled(tmp_path, machine)
+    assert next(iter(found)) == "README.txt"
+    assert "state.json: " in found["README.txt"]
+    assert "is 'healthd node' running there?" in found["README.txt"]
+    assert "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on host-" in found["kernel.txt"]
+    assert "cake" not in found["kernel.txt"]
+    assert json.loads(found["tools/neuron-ls.json"])[0]["neuron_processes"][0] == {
+        "pid": 7,
+        "command": GONE,
+        "neuron_runtime_version": "2.30.2.0",
+    }
+    assert json.loads(found["tools/neuron-monitor.json"])["instance_info"]["subnet_id"] == "subnet-1"
+    assert "(exit code 3)" in found["tools/fi_info.txt"]
+    assert json.loads(found["settings.json"])["variables"] == [
+        "HEALTHD_NODE_NAME",
+        "HEALTHD_NODE_RUN_DIR",
+        "HEALTHD_NODE_STATE_DIR",
+    ]
+    assert {"doctor.json", "schedulers.json", "versions.json", "instance.json"} <= set(found)
+    assert "healthd[7]: node host-" in found["journal.txt"]
+    logs = found["nccom-logs.txt"]
+    assert re.findall(r"^--- (.*)$", logs, re.MULTILINE) == [f"/tmp/nccom_test_log_{n}.log" for n in (4, 3, 2)]
+    assert logs.count("ncclInvalidUsage at ip-") == 3
+    assert len(logs) < 800_000
+    assert "root:" not in logs
+    probe = json.loads(found["versions.json"])["probe"]
+    assert probe["python"]
+    assert probe["versions"]["torch"]
+    everything = "\n".join(found.values())
+    assert "i-0123456789abcdef0" in everything
+    for private in ("hunter2", "anns-", "ann's", "10.0.3.7", "token=abc"):
+        assert private not in everything
+
+
+def test_bundle_that_is_not_redacted_says_so(tmp_path: Path, machine: Machine, python: Path) -> None:
+    found = bundled(tmp_path, machine, "--no-redact", python=python)
+    assert "NOTHING WAS REMOVED" in found["README.txt"]
+    assert "hunter2" in found["tools/neuron-ls.json"]
+
+
+def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, python: Path) -> None:
+    program = Path(__file__).with_name("node_process.py")
+    daemon = subprocess.Popen([sys.executable, str(program), str(tmp_path), "127.0.0.1:0", "disk_space"], cwd=tmp_path)
+    try:
+        until = time.monotonic() + 30 * PATIENCE
+        while not (tmp_path / "run/node.sock").exists():
+            assert daemon.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        found = bundled(tmp_path, machine, python=python)
+    finally:
+        daemon.terminate()
+        daemon.wait(10 * PATIENCE)
+    assert json.loads(found["state.json"])["checks"][0]["name"] == "disk_space"
+    assert "state.json: " not in found["README.txt"]
+
+
+def test_journal_of_this_host_is_not_taken_for_that_of_another_machine(tmp_path: Path) -> None:
+    with pytest.raises(NoLogError, match="--host-root names another machine"):
+        journal(Host(tmp_path), 5.0)
+    assert nccom_logs(Host(tmp_path), 1000) == "(there is none)\n"
+
+
+def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "b.tgz").write_text("mine")
+    said = healthd(tmp_path, "bundle", "--output", str(tmp_path / "b.tgz"), env=environment(tmp_path))
+    assert (said.code, (tmp_path / "b.tgz").read_text()) == (2, "mine")
+    assert "File exists; name another with --output" in said.err
+
+
+def test_source_that_fails_or_hangs_is_named_and_the_others_are_there() -> None:
+    end = threading.Event()
+
+    def broken() -> Any:
+        raise KeyError("x")
+
+    began = time.monotonic()
+    found, failed = collect(
+        {"a.txt": lambda: "there", "b.txt": broken, "c.txt": lambda: end.wait(30), "tools/d": lambda: "too"}, 0.3
+    )
+    assert time.monotonic() - began < 5
+    end.set()
+    assert found == {"a.txt": "there", "tools/d": "too"}
+    assert failed == {"b.txt": "internal error: KeyError: 'x'", "c.txt": "was not read within 0.3 s"}
+
+
+def test_what_is_said_of_failures_is_redacted_too() -> None:
+    files = render({}, {"state.json": "https://10.1.2.3 is away"}, Redactor(), redacted=True)
+    assert "https://ip-1 is away" in files["README.txt"]
+
+
+def test_cut_json_of_a_tool_tells_no_command_line() -> None:
+    files = render({"tools/neuron-ls.json": '[{"command": "python --key hunter2'}, {}, Redactor(), redacted=True)
+    assert "hunter2" not in files["tools/neuron-ls.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (f"job {ARN} of account 012345678910", "job arn-1 of account account-1"),
+        ("peers 10.0.0.1, 10.0.0.2 and 10.0.0.1", "peers ip-1, ip-2 and ip-1"),
+        ("http://172.31.4.5:8090/v1", "http://ip-1:8090/v1"),
+        ("127.0.0.1 0.0.0.0 169.254.169.254", "127.0.0.1 0.0.0.0 169.254.169.254"),
+        ("fe80::1ff:fe23:4567:890a and 2001:db8::7 and ::1", "ip-1 and ip-2 and ::1"),
+        ("driver version 2.30.2.0, peer 3.5.140.2", "driver version 2.30.2.0, peer ip-1"),
+        ("0000:10:1c.0 0000:a0:1d.0", "0000:10:1c.0 0000:a0:1d.0"),
+        ("12:34:56 std::vector 2026-11-21T12:00:00", "12:34:56 std::vector 2026-11-21T12:00:00"),
+        ("0a:1b:2c:3d:4e:5f", "mac-1"),
+        ("ip-10-0-0-1.us-west-2.compute.internal", "host-1"),
+        ("trainer-7 Trainer-7.example.com xtrainer-7", "host-1 host-2 xtrainer-7"),
+        ("103079215104 bytes", "103079215104 bytes"),
+        ("Authorization: Bearer abc.def-1", "Authorization: Bearer (removed)"),
+        ("postgresql://ann:pw@db/x?token=t0", "postgresql://(removed)@db/x?token=(removed)"),
+        ("AKIAIOSFODNN7EXAMPLE", "(removed)"),
+        ("/home/ann/train.py", "/home/user-1/train.py"),
+        ("012345678910.dkr.ecr.us-west-2.amazonaws.com/img", "host-1/img"),
+        ("i-0123456789abcdef0", "i-0123456789abcdef0"),
+    ],
+)
+def test_private_things_go_and_what_is_needed_stays(text: str, clean: str) -> None:
+    redactor = Redactor(hosts=["trainer-7.example.com", "trainer-7", "localhost", "i-0123456789abcdef0"])
+    redactor.learn(text)
+    assert sorted(redactor.text(text)) == sorted(clean) if "host-2" in clean else redactor.text(text) == clean
+
+
+def test_members_that_hold_commands_or_secrets_are_emptied() -> None:
+    clean = Redactor().plain(
+        {"command": ["a"], "env": {"A": "b"}, "api_key": "k", "token_file": "/etc/t", "node": {"token": None}, "n": 7}
+    )
+    assert clean == {
+        "command": GONE,
+        "env": GONE,
+        "api_key": GONE,
+        "token_file": "/etc/t",
+        "node": {"token": None},
+        "n": 7,
+    }
+
+
+def test_host_that_is_called_like_a_member_changes_no_member() -> None:
+    assert Redactor(hosts=["node"]).plain({"results": ["node"]}) == {"results": ["host-1"]}
+
+
+octets = st.integers(0, 255).map(str)
+addresses = st.tuples(st.sampled_from(["10", "172", "192", "34", "52"]), octets, octets, octets).map(".".join)
+
+
+@given(addresses, st.sampled_from(["[{}]", "{}/16", "x={}", '"{}"', "{},", "{}:8080", "on {}."]))
+def test_no_address_gets_through(address: str, around: str) -> None:
+    assert address not in Redactor().text(around.format(address))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_anything_can_be_redacted(value: Any) -> None:
+    redactor = Redactor(hosts=["h1"])
+    json.dumps(redactor.plain(value))

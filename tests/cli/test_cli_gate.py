@@ -1,0 +1,533 @@
+"""`healthd gate`, `fleet`, `override`, `token` and `fault` against a real aggregator with nodes that speak sync."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from checks.contract import Status
+from healthd.cli.hooks.gate import build_request
+from healthd.cli.settings.hooks import GateSettings
+from healthd.core import wire
+from healthd.core.model import NodeState, OrderReport, SyncAnswer, SyncRequest
+from tests import prepared
+from tests.aggregator.parts import state
+from tests.aggregator.service import free_port
+from tests.cli.cli_kit import Said, end, environment, healthd, start
+from tests.hooks.inside import run_inside
+from tests.patience import PATIENCE
+
+GOOD = ("n1", "n2", "n3")
+
+
+class SpeakingNode:
+    """A node that has its evidence, takes every lease, and cannot check again."""
+
+    def __init__(self, url: str, made: NodeState, token: str | None) -> None:
+        self._url = f"{url}/v1/nodes/{made.node}/sync"
+        self._state = made
+        self._headers = {"X-Healthd-Node-Key": f"key-of-{made.node}-0123456789", "Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._reports: dict[str, OrderReport] = {}
+        self._answer: SyncAnswer | None = None
+        self._seq = 0
+        self._stopped = threading.Event()
+        self.heard = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        with httpx.Client(trust_env=False, timeout=10.0) as http:
+            while not self._stopped.is_set():
+                try:
+                    self._sync(http)
+                except httpx.HTTPError:
+                    self._stopped.wait(0.1)
+
+    def _sync(self, http: httpx.Client) -> None:
+        self._seq += 1
+        leases = tuple(order for order in self._orders() if order.lease and not order.withdrawn)
+        said = dataclasses.replace(self._state, leases=tuple(order.lease for order in leases))
+        request = SyncRequest(
+            protocol=1,
+            incarnation="i1",
+            seq=self._seq,
+            last_answer=self._answer.answer if self._answer else None,
+            since_answer_seconds=0.1 if self._answer else None,
+            state=said,
+            digest=f"d{self._seq}",
+            ages={},
+            orders={order.id: OrderReport(status="accepted") for order in leases},
+            issuer=self._answer.issuer if self._answer else None,
+        )
+        wait = "1" if self._seq > 2 else "0"
+        got = http.post(self._url, params={"wait": wait}, content=wire.encode(request), headers=self._headers)
+        if got.status_code != 200:
+            self._stopped.wait(0.2)
+            return
+        self._answer = wire.decode(got.content, SyncAnswer, what="answer")
+        if self._seq > 2:
+            self.heard.set()
+
+    def _orders(self) -> tuple:
+        return self._answer.orders or () if self._answer else ()
+
+
+@dataclasses.dataclass
+class World:
+    """One aggregator as a process, and its nodes."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes]
+    token: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def run(self, *arguments: str, **more: object) -> Said:
+        return healthd(self.folder, *arguments, "--aggregator", self.url, **more)
+
+    def gate(self, job: str, *arguments: str, wait: str = "15s") -> Said:
+        return self.run("gate", "--job", job, "--wait", wait, *arguments)
+
+
+@contextlib.contextmanager
+def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator[World]:
+    port = port or free_port()
+    line = ["aggregator", "--listen", f"127.0.0.1:{port}", "--state-dir", str(folder / "aggregator"), *options]
+    policy = {"RECOVERY": "0s", "SETTLE": "0s", "NODE_GRACE": "0s", "COLLECTIVE": "off"}
+    env = environment(folder, **{f"HEALTHD_POLICY_{name}": value for name, value in policy.items()})
+    env.pop("HEALTHD_NODE_STATE_DIR")
+    with (folder / "aggregator.log").open("ab") as log:
+        process = prepared.Popen([sys.executable, "-m", "healthd", *line], env=env, stderr=log)
+    try:
+        world = World(folder=folder, port=port, process=process)
+        with httpx.Client(trust_env=False) as http:
+            for _ in range(1200):
+                assert process.poll() is None, (folder / "aggregator.log").read_text()
+                with contextlib.suppress(httpx.HTTPError):
+                    if http.get(f"{world.url}/livez").status_code == 200:
+                        break
+                time.sleep(0.05)
+        yield world
+    finally:
+        process.terminate()
+        process.wait(timeout=10 * PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("gate")
+    with aggregator(folder) as world:
+        states = [state(name) for name in GOOD] + [state("bad", status=Status.FAIL)]
+        nodes = [SpeakingNode(world.url, made, None) for made in states]
+        assert all(node.heard.wait(20 * PATIENCE) for node in nodes)
+        yield world
+        for node in nodes:
+            node.stop()
+
+
+def nodes(*names: str) -> tuple[str, ...]:
+    return tuple(word for name in names for word in ("--node", name))
+
+
+def release(world: World, said: Said) -> None:
+    httpx.delete(f"{world.url}/v1/gates/{said.json['id']}/lease", trust_env=False).raise_for_status()
+
+
+def test_good_nodes_are_admitted_and_written_to_a_hostfile(world: World) -> None:
+    hosts, admitted = world.folder / "hosts", world.folder / "admitted"
+    hosts.write_text("n1 slots=8\n# n9\n\nn2\n")
+    said = world.gate("a", "--hostfile", str(hosts), "--hostfile-out", str(admitted), "--json")
+    assert said.code == 0, said.err or said.out
+    assert said.json["decision"] == "admit"
+    assert admitted.read_text() == "n1\nn2\n"
+    again = world.gate("a", "--hostfile", str(hosts), "--json")
+    assert (again.code, again.json["id"]) == (0, said.json["id"]), "the same question has the same answer"
+    other = world.gate("a", *nodes("n3"), "--json")
+    assert other.code == 2, "another question under the same name is a mistake"
+    release(world, said)
+
+
+@pytest.mark.parametrize("way", ["json", "people", "hosts"])
+def test_an_admission_that_cannot_be_told_is_taken_back_with_its_lease(world: World, way: str) -> None:
+    job = f"untold-{way}"
+    more = {"json": ("--json",), "people": (), "hosts": ("--hostfile-out", "/dev/full")}[way]
+    line = ("gate", "--job", job, *nodes("n1"), "--aggregator", world.url, "--wait", "15s", *more)
+    said = run_inside(*line, out=None if way == "hosts" else "/dev/full")
+    assert said.code == 75
+    assert "cannot be written: No space left" in said.err or "cannot write the host file: No space left" in said.err
+    assert "its gate is withdrawn" in said.err
+    assert said.err.count("\n") == 1
+    again = world.gate(f"{job}-next", *nodes("n1"), "--json")
+    assert again.code == 0, "the node is free for another job"
+    release(world, again)
+
+
+def test_an_admission_whose_json_nobody_reads_any_more_is_taken_back(world: World) -> None:
+    line = [
+        sys.executable,
+        "-m",
+        "healthd",
+        "gate",
+        "--job",
+        "unread",
+        *nodes("n2"),
+        "--aggregator",
+        world.url,
+        "--json",
+    ]
+    with subprocess.Popen(
+        line, env=environment(world.folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as hook:
+        assert hook.stdout is not None
+        hook.stdout.close()
+        assert hook.stderr is not None
+        err = hook.stderr.read()
+    assert (hook.returncode, "its reader has gone away; its gate is withdrawn" in err) == (75, True), err
+
+
+def test_standard_error_that_cannot_be_written_changes_no_answer(world: World) -> None:
+    line = [sys.executable, "-m", "healthd", "gate", "--job", "deaf", *nodes("n404"), "--aggregator", world.url]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*line, "--wait", "300ms", "--json"],
+            env=environment(world.folder),
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=40 * PATIENCE,
+            check=False,
+        )
+    assert (done.returncode, json.loads(done.stdout)["decision"]) in ((75, "reject"), (1, "reject")), done
+
+
+def test_a_bad_node_is_named_and_one_more_try_elsewhere_may_help(world: World) -> None:
+    said = world.gate("b", *nodes("n1", "bad"), wait="2s")
+    assert said.code == 75
+    assert "REJECT" in said.out or "HOLD" in said.out
+    assert "bad: WrongResult" in said.out
+    spare = world.gate("b2", *nodes("n1", "bad"), "--min-nodes", "1", "--json")
+    assert spare.code == 0, spare.out
+    assert [node["node"] for node in spare.json["nodes"]] == ["n1"]
+    release(world, spare)
+
+
+def test_what_can_never_be_is_1_and_what_cannot_be_meant_is_2(world: World) -> None:
+    assert world.gate("c", "--pool", "no-such-pool", "--count", "1").code == 1
+    assert world.gate("c2", "--pool", "train", "--count", "400").code == 1
+    for arguments, said in (
+        ((), "say which nodes"),
+        (("--pool", "train"), "--pool needs --count"),
+        (("--count", "2", *nodes("n1")), "--count goes with --pool"),
+        (nodes("n1", "n1"), "node 'n1' is named twice"),
+        ((*nodes("n1"), "--min-nodes", "2"), "--min-nodes 2 is more than the 1 nodes"),
+        ((*nodes("n1"), "--min-nodes", "-1"), "--min-nodes must be at least 1, not -1"),
+        (("--hostfile", "/no/such/file"), "cannot be read"),
+        ((*nodes("n1"), "--max-age", "-5s"), "max_age"),
+        ((*nodes("n1"), "--tier", "quik"), "tier"),
+        ((*nodes("n1"), "--on-unreachable", "pray"), "on_unreachable"),
+    ):
+        ended = world.gate("usage", *arguments)
+        assert (ended.code, ended.out) == (2, ""), (arguments, ended)
+        assert said in ended.err, (arguments, ended.err)
+        assert ended.err.count("\n") == 1
+
+
+def test_host_files_of_launchers_name_each_node_once(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# by slots\nn1 slots=8\nn1\nn2:8\nfe80::1\n")
+    asked = build_request(GateSettings(job="j", hostfile=hosts))
+    assert asked.nodes == ("n1", "n2", "fe80::1")
+
+
+@pytest.mark.parametrize("name", ["a b/c", "n\u00f6de", "x" * 300])
+def test_a_daemon_whose_name_the_aggregator_would_refuse_does_not_start(tmp_path: Path, name: str) -> None:
+    said = healthd(tmp_path, "node", "--name", name, "--aggregator", "http://127.0.0.1:1", "--listen", "127.0.0.1:0")
+    assert said.code == 2
+    assert "cannot name a node" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_node_nobody_knows_is_waited_for_and_named(world: World) -> None:
+    said = world.gate("d", *nodes("n1", "n404"), "--json", wait="1s")
+    assert said.code in (1, 75)
+    assert "n404" in json.dumps(said.json["reasons"])
+
+
+@pytest.mark.parametrize(("rule", "code"), [("hold", 75), ("admit", 0), ("local", 75)])
+def test_an_aggregator_that_is_away_is_answered_by_the_chosen_rule(tmp_path: Path, rule: str, code: int) -> None:
+    told = ("--aggregator", f"http://127.0.0.1:{free_port()}", "--wait", "0s", "--on-unreachable", rule)
+    env = {"HEALTHD_GATE_LOCAL_URL": f"http://127.0.0.1:{free_port()}"}
+    said = healthd(tmp_path, "gate", "--job", "j", *nodes("n1"), *told, env=env)
+    assert said.code == code
+    assert "cannot be reached" in said.err
+    assert said.out == ""
+
+
+def test_an_aggregator_that_comes_back_while_the_hook_waits_answers_it(tmp_path: Path) -> None:
+    port = free_port()
+    with aggregator(tmp_path, port=port) as world:
+        node = SpeakingNode(world.url, state("n1"), None)
+        assert node.heard.wait(20 * PATIENCE)
+    where = ("--aggregator", world.url, "--wait", "90s")
+    with start(tmp_path, "gate", "--job", "j", *nodes("n1"), *where) as hook:
+        assert hook.stderr is not None
+        assert "trying again until the wait is over" in hook.stderr.readline()
+        with aggregator(tmp_path, port=port):
+            said = end(hook, timeout=30)
+            node.stop()
+    assert said.code == 0, said
+    assert "ADMIT" in said.out
+
+
+def test_a_hook_whose_server_never_answers_can_be_interrupted(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        line = [sys.executable, "-m", "healthd", "gate", "--job", "j", "--node", "n1", "--aggregator", url]
+        with prepared.Popen(line, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) as hook:
+            silent.settimeout(20 * PATIENCE)
+            held, _ = silent.accept()
+            with held:
+                held.settimeout(20 * PATIENCE)
+                assert held.recv(1), "it has asked"
+                assert hook.poll() is None
+                hook.send_signal(signal.SIGINT)
+                _, err = hook.communicate(timeout=10 * PATIENCE)
+    assert hook.returncode == 75
+    assert err.startswith("healthd: stopped by SIGINT; its gate could not be withdrawn")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_hook_that_is_stopped_withdraws_its_gate_so_that_nobody_is_admitted(world: World, number: int) -> None:
+    job = f"stopped-{number}"
+    holder = world.gate(f"holder-{number}", *nodes("n3"), "--json")
+    line = [sys.executable, "-m", "healthd", "gate", "--job", job, *nodes("n3"), "--aggregator", world.url]
+    env = {**environment(world.folder), "HEALTHD_GATE_WAIT": "180s"}
+    http = httpx.Client(trust_env=False, base_url=world.url)
+    with http, prepared.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as hook:
+        for _ in range(600):
+            if http.get("/v1/gates", params={"job": job}).json()["gates"]:
+                break
+            time.sleep(0.05)
+        hook.send_signal(number)
+        _, err = hook.communicate(timeout=10 * PATIENCE)
+        (found,) = http.get("/v1/gates", params={"job": job}).json()["gates"]
+    release(world, holder)
+    assert hook.returncode == 75
+    assert f"stopped by {signal.Signals(number).name}; its gate is withdrawn" in err
+    assert (found["decision"], found["reasons"][0]["code"]) == ("reject", "Released")
+
+
+def test_wrong_and_missing_tokens_are_refused_in_one_line_and_right_ones_are_let_in(tmp_path: Path) -> None:
+    made = healthd(tmp_path, "token", "ci", "--scope", "gate", "--json").json
+    tokens, right, wrong = tmp_path / "tokens.toml", tmp_path / "right", tmp_path / "wrong"
+    tokens.write_text(made["entry"])
+    tokens.chmod(0o600)
+    right.write_text(made["token"])
+    wrong.write_text("wrong-token-of-some-length")
+    with aggregator(tmp_path, "--token-file", str(tokens)) as world:
+        for told in ((), ("--token-file", str(wrong))):
+            said = world.gate("j", *nodes("n1"), *told, wait="0s")
+            assert said.code == 2, "no second try can help, and it is none that is away"
+            assert "--token-file" in said.err
+            assert said.err.count("\n") == 1
+            joined = world.run("gate", "--join", "g", "--size", "1", "--rank", "0", "--on-unreachable", "admit", *told)
+            ended = world.run("gate", "outcome", "ok", "--job", "j", *told)
+            assert (joined.code, ended.code) == (2, 2), (joined, ended)
+            assert "--token-file" in joined.err
+        assert world.run("fleet", "status", "--token-file", str(right), "--json").json["nodes"] == []
+        refused = world.run("fleet", "quarantine", "n1", "--reason", "x", "--token-file", str(right))
+        assert refused.code == 1
+        assert "lacks scope" in refused.err
+
+
+def test_people_see_the_fleet_keep_nodes_out_and_let_them_in_again(world: World) -> None:
+    listed = world.run("fleet", "status", "--json").json
+    assert [node["node"] for node in listed["nodes"]] == ["bad", "n1", "n2", "n3"]
+    shown = world.run("fleet", "status")
+    assert shown.code == 0
+    assert "4 nodes" in shown.out
+    assert "unhealthy" in shown.out.splitlines()[2], "the worst first"
+    assert world.run("fleet").out == shown.out or "4 nodes" in shown.out
+    assert "matmul" in world.run("fleet", "show", "bad").out
+    assert world.run("fleet", "show", "bad", "--json").json["node"] == "bad"
+    assert world.run("fleet", "show", "nobody").code == 1
+
+    kept = world.run("fleet", "quarantine", "n3", "--reason", "new cable", "--for", "1h")
+    assert (kept.code, kept.out) == (0, "n3 is quarantined for 1h: new cable\n")
+    assert "new cable" in world.run("fleet", "status").out
+    assert world.gate("q", *nodes("n3"), wait="0s").code == 75
+    assert world.run("fleet", "release", "n3").code == 0
+    admitted = world.gate("q2", *nodes("n3"), "--json")
+    assert admitted.code == 0
+    explained = world.run("fleet", "explain", "q2")
+    assert explained.code == 0
+    assert "ADMIT" in explained.out
+    assert world.run("fleet", "explain", "q2", "--json").json["id"] == admitted.json["id"]
+    assert world.run("fleet", "explain", "no-such-gate").code == 1
+    assert world.run("fleet", "recover").code == 0
+    assert world.run("fleet", "quarantine", "n3", "--reason", "x", "--for", "soon").code == 2
+    release(world, admitted)
+
+
+def test_a_slip_in_a_name_is_told_with_the_nearest_and_quarantines_nobody(world: World) -> None:
+    said = world.run("fleet", "quarantine", "n33", "--reason", "new cable")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.count("\n") == 1
+    assert "no node 'n33' was ever heard of; did you mean n3" in said.err
+    assert "--unseen" in said.err
+    assert [node["node"] for node in world.run("fleet", "status", "--json").json["nodes"]] == ["bad", "n1", "n2", "n3"]
+
+
+def test_a_name_that_two_keys_claim_is_given_to_one_of_them_by_hand(world: World) -> None:
+    first, second = (f"key-number-{n}-0123456789" for n in "12")
+
+    def sync(key: str) -> int:
+        request = SyncRequest(
+            protocol=1,
+            incarnation=key,
+            seq=1,
+            last_answer=None,
+            since_answer_seconds=None,
+            state=state("twice"),
+            digest="d",
+            ages={},
+            orders={},
+            issuer=None,
+        )
+        headers = {"X-Healthd-Node-Key": key, "Content-Type": "application/json"}
+        with httpx.Client(trust_env=False) as http:
+            url = f"{world.url}/v1/nodes/twice/sync?wait=0"
+            return http.post(url, content=wire.encode(request), headers=headers).status_code
+
+    assert (sync(first), sync(second)) == (200, 409)
+    assert "healthd fleet forget twice" in world.gate("w", *nodes("twice"), wait="2s").out
+    assert world.run("fleet", "rekey", "twice").code == 0
+    assert (sync(second), sync(first)) == (200, 409)
+    assert world.run("fleet", "forget", "twice").out == "twice is forgotten\n"
+    assert sync(first) == 200
+    assert world.run("fleet", "forget", "twice").code == 0
+    assert world.run("fleet", "rekey", "nobody").code == 1
+
+
+def test_an_override_admits_whatever_the_nodes_say_until_it_is_taken_back(world: World) -> None:
+    assert world.run("override", "o", "--reason", "demo", "--until", "1h").code == 0
+    said = world.gate("o", *nodes("bad"), "--json")
+    assert said.code == 0, said.out
+    assert said.json["would"] == "reject"
+    assert "override" in world.run("fleet", "status").out
+    release(world, said)
+    assert world.run("override", "o", "--reason", "demo", "--until", "1h", "--clear").code == 0
+    assert world.run("override", "o", "--reason", "demo", "--until", "never").code == 2
+
+
+def test_commands_of_the_fleet_say_in_one_line_that_nobody_is_there(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    for words in (("status",), ("show", "n1"), ("release", "n1"), ("explain", "g"), ("recover",)):
+        said = healthd(tmp_path, "fleet", *words, "--aggregator", url)
+        assert (said.code, said.out) == (1, "")
+        assert "cannot be reached" in said.err
+        assert said.err.count("\n") == 1
+
+
+def test_faults_are_set_and_cleared_in_a_running_daemon(tmp_path: Path) -> None:
+    away = healthd(tmp_path, "fault", "set", "memory_free=fail")
+    assert away.code == 1
+    assert away.err.count("\n") == 1
+    env = environment(tmp_path, HEALTHD_NODE_CHECKS="memory_free")
+    line = [sys.executable, "-m", "healthd", "node", "--listen", f"127.0.0.1:{free_port()}"]
+    with prepared.Popen(line, env=env, stderr=subprocess.DEVNULL) as node:
+        try:
+            for _ in range(600):
+                if (tmp_path / "run" / "node.sock").exists():
+                    break
+                time.sleep(0.05)
+            assert healthd(tmp_path, "fault", "set", "memory_free=fail").out == "in force: memory_free=fail\n"
+            assert healthd(tmp_path, "fault", "set", "memory_free=melt").code in (1, 2)
+            assert healthd(tmp_path, "fault", "clear").out == "cleared\n"
+        finally:
+            node.terminate()
+    assert node.returncode == 0
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+    well = healthd(tmp_path, "doctor", "--json")
+    assert well.code == 0, well.out
+    assert "ok" in {item["state"] for item in well.json if item["name"] == "torch"}
+    for name, text in (
+        ("without-torch", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n'),
+        ("hangs", "#!/bin/sh\nexec sleep 600\n"),
+        ("absent", ""),
+    ):
+        python = tmp_path / name
+        if text:
+            python.write_text(text)
+            python.chmod(0o755)
+        env = {"HEALTHD_PROBE_PYTHON": str(python), "HEALTHD_PROBE_START": "0.5s"}
+        said = healthd(tmp_path, "doctor", "--json", env=env)
+        assert said.code == 1, name
+        missing = [item for item in said.json if item["state"] == "missing"]
+        assert missing
+        assert missing[0]["remedy"]
+        assert str(python) in json.dumps(missing)
+    assert "Nothing is missing" not in healthd(tmp_path, "doctor", env=env).out
+
+
+def test_the_checks_there_are_can_be_listed(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "checks", "--json")
+    assert said.code == 0
+    assert {"matmul", "all_reduce", "kernel_log"} <= {check["name"] for check in said.json}
+    shown = healthd(tmp_path, "checks").out
+    assert "all_reduce" in shown
+    assert os.linesep * 2 not in shown
+
+
+def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> None:
+    told = world.run("fleet", "history", "bad")
+    assert told.code == 0, told.err
+    assert "failed" in told.out
+    assert "matmul" in told.out
+    first = world.run("fleet", "history", "bad", "--limit", "1", "--json").json
+    assert len(first["events"]) == 1
+    assert world.run("fleet", "history", "nobody").code == 1
+    assert world.run("fleet", "breaker").out == "no breaker is open\n"
+    assert world.run("fleet", "breaker", "reset").out == "the rules may quarantine again\n"
+    assert world.run("fleet", "breaker", "--json").json == {"open": {}}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("fleet", "breaker"),
+        ("fleet", "stragglers"),
+        ("baseline", "diff", "/no/such/file"),
+        ("baseline", "import", "/no/such/file"),
+    ],
+)
+def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    said = healthd(tmp_path, *words, env={"HEALTHD_AGGREGATOR": "http://127.0.0.1:1"})
+    assert said.code == 2
+    assert said.err.count("\n") == 1

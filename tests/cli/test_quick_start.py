@@ -1,0 +1,126 @@
+"""A passive round of `healthd check` loads what it needs and nothing else, and its child starts before it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import healthd.core.model
+import healthd.runner
+from checks.contract import Scope, Tier
+from checks.discover import HOST_PACKAGES, builtin_checks
+from healthd.cli.settings.options import load_check_settings
+from healthd.cli.settings.tree import Settings
+from healthd.core.errors import ConfigError
+from healthd.runner import Plan, Runner, RunnerSettings
+from tests.cli.cli_kit import environment
+from tests.runner.runner_kit import workers_left
+
+LOADED = """
+import sys
+from healthd.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    sys.stderr.write(" ".join(sys.modules))
+"""
+HEAVY = {"rich", "httpx", "sqlalchemy", "fastapi", "starlette", "uvicorn", "torch", "grpc"}
+OF_OTHERS = {
+    "healthd.aggregator",
+    "healthd.localize",
+    "healthd.core.model.gates",
+    "healthd.core.model.orders",
+    "healthd.runner.collective.ranks",
+}
+
+
+def test_a_passive_round_loads_neither_frameworks_nor_what_others_need(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", LOADED, "check", "--tier", "passive", "--json", "--run-dir", str(tmp_path)],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = set(said.stderr.split())
+    assert '"device_count"' in said.stdout
+    assert loaded & (HEAVY | OF_OTHERS) == set()
+    assert "checks.collective.all_reduce" not in loaded
+
+
+def test_every_passive_check_is_among_those_of_the_host() -> None:
+    """The quick way of a passive round reads those alone."""
+    passive = {name for name, check in builtin_checks().items() if check.tier is Tier.PASSIVE}
+    assert passive == set(builtin_checks(HOST_PACKAGES))
+    assert all(check.scope is Scope.NODE for check in builtin_checks(HOST_PACKAGES).values())
+
+
+def test_a_catalogue_of_the_passive_checks_grows_when_more_is_asked_for() -> None:
+    async def play() -> None:
+        runner = Runner(RunnerSettings())
+        assert "matmul" not in await runner.catalogue(Tier.PASSIVE)
+        assert {"matmul", "all_reduce", "clock"} <= (await runner.catalogue()).keys()
+        assert "matmul" in await runner.catalogue(Tier.PASSIVE)
+
+    asyncio.run(play())
+
+
+def test_the_child_that_was_started_ahead_does_the_round(tmp_path: Path) -> None:
+    async def play() -> None:
+        runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
+        async with runner.ahead():
+            before = workers_left()
+            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+            assert result.error is None
+            assert len(before) == 1
+            # The next run starts its own.
+            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+            assert result.error is None
+        assert workers_left() == []
+
+    asyncio.run(play())
+
+
+def test_a_child_started_ahead_that_nobody_asks_is_ended() -> None:
+    async def play() -> None:
+        async with Runner(RunnerSettings(accelerator="cpu")).ahead():
+            assert len(workers_left()) == 1
+        assert workers_left() == []
+
+    asyncio.run(play())
+
+
+def test_an_interpreter_that_is_not_there_is_told_by_the_run(tmp_path: Path) -> None:
+    async def play() -> None:
+        runner = Runner(RunnerSettings(probe_python=tmp_path / "python", retry_backoff_seconds=0.01))
+        async with runner.ahead():
+            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+        assert [finding.reason for finding in result.findings] == ["StartFailed"]
+
+    asyncio.run(play())
+
+
+def test_a_file_with_more_than_checks_need_is_judged_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "healthd.toml"
+    file.write_text("[node]\nname = 'n7'\n")
+    alone = load_check_settings({"config": file})
+    assert (alone.node.name, isinstance(alone, Settings)) == ("n7", False)
+    file.write_text("[node]\nname = 'n7'\n[policy]\nwait = '5m'\n")
+    whole = load_check_settings({"config": file})
+    assert (whole.node.name, isinstance(whole, Settings)) == ("n7", True)
+    file.write_text("[policy]\nwiat = '5m'\n")
+    with pytest.raises(ConfigError, match=r"healthd.toml:2: unknown key 'policy.wiat'"):
+        load_check_settings({"config": file})
+
+
+@pytest.mark.parametrize("package", [healthd.core.model, healthd.runner])
+def test_names_that_are_loaded_late_are_all_there(package: object) -> None:
+    names: list[str] = vars(package)["__all__"]
+    assert all(getattr(package, name) is not None for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'Runer'"):
+        getattr(package, "Runer")  # noqa: B009

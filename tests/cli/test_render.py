@@ -1,0 +1,133 @@
+"""What people see in a terminal: what many devices say alike is one line."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from checks.contract import Action, Blame, Finding, Status, Tier
+from healthd.cli.terminal import render
+from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
+from tests.aggregator.parts import state
+
+COLD = "nothing is compiled here for all_gather; run 'healthd warm' on this node"
+
+
+def finding(status: Status, code: str, message: str, target: str) -> Finding:
+    return Finding(status=status, reason=code, message=message, target=target)
+
+
+def cold(rank: int, device: int) -> Finding:
+    return finding(Status.UNKNOWN, "ColdCache", f"neuroncore:{device}: {COLD}", f"rank:{rank}")
+
+
+def rows(*findings: Finding) -> list[tuple[str, str]]:
+    result = CheckResult(
+        check="all_gather",
+        tier=Tier.QUICK,
+        status=Status.UNKNOWN,
+        findings=findings,
+        age_seconds=0.0,
+        started_at=0.0,
+        duration_seconds=0.1,
+        attempts=1,
+        error=None,
+        injected=False,
+        executor="check",
+    )
+    return [(targets, Text.from_markup(said).plain.strip()) for _, _, targets, said in render.result_rows(result)]
+
+
+def reason(node: str, target: str, message: str, status: Status = Status.UNKNOWN) -> Reason:
+    return Reason(
+        code="ColdCache",
+        message=f"all_gather {target}: {message}",
+        status=status,
+        blame=Blame.NODE,
+        action=Action.RETRY,
+        node=node,
+        target=target,
+        check="all_gather",
+    )
+
+
+def plain(*lines: str) -> list[str]:
+    return [Text.from_markup(line).plain for line in lines]
+
+
+def test_checks_with_nothing_to_look_at_for_one_reason_are_one_line() -> None:
+    whole = state("n1")
+    skips = [
+        replace(
+            whole.results[0],
+            check=name,
+            status=Status.SKIP,
+            findings=(finding(Status.SKIP, "NotApplicable", why, "node"),),
+        )
+        for name, why in (("gpu_links", "no GPU"), ("gpu_memory", "no GPU"), ("clock", "no time service"))
+    ]
+    out = io.StringIO()
+    console = Console(width=100, file=out)
+    render.show(console, render.node_report(replace(whole, results=(*whole.results, *skips))))
+    said = out.getvalue()
+    assert "- skip  gpu_links, gpu_memory: no GPU" in said
+    assert said.count("no GPU") == 1
+    assert "no time service" in said
+
+
+def test_what_all_ranks_say_alike_is_one_row_without_the_device() -> None:
+    assert rows(*(cold(rank, rank) for rank in (10, 2, *range(2), *range(3, 10), *range(11, 32)))) == [
+        ("rank:0-31", COLD)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "targets"),
+    [((3,), "rank:3"), ((0, 1), "rank:0, rank:1"), ((0, 1, 2, 3), "rank:0-3"), ((0, 1, 2, 9), "rank:0 ... rank:9 (4)")],
+)
+def test_targets_are_named_in_short(ranks: tuple[int, ...], targets: str) -> None:
+    ((shown, said),) = rows(*(cold(rank, rank) for rank in ranks))
+    assert shown == targets
+    assert said == (COLD if len(ranks) > 1 else f"neuroncore:3: {COLD}")
+
+
+def test_failures_with_other_numbers_stay_apart() -> None:
+    found = rows(*(finding(Status.FAIL, "WrongResult", f"{n} of 9 elements are wrong", f"cpu:{n}") for n in (1, 2)))
+    assert found == [("cpu:1", "1 of 9 elements are wrong"), ("cpu:2", "2 of 9 elements are wrong")]
+
+
+def test_reasons_alike_are_one_line_a_node() -> None:
+    many = [reason(node, f"rank:{n}", f"neuroncore:{n}: {COLD}") for node in ("a", "b") for n in range(32)]
+    assert plain(*render.reason_lines(many)) == [
+        f"? {node}: ColdCache all_gather rank:0-31: {COLD} → retry" for node in ("a", "b")
+    ]
+
+
+def test_reasons_that_are_cut_off_are_counted() -> None:
+    many = [reason("a", f"rank:{n}", f"it took {n} s") for n in range(15)]
+    assert plain(*render.reason_lines(many))[-1] == "  and 3 more (--json shows all)"
+
+
+def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
+    culprit, warned = reason("n2", "cpu:1", "is wrong", Status.FAIL), reason("n1", "node", "load", Status.WARN)
+    decision = Decision(
+        id="g-1",
+        decision=Verdict.REJECT,
+        nodes=(),
+        excluded=(
+            ExcludedNode(node="n2", reasons=(culprit,)),
+            ExcludedNode(node="n1", reasons=(warned,)),
+        ),
+        reasons=(culprit,),
+        policy={},
+        retryable=True,
+        decided_at=0.0,
+        duration_seconds=1.0,
+    )
+    said = plain(*render.decision_report(decision))
+    assert said[-1] == "  no fault found or not looked at to the end: n1"
+    assert not any("left out" in line for line in said)

@@ -1,0 +1,240 @@
+"""The aggregator's client against servers that are away, slow, broken, or something else altogether."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from healthd.core import wire
+from healthd.core.errors import ConfigError, UnreachableError, connection_words
+from healthd.core.http.aggregator_client import Aggregator, Endpoint, NotAdmittedError, RefusedError, read_token
+from healthd.core.model import AdmittedNode, Decision, GateRequest, Verdict
+from tests.patience import PATIENCE
+
+REQUEST = GateRequest(job="train", nodes=("n1",))
+
+
+def decision(verdict: Verdict, *, gate: str = "g-1", **policy: object) -> Decision:
+    return Decision(
+        id=gate,
+        decision=verdict,
+        reasons=(),
+        nodes=(AdmittedNode(node="n1", evidence_age_seconds=1.0),) if verdict is Verdict.ADMIT else (),
+        excluded=(),
+        policy=policy,
+        retryable=False,
+        decided_at=0.0,
+        duration_seconds=0.0,
+    )
+
+
+def answer(body: bytes, *, status: str = "200 OK", kind: str = "application/json", length: int | None = None) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body) if length is None else length}"
+    return head.encode() + b"\r\nConnection: close\r\n\r\n" + body
+
+
+@contextlib.contextmanager
+def server(*answers: bytes | Callable[[socket.socket], None]) -> Iterator[str]:
+    """Answers one connection after the other; the last answer is given to all that follow."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+
+        def serve() -> None:
+            count = 0
+            while True:
+                try:
+                    connection, _ = door.accept()
+                except OSError:
+                    return
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65536)
+                    what = answers[min(count, len(answers) - 1)]
+                    count += 1
+                    if callable(what):
+                        what(connection)
+                    else:
+                        connection.sendall(what)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            door.shutdown(socket.SHUT_RDWR)
+            door.close()
+            thread.join(timeout=5)
+
+
+def said(verdict: Verdict, *, seconds: float = 0.0, **more: object) -> Callable[[socket.socket], None]:
+    """An aggregator that answers so after a while."""
+
+    def send(connection: socket.socket) -> None:
+        time.sleep(seconds)
+        connection.sendall(answer(wire.encode(decision(verdict, **more))))  # type: ignore[arg-type]
+
+    return send
+
+
+def aggregator(url: str, *, token: str | None = None, grace_seconds: float = 5.0) -> Aggregator:
+    return Aggregator(Endpoint(url=url, token=token, ca_file=None), grace_seconds=grace_seconds)
+
+
+def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = None, **more: float) -> Decision:
+    with aggregator(url, **more) as line:
+        request = dataclasses.replace(REQUEST, wait_seconds=wait_seconds)
+        return line.ask(request, on_hold=lambda _: None, gone_seconds=gone_seconds)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (answer(b"<html>welcome to nginx</html>", kind="text/html"), "did not answer JSON: is this really"),
+        (answer(b"<html>no</html>", status="404 Not Found", kind="text/html"), "HTTP 404 Not Found"),
+        (answer(b"{}", status="302 Found"), "HTTP 302 Found"),
+        (answer(b'{"detail": "the disk is full"}', status="503 Service Unavailable"), "the disk is full"),
+        (answer(b'{"a": ', length=100), "cannot be reached"),
+        (b"", "cannot be reached"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "cannot be reached"),
+    ],
+)
+def test_what_is_no_answer_of_an_aggregator_counts_as_away(sent: bytes, said: str) -> None:
+    with server(sent) as url, aggregator(url) as line, pytest.raises(UnreachableError, match=said):
+        line.call("GET", "/v1/fleet")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"id": 7}', b'{"id": "g", "decision": "maybe"}', b"\xff\xfe"])
+def test_json_that_is_no_decision_is_never_one(body: bytes) -> None:
+    with server(answer(body)) as url, pytest.raises(NotAdmittedError):
+        ask(url, wait_seconds=0.0)
+
+
+def test_a_refusal_is_told_apart_from_silence() -> None:
+    refused = answer(b'{"title": "Forbidden", "detail": "token lacks scope gate"}', status="403 Forbidden")
+    with server(refused) as url, pytest.raises(RefusedError, match="token lacks scope gate") as caught:
+        ask(url)
+    assert caught.value.status == 403
+
+
+def test_who_forgot_the_token_is_told_the_option() -> None:
+    refused = answer(b'{"detail": "a token is required: send an Authorization header"}', status="401 Unauthorized")
+    with server(refused) as url, aggregator(url) as line, pytest.raises(RefusedError, match="--token-file"):
+        line.call("GET", "/v1/fleet")
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+def test_a_token_that_is_not_wanted_is_a_fault_of_the_configuration_that_names_the_setting(status: str) -> None:
+    refused = answer(b'{"detail": "this token may not"}', status=status)
+    with server(refused) as url, aggregator(url, token="no-such-token") as line:
+        with pytest.raises(RefusedError, match=r"may not.*--token-file or HEALTHD_TOKEN_FILE") as caught:
+            line.call("GET", "/v1/fleet")
+        assert isinstance(caught.value.told, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)",
+            "--ca-file",
+        ),
+        ("certificate verify failed: Hostname mismatch, certificate is not valid for 'head'", "a name that is in its"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)", "write http://"),
+        ("Server disconnected without sending a response.", "write https://"),
+    ],
+)
+def test_a_connection_that_fails_for_a_known_reason_names_the_remedy(said: str, remedy: str) -> None:
+    words = connection_words(OSError(said))
+    assert remedy in words
+    assert "_ssl.c" not in words
+
+
+def test_an_answer_without_end_is_cut_off() -> None:
+    def babble(connection: socket.socket) -> None:
+        connection.sendall(answer(b"", length=1 << 40).removesuffix(b"\r\n") + b"\r\n")
+        while True:
+            connection.sendall(b" " * (1 << 20))
+
+    with server(babble) as url, aggregator(url) as line, pytest.raises(UnreachableError, match="within 64 MiB"):
+        line.call("GET", "/v1/fleet")
+
+
+def test_a_lost_answer_is_asked_again() -> None:
+    with server(b"", answer(wire.encode(decision(Verdict.ADMIT)))) as url:
+        assert ask(url, wait_seconds=5.0).decision is Verdict.ADMIT
+
+
+def test_hold_is_followed_to_the_last_word() -> None:
+    heard: list[Verdict] = []
+    first, last = (answer(wire.encode(decision(verdict))) for verdict in (Verdict.HOLD, Verdict.REJECT))
+    with server(first, last) as url, aggregator(url) as line:
+        found = line.ask(REQUEST, on_hold=lambda d: heard.append(d.decision))
+    assert (found.decision, heard) == (Verdict.REJECT, [Verdict.HOLD])
+
+
+def test_one_that_stays_away_is_given_up_after_the_wait_or_after_it_is_gone() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        for limits in ({"wait_seconds": 0.5}, {"wait_seconds": 600.0, "gone_seconds": 0.5}):
+            began = time.monotonic()
+            with pytest.raises(UnreachableError, match="cannot be reached"):
+                ask(url, **limits)
+            assert time.monotonic() - began < 10 * PATIENCE
+
+
+def test_a_gate_that_is_never_decided_is_not_admitted_which_is_not_an_aggregator_that_is_away() -> None:
+    hold = said(Verdict.HOLD, seconds=0.05, wait_seconds=0.2)
+    with server(hold) as url, pytest.raises(NotAdmittedError, match=r"has not decided gate g-1 in its 0\.2 s"):
+        ask(url, wait_seconds=600.0, grace_seconds=0.2)
+    assert not issubclass(NotAdmittedError, UnreachableError), "on_unreachable has no say in it"
+
+
+def test_the_wait_is_the_aggregators_and_counts_from_its_first_answer() -> None:
+    """Its policy may hold a gate for longer than we would."""
+    first, hold = (said(Verdict.HOLD, seconds=seconds, wait_seconds=1800.0) for seconds in (0.0, 0.6))
+    with server(first, hold, hold, said(Verdict.ADMIT)) as url:
+        assert ask(url, wait_seconds=1.0, grace_seconds=0.1).decision is Verdict.ADMIT
+
+
+def test_a_gate_that_begins_anew_because_the_database_was_lost_is_followed_to_its_own_end() -> None:
+    first = said(Verdict.HOLD, wait_seconds=1.0)
+    second = said(Verdict.HOLD, seconds=0.4, gate="g-2", wait_seconds=1800.0)
+    with server(first, second, second, second, said(Verdict.ADMIT, gate="g-2")) as url:
+        assert ask(url, grace_seconds=0.1).id == "g-2"
+
+
+def test_a_reject_that_is_held_back_after_the_wait_is_still_heard() -> None:
+    hold = said(Verdict.HOLD, seconds=0.1, wait_seconds=0.0)
+    with server(hold, hold, hold, said(Verdict.REJECT)) as url:
+        assert ask(url, wait_seconds=0.0).decision is Verdict.REJECT
+
+
+def test_an_aggregator_that_restarts_when_the_wait_ends_is_not_taken_for_away() -> None:
+    with server(said(Verdict.HOLD, wait_seconds=0.0), b"", said(Verdict.REJECT)) as url:
+        assert ask(url, wait_seconds=0.0).decision is Verdict.REJECT
+
+
+@pytest.mark.parametrize("url", ["n1:8090", "ftp://n1", "", "http//n1"])
+def test_what_is_no_url_is_said(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not a URL"):
+        aggregator(url)
+
+
+def test_a_token_file_is_one_line_and_its_faults_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("  secret \nsecond line\n")
+    assert read_token(file) == "secret"
+    assert read_token(None) is None
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_token(tmp_path)

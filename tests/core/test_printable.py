@@ -1,0 +1,197 @@
+"""Control characters in what a node says reach nobody's terminal, whatever way a person reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import io
+import json
+import logging
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from checks.contract import Action, Blame, Finding, Status
+from checks.printable import printable, printable_bytes, printable_line
+from checks.worker.protocol import from_finding
+from healthd.aggregator.ui import rendering
+from healthd.cli.support.bundle import render as bundled
+from healthd.cli.support.pseudonyms import Redactor
+from healthd.cli.terminal.console import Terminal
+from healthd.cli.terminal.output import CarefulOutput, LogFormatter, PrintableOutput, styled
+from healthd.cli.terminal.render import decision_report, node_report, show
+from healthd.core import wire
+from healthd.core.http.exposition import exposition
+from healthd.core.model import Decision, Reason, Verdict
+from healthd.core.platforms.slurm import reason_text
+from healthd.node.condition import conditions
+from healthd.node.http.metrics import registry_of
+from healthd.node.http.tcp_socket import NodeApi
+from healthd.node.settings import KubernetesSettings
+from healthd.node.state.store import NodeBook
+from tests.cli.cli_kit import healthd
+from tests.core.test_client import answer, decision, server
+from tests.node.node_kit import BOOT, MovedClock, result, settings, specs, state, survey
+
+# Clear the screen and say all is well; set the title (with BEL, with ST, in 8 bits); go up a line; turn words around.
+EVIL = "\x1b[2J✓ ADMIT\x1b]0;pwned\x07 \x9b1A \x9d0;x\x9c \x7f\x00 \u202e evil \u2066\u200f \r\x08"
+BAD = [
+    chr(one) for one in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+]
+
+
+def assert_harmless(text: str) -> None:
+    assert not [sign for sign in BAD if sign in text], repr(text)
+
+
+def evil_decision() -> Decision:
+    reason = Reason(
+        code=EVIL,
+        message=EVIL,
+        status=Status.FAIL,
+        blame=Blame.NODE,
+        action=Action.REPLACE,
+        node=EVIL,
+        target=EVIL,
+        check=EVIL,
+    )
+    return dataclasses.replace(decision(Verdict.REJECT, gate=EVIL), reasons=(reason,))
+
+
+def book(folder: Path) -> NodeBook:
+    made = NodeBook(settings(folder), specs(folder), clock=MovedClock().clock, boot_id=BOOT)
+    made.survey(survey())
+    return made
+
+
+def test_control_characters_are_escaped_once_and_nothing_else_is() -> None:
+    for sign in BAD:
+        assert printable(f"a{sign}b") == f"a\\u{ord(sign):04x}b"
+        assert printable_bytes(f"é{sign}b".encode()).decode() == printable(f"é{sign}b")
+    assert printable("lone \ud800") == "lone \\ud800"
+    assert printable(printable(EVIL)) == printable(EVIL)
+    for code in range(0x3000):  # what is tried first lets none of them pass
+        if printable(chr(code)) != chr(code):
+            assert printable_bytes(chr(code).encode()) == printable(chr(code)).encode()
+    fine = "a\tb\nñ 日本 ✓ → 🙂 \\ é\u00a0"
+    assert printable(fine) == fine
+    assert printable_bytes(fine.encode()) == fine.encode()
+    assert printable_line("one\ntwo") == "one\\u000atwo"
+
+
+def test_json_is_the_same_document_and_harmless() -> None:
+    body = wire.encode({"message": EVIL, "node": "\x7f"})
+    assert_harmless(body.decode())
+    assert msgspec.json.decode(body) == {"message": EVIL, "node": "\x7f"}
+    raw = msgspec.json.encode({"message": EVIL})  # as another server may write it, shown by a command as it came
+    assert json.loads(printable(raw.decode())) == {"message": EVIL}
+
+
+def test_plain_output_of_commands_is_escaped_whoever_writes_it() -> None:
+    below = io.StringIO()
+    stream = PrintableOutput(below)
+    assert stream.write(f"{EVIL}\n") == len(EVIL) + 1
+    assert_harmless(below.getvalue())
+    assert below.getvalue().endswith("\n")
+    styled(stream).write("\x1b[31m")  # type: ignore[arg-type]
+    assert below.getvalue().endswith("\x1b[31m")
+    assert isinstance(styled(stream), CarefulOutput)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_tables_and_lines_on_a_terminal_keep_our_colours_and_escape_theirs(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    below = io.StringIO()
+    monkeypatch.setattr("sys.stdout", PrintableOutput(below))  # type: ignore[arg-type]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    console = Terminal(width=width)
+    finding = Finding(status=Status.FAIL, reason=EVIL, message=EVIL, target=EVIL)
+    show(console, node_report(state(results=(result("disk", finding),), labels={EVIL: EVIL}, faults=(EVIL,))))
+    show(console, decision_report(evil_decision()))
+    with console.status(EVIL):
+        console.print(EVIL, markup=False)
+    shown = below.getvalue()
+    assert "\x1b[" in shown
+    for theirs in ("\x1b[2J", "\x1b]", "\x9b", "\x9d", "\x07", "\x7f", "\x08", "\u202e", "\u2066"):
+        assert theirs not in shown, repr(theirs)
+    assert "\\u001b" in shown
+
+
+def test_log_lines_are_escaped_and_one_event_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LogFormatter())
+    log = logging.getLogger("healthd.test_printable")
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        log.warning("order %s: %s", "x\nhealthd: node n1 is healthy", EVIL)
+        try:
+            raise ValueError(EVIL)
+        except ValueError:
+            log.exception("it failed")
+    finally:
+        log.removeHandler(handler)
+    assert_harmless(stream.getvalue())
+    first, second, *traceback = stream.getvalue().splitlines()
+    assert first.startswith("healthd: order x\\u000ahealthd: node n1 is healthy: \\u001b[2J")
+    assert second == "healthd: it failed"
+    assert traceback[0].startswith("Traceback")
+
+
+def test_http_answers_of_a_node_are_harmless(tmp_path: Path) -> None:
+    async def main() -> None:
+        known = book(tmp_path)
+        known.record(result("disk", Finding(status=Status.FAIL, reason="LowSpace", message=EVIL, target=EVIL)))
+        transport = httpx.ASGITransport(app=NodeApi(known))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://n1") as client:
+            for path in ("/health", "/readyz?verbose", "/readyz", "/v1/node", "/v1/results/disk", "/metrics", "/\x9b"):
+                answer = await client.get(path)
+                assert_harmless(answer.text)
+            assert "\\u001b[2J" in (await client.get("/readyz")).text
+        text, _ = exposition(registry_of(known, {}), "text/plain")
+        assert_harmless(text.decode())
+        assert rb'target="\\u001b[2J' in text  # a backslash is two in this format
+
+    asyncio.run(main())
+
+
+def test_pages_escape_what_html_lets_through() -> None:
+    answer = rendering.page("error.html", status=400, visitor=None, status_code=400, said=f"<b>{EVIL}")
+    assert_harmless(bytes(answer.body).decode())
+    assert b"&lt;b&gt;\\u001b[2J" in answer.body
+
+
+def test_what_goes_to_schedulers_and_into_files_is_escaped(tmp_path: Path) -> None:
+    assert reason_text("healthd: ", EVIL).isprintable()
+    assert "\\u001b[2J" in reason_text("healthd: ", EVIL)
+    known = book(tmp_path)
+    known.record(result("disk", Finding(status=Status.FAIL, reason="LowSpace", message=EVIL, target="node")))
+    (condition,) = conditions(known.snapshot(), KubernetesSettings(condition="example.com/Healthy"))
+    assert_harmless(condition.message)
+    files = bundled({"kernel.log": f"one\n{EVIL}\n", "state.json": {"said": EVIL}}, {}, Redactor(), redacted=True)
+    for text in files.values():
+        assert_harmless(text)
+    assert "one\n" in files["kernel.log"]
+
+
+def test_words_of_a_plugin_are_escaped_where_they_enter() -> None:
+    finding = Finding(status=Status.FAIL, reason="ProgramFailed", message="\x1b[31mred\x1b[0m", target="node")
+    assert from_finding(finding)["message"] == "\\u001b[31mred\\u001b[0m"
+
+
+@pytest.mark.parametrize("style", [("--exit-style", "slurm"), (), ("--json",)])
+def test_gate_shows_what_a_hostile_aggregator_says_and_does_not_carry_it_out(
+    tmp_path: Path, style: tuple[str, ...]
+) -> None:
+    raw = msgspec.json.encode(evil_decision())
+    with server(answer(raw)) as url:
+        said = healthd(tmp_path, "gate", "--aggregator", url, "--job", "j", "--node", "n1", "--wait", "1s", *style)
+    assert_harmless(said.out + said.err)
+    assert "\\u001b]0;pwned" in said.out
+    if style == ("--json",):
+        assert said.json["reasons"][0]["message"] == EVIL

@@ -1,0 +1,199 @@
+"""Hooks against an aggregator that is there and says no yes, and against daemons that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from healthd.core import wire
+from healthd.core.model import AdmittedNode, Decision, Verdict
+from tests.aggregator.service import free_port
+from tests.cli.cli_kit import Said
+from tests.hooks.inside import run_inside
+
+Answer = tuple[int, str, bytes]
+
+
+@dataclass
+class Answers:
+    """
+    What a server answers, by the end of the path: status, type of the content, content (a function: by the method). It
+    notes what was asked.
+    """
+
+    by_end: Mapping[str, Answer | Callable[[str], Answer]]
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def of(self, method: str, path: str) -> Answer:
+        plain = path.partition("?")[0]
+        self.asked.append(f"{method} {plain}")
+        found = next((one for end, one in self.by_end.items() if plain.endswith(end)), (200, "application/json", b"{}"))
+        return found(method) if callable(found) else found
+
+
+@contextlib.contextmanager
+def serving(by_end: Mapping[str, Answer | Callable[[str], Answer]]) -> Iterator[Answers]:
+    answers = Answers(by_end)
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, kind, body = answers.of(self.command, self.path)
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
+
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    answers.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield answers
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def admission(*nodes: str) -> bytes:
+    return wire.encode(
+        Decision(
+            id="g-1",
+            decision=Verdict.ADMIT,
+            reasons=(),
+            nodes=tuple(AdmittedNode(node=name, evidence_age_seconds=1.0) for name in nodes),
+            excluded=(),
+            policy={},
+            retryable=False,
+            decided_at=0.0,
+            duration_seconds=0.0,
+        )
+    )
+
+
+@pytest.mark.parametrize("rule", ["hold", "admit", "local"])
+def test_a_group_whose_start_is_never_confirmed_starts_nobody_whatever_is_to_be_done_when_nobody_answers(
+    rule: str,
+) -> None:
+    """The aggregator lives and says that one member did not confirm: who started now would start alone."""
+    not_all = json.dumps({"go": False, "missing": ["n1"], "all_told": False, "over": True}).encode()
+    words = {"/handshake": (200, "application/json", not_all)}
+    with serving({**words, "/v1/gates": (200, "application/json", admission("n0", "n1"))}) as aggregator:
+        who = ("--join", "train", "--size", "2", "--rank", "0", "--node", "n0", "--on-unreachable", rule)
+        said = run_inside("gate", "--aggregator", aggregator.url, *who)
+    assert said.code == 75, said
+    assert "not all members confirmed the start in 3 rounds; its group is told" in said.err
+    assert "on_unreachable" not in said.err
+    assert sum(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked) >= 3
+
+
+POOL = ("--pool", "p", "--count", "2")
+NAMED = ("--node", "n0", "--node", "n1")
+GROUP = ("--join", "g", "--size", "2", "--rank", "0", "--node", "n0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "why"),
+    [
+        (NAMED, (), "names no node"),
+        (NAMED, ("n0", "n7"), "names n7, which was not asked for"),
+        (NAMED, ("n0",), "names 1 nodes, and 2 were asked for"),
+        (NAMED, ("n0", "n0"), "names n0 twice"),
+        ((*NAMED, "--min-nodes", "1"), (), "names no node"),
+        (POOL, (), "names no node"),
+        (POOL, ("n4",), "names 1 nodes, and 2 were asked for"),
+        (POOL, ("n4", "n5", "n6"), "names 3 nodes, and 2 were asked for"),
+        (GROUP, (), "names no node"),
+        (GROUP, ("n0", "n1", "n2"), "names 3 nodes, and 2 were asked for"),
+    ],
+)
+def test_an_admission_of_no_or_other_nodes_than_asked_is_none_and_is_taken_back(
+    arguments: tuple[str, ...], named: tuple[str, ...], why: str
+) -> None:
+    listed = json.dumps({"gates": [{"id": "g-1", "attempt": 0}]}).encode()
+
+    def answer(method: str) -> Answer:
+        return (200, "application/json", admission(*named) if method == "POST" else listed)
+
+    with serving({"/v1/gates": answer}) as aggregator:
+        job = () if arguments is GROUP else ("--job", "j")
+        said = run_inside("gate", "--aggregator", aggregator.url, *job, *arguments, "--on-unreachable", "admit")
+    assert said.code == 75, said
+    assert why in said.err
+    assert any(one.startswith("DELETE /v1/gates/g-1/") for one in aggregator.asked), aggregator.asked
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(NAMED, ("n1", "n0")), (POOL, ("n4", "n5"))])
+def test_an_admission_of_the_nodes_that_were_asked_for_is_one(
+    arguments: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    with serving({"/v1/gates": (200, "application/json", admission(*named))}) as aggregator:
+        assert run_inside("gate", "--aggregator", aggregator.url, "--job", "j", *arguments).code == 0
+
+
+def test_a_member_that_cannot_write_its_hosts_keeps_the_others_from_starting_without_it() -> None:
+    """Found before it confirms the start: once it has, the others go."""
+    with serving({"/v1/gates": (200, "application/json", admission("n0", "n1"))}) as aggregator:
+        said = run_inside("gate", "--aggregator", aggregator.url, *GROUP, "--hostfile-out", "/dev/full")
+    assert (said.code, "cannot write the host file" in said.err) == (75, True), said
+    assert not any("handshake" in one for one in aggregator.asked)
+    assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
+
+
+def test_a_member_whose_decision_cannot_be_told_gives_its_node_back() -> None:
+    go = json.dumps({"go": True, "missing": [], "all_told": False, "over": False}).encode()
+    words = {"/handshake": (200, "application/json", go)}
+    with serving({**words, "/v1/gates": (200, "application/json", admission("n0", "n1"))}) as aggregator:
+        said = run_inside("gate", "--aggregator", aggregator.url, *GROUP, "--json", out="/dev/full")
+    assert (said.code, "cannot be written" in said.err) == (75, True), said
+    assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
+
+
+def by_its_own_node(folder: Path, url: str) -> Said:
+    away = ("--aggregator", f"http://127.0.0.1:{free_port()}", "--wait", "0s", "--on-unreachable", "local")
+    (folder / "hook.toml").write_text(f'[gate]\nlocal_url = "{url}"\n')
+    return run_inside("gate", "--job", "j", "--node", "n1", *away, "--config", str(folder / "hook.toml"))
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>welcome</html>"),
+        (200, b'{"status": "pass", "serviceId": "n1"}'),
+        (200, b"n1 is not ready\n"),
+        (200, b"ready"),
+        (200, b""),
+        (404, b"n1 is ready\n"),
+        (503, b"upstream is away"),
+        (400, b"unknown query parameter 'node'"),
+        (200, b"n1 is ready\n" * 10_000),
+    ],
+)
+def test_what_is_not_the_answer_of_a_daemon_of_ours_is_no_fit_node(tmp_path: Path, status: int, body: bytes) -> None:
+    with serving({"/readyz": (status, "text/plain", body)}) as other:
+        said = by_its_own_node(tmp_path, other.url)
+    assert said.code == 75, said
+    assert "name the daemon of this node with gate.local_url" in said.err
+
+
+@pytest.mark.parametrize(("status", "word", "code"), [(200, "", 0), (503, "not ", 75)])
+def test_this_nodes_own_daemon_is_believed(tmp_path: Path, status: int, word: str, code: int) -> None:
+    body = f"{'fan: loud' if code else ''}\nn1 is {word}ready\n".encode()
+    with serving({"/readyz": (status, "text/plain; charset=utf-8", body)}) as daemon:
+        said = by_its_own_node(tmp_path, daemon.url)
+    assert (said.code, "fan: loud" in said.err) == (code, code != 0), said

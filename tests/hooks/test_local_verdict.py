@@ -1,0 +1,165 @@
+"""`--on-unreachable local`: a node's own verdict, when the aggregator is away, is all that its daemon knows of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checks.contract import Status, Tier
+from healthd.core.model import Quarantine
+from healthd.node.http.readiness import Question, readiness
+from healthd.node.occupancy.record import Reading, Scheduled, Workload
+from healthd.node.settings import SyncSettings
+from healthd.node.state.store import NodeBook
+from tests.cli.cli_kit import Said
+from tests.hooks.inside import daemon_port, run_inside
+from tests.hooks.preflight_kit import free_port
+from tests.node.node_kit import BOOT, MovedClock, finding, lease, measured, result, settings, specs, survey
+
+QUARANTINE = Quarantine(reason="new cable", owner="ann", owner_kind="person", since=0.0, until=None)
+
+
+def fit(folder: Path, time: MovedClock | None = None, **changes: object) -> NodeBook:
+    clock = (time or MovedClock()).clock
+    book = NodeBook(settings(folder, aliases=("ip-10-0-0-1",), **changes), specs(), clock=clock, boot_id=BOOT)
+    book.survey(survey())
+    for check in ("disk", "load"):
+        book.record(result(check))
+    book.record(result("matmul", measured("matmul_flops_per_second", 2e11, "cpu:0"), tier=Tier.QUICK))
+    return book
+
+
+def asked(folder: Path, book: NodeBook, *arguments: str) -> Said:
+    """What a hook comes to whose aggregator is away and whose node's daemon has this book."""
+    with daemon_port(book) as url:
+        file = folder / "hook.toml"
+        file.write_text(f'[gate]\nlocal_url = "{url}"\n')
+        away = ("--aggregator", f"http://127.0.0.1:{free_port()}", "--wait", "1ms", "--on-unreachable", "local")
+        return run_inside("gate", *arguments, *away, "--config", str(file))
+
+
+def alone(*more: str) -> tuple[str, ...]:
+    return ("--job", "j", "--node", "n1", *more)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        alone(),
+        ("--job", "j", "--node", "ip-10-0-0-1"),
+        ("--job", "j", "--node", "n1.example.com"),
+        ("--join", "g", "--size", "1", "--rank", "0", "--node", "n1"),
+    ],
+)
+def test_fit_node_that_nobody_has_is_admitted_by_its_own_word(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    said = asked(tmp_path, fit(tmp_path), *arguments)
+    assert said.code == 0, said.err
+    assert "says that it is ready" in said.err
+
+
+def leased(book: NodeBook) -> None:
+    book.set_leases(((lease(job="other"), 1000.0),))
+
+
+def untold(book: NodeBook) -> None:
+    book.settings = dataclasses.replace(book.settings, sync=SyncSettings(aggregators=("http://head:8090",)))
+
+
+UNFIT: dict[str, tuple[Callable[[NodeBook], None], str]] = {
+    "leased to another job": (leased, "taken by job other attempt 0"),
+    "quarantined by a person": (lambda book: book.set_quarantine(QUARANTINE), "ann: new cable"),
+    "quarantine was never told": (untold, "no aggregator has said yet whether this node is quarantined"),
+    "devices are held": (lambda book: book.survey(survey(("python (pid 7)",))), "taken by python (pid 7)"),
+    "holders cannot be seen": (lambda book: book.survey(survey(None)), "it cannot be seen who holds the devices"),
+    "leases may be missing": (lambda book: book.set_doubt("the file of the leases was damaged"), "damaged"),
+    "a check fails": (lambda book: book.record(result("load", finding(Status.FAIL))), "it is fail"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+@pytest.mark.parametrize("joined", [False, True], ids=["gate", "join"])
+def test_node_that_is_not_fit_is_not_admitted(tmp_path: Path, what: str, joined: bool) -> None:
+    book = fit(tmp_path)
+    spoil, why = UNFIT[what]
+    spoil(book)
+    who = ("--join", "g", "--size", "1", "--rank", "0", "--node", "n1") if joined else alone()
+    said = asked(tmp_path, book, *who)
+    assert said.code == 75, said
+    assert why in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--job", "j", "--node", "n2"), "this is n1, not n2"),
+        (("--job", "j", "--node", "n2.example.com"), "this is n1, not n2.example.com"),
+        (alone("--node", "n2"), "2 nodes are asked for"),
+        (alone("--node", "n2", "--min-nodes", "1"), "2 nodes are asked for"),
+        (("--job", "j", "--pool", "p", "--count", "1"), "nodes of pool p are asked for"),
+        (("--join", "g", "--size", "2", "--rank", "0", "--node", "n1"), "group g has 2 members"),
+        (("--join", "g", "--size", "1", "--rank", "0", "--node", "n2"), "this is n1, not n2"),
+    ],
+)
+def test_daemon_speaks_for_its_own_node_alone(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
+    said = asked(tmp_path, fit(tmp_path), *arguments)
+    assert said.code == 75, said
+    assert why in said.err
+
+
+def test_evidence_must_be_as_fresh_and_as_deep_as_the_gate_asks(tmp_path: Path) -> None:
+    time = MovedClock()
+    book = fit(tmp_path, time)
+    time.move(60.0)
+    assert asked(tmp_path, book, *alone("--max-age", "2m")).code == 0
+    old = asked(tmp_path, book, *alone("--max-age", "30s"))
+    assert (old.code, "30 s is asked" in old.err) == (75, True), old
+    deep = asked(tmp_path, book, *alone("--tier", "deep"))
+    assert (deep.code, "deep is asked" in deep.err or "has not run yet" in deep.err) == (75, True), deep
+
+
+def test_own_job_in_the_hosts_scheduler_is_no_obstacle_and_another_one_is(tmp_path: Path) -> None:
+    book = fit(tmp_path)
+    reading = Reading(scheduler="slurm", workloads=(Workload(name="slurm:7"),))
+    book.set_scheduled(Scheduled(readings=(reading,), read_at=1000.0))
+    assert asked(tmp_path, book, *alone("--workload", "slurm:7")).code == 0
+    other = asked(tmp_path, book, *alone("--workload", "slurm:8"))
+    assert (other.code, "taken by slurm:7" in other.err) == (75, True), other
+
+
+def test_admitted_without_an_aggregator_the_host_file_is_written_all_the_same(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    assert asked(tmp_path, fit(tmp_path), *alone("--hostfile-out", str(hosts))).code == 0
+    assert hosts.read_text() == "n1\n"
+    away = ("--aggregator", f"http://127.0.0.1:{free_port()}", "--wait", "0s", "--on-unreachable", "admit")
+    assert run_inside("gate", "--job", "j", "--node", "a", "--node", "b", "--hostfile-out", str(hosts), *away).code == 0
+    assert hosts.read_text() == "a\nb\n"
+    pool = run_inside("gate", "--job", "j", "--pool", "p", "--count", "2", "--hostfile-out", str(hosts), *away)
+    assert (pool.code, "the nodes are not known" in pool.err) == (75, True), pool
+
+
+def test_who_does_not_rely_on_the_nodes_word_alone_is_not_refused_for_what_it_was_never_told(tmp_path: Path) -> None:
+    """A hook of the scheduler must not drain a fleet because the aggregator is away."""
+    book = fit(tmp_path)
+    untold(book)
+    for question in (Question(), Question(excluded=frozenset({"allocated"}))):
+        assert readiness(book.snapshot(), question, untold=book.quarantine_untold)["quarantine"] == ""
+    named = readiness(book.snapshot(), Question(node="n1"), untold=book.quarantine_untold)
+    assert named["quarantine"] == book.quarantine_untold
+    book.set_quarantine(QUARANTINE)
+    assert readiness(book.snapshot(), Question())["quarantine"] == "ann: new cable"
+
+
+def test_what_an_aggregator_said_of_quarantines_is_known_after_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    sync = SyncSettings(aggregators=("http://head:8090",))
+    first = fit(tmp_path, sync=sync)
+    assert first.quarantine_untold
+    first.set_quarantine(None)
+    first.save(file)
+    again = fit(tmp_path, sync=sync)
+    assert again.quarantine_untold
+    again.restore(file)
+    assert not again.quarantine_untold

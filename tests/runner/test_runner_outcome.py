@@ -1,0 +1,54 @@
+"""What is made of the outcomes of workers and judge: pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from checks.contract import Evidence, Finding, Scope, Status, Tier
+from healthd.runner.settings import CheckInfo, Plan
+from healthd.runner.workers.outcome import Outcome, compose
+
+INFO = CheckInfo(
+    name="digest",
+    tier=Tier.QUICK,
+    scope=Scope.DEVICE,
+    interval_seconds=60,
+    timeout_seconds=5,
+    judged=True,
+    doc="",
+    origin="built-in",
+)
+PLAN = Plan(tier=Tier.QUICK, checks=("digest",), executor="check")
+
+
+def measured(target: str) -> Outcome:
+    passed = Finding(status=Status.PASS, reason=None, message="its repeats agree", target=target)
+    return Outcome(target=target, findings=[passed], evidence=[Evidence(target=target, key="k", data={})])
+
+
+def test_a_judge_that_says_nothing_is_no_pass_although_every_worker_passed() -> None:
+    outcomes = [measured("cpu:0"), measured("cpu:1")]
+    result = compose(INFO, PLAN, outcomes, judgement=Outcome(target="node"), injected=False)
+    assert result.status is Status.UNKNOWN
+    assert result.findings[-1].reason == "NoData"
+
+
+def test_a_judge_that_speaks_lets_it_pass() -> None:
+    outcomes = [measured("cpu:0"), measured("cpu:1")]
+    said = [Finding(status=Status.PASS, reason=None, message="the same on both", target="node")]
+    judgement = Outcome(target="node", findings=said)
+    assert compose(INFO, PLAN, outcomes, judgement=judgement, injected=False).status is Status.PASS
+
+
+def test_a_collective_on_a_single_device_leaves_its_judge_nothing_to_say() -> None:
+    info = dataclasses.replace(INFO, name="all_reduce", scope=Scope.GROUP)
+    skipped = Finding(status=Status.SKIP, reason="NotApplicable", message="it needs at least 2 ranks", target="node")
+    alone = Outcome(target="rank:0", findings=[skipped])
+    result = compose(info, PLAN, [alone], judgement=Outcome(target="node"), injected=False)
+    assert result.findings == (skipped,)
+
+
+def test_a_rank_without_a_word_is_unknown_although_there_is_nothing_to_judge() -> None:
+    info = dataclasses.replace(INFO, name="all_reduce", scope=Scope.GROUP)
+    result = compose(info, PLAN, [Outcome(target="rank:0")], judgement=Outcome(target="node"), injected=False)
+    assert result.status is Status.UNKNOWN

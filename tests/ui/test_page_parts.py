@@ -1,0 +1,435 @@
+"""The parts of the page that are pure: colours, grouping, charts, words, the picture of a validation, the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import healthd.aggregator.ui
+from checks.contract import Finding, Measurement, Status
+from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.model import Gate
+from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
+from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
+from healthd.aggregator.ui.session import local_path
+from healthd.core.model import Health
+from tests.aggregator.lab import Lab
+from tests.aggregator.parts import Clock, Node, fleet, result, state
+
+CSS = (Path(healthd.aggregator.ui.__file__).parent / "static" / "page.css").read_text()
+PALETTES = dict(zip(("light", "dark"), re.findall(r":root \{([^}]*)\}", CSS), strict=True))
+
+
+# --- colours ----------------------------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    """By WCAG 2.2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+TEXT = [(f"on-{tone}", tone) for tone in ("healthy", "degraded", "unknown", "unhealthy", "none", "running")]
+TEXT += [(ink, ground) for ink in ("ink", "muted", "link") for ground in ("paper", "surface")]
+TEXT += [
+    (f"{tone}-text", ground)
+    for tone in ("healthy", "degraded", "unknown", "unhealthy")
+    for ground in ("paper", "surface")
+]
+TEXT += [("on-accent", "accent"), ("ink", "none")]
+SHAPES = [("focus", "paper"), ("focus", "surface"), ("unhealthy-line", "surface"), ("unknown-line", "surface")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_the_contrast_that_people_need_to_read_it(scheme: str) -> None:
+    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", PALETTES[scheme]))
+    assert {
+        (a, b): round(contrast(colours[a], colours[b]), 2) for a, b in TEXT if contrast(colours[a], colours[b]) < 4.5
+    } == {}
+    assert {(a, b) for a, b in SHAPES if contrast(colours[a], colours[b]) < 3} == set()
+
+
+def test_both_palettes_name_the_same_colours() -> None:
+    names = [set(re.findall(r"--([a-z-]+):", text)) for text in PALETTES.values()]
+    assert names[0] == names[1]
+
+
+# --- grid -------------------------------------------------------------------------------------------------------------
+
+
+async def filled(**nodes: Any) -> tuple[Any, Clock]:
+    clock = Clock()
+    registry = fleet(clock, max_nodes=10_000)
+    for name, changes in nodes.items():
+        await Node(registry, clock, name).join(state(name, **changes))
+    return registry, clock
+
+
+def test_cells_say_what_the_registry_says_and_follow_it() -> None:
+    async def run() -> None:
+        registry, clock = await filled(n1={}, n2={"status": Status.FAIL}, n10={"status": Status.WARN})
+        found = fleet_grid.Board(registry)
+        cells = {cell.node: cell for cell in found.cells(registry.names())}
+        assert [cells[n].health for n in ("n1", "n2", "n10")] == [Health.HEALTHY, Health.UNHEALTHY, Health.DEGRADED]
+        assert cells["n2"].label == "n2: unhealthy, WrongResult"
+        assert found.cell("n1") is cells["n1"], "nothing changed, nothing is made anew"
+        clock.now += 61.0
+        assert found.cell("n1") != cells["n1"]
+        silent = found.cell("n1")
+        assert silent is not None
+        assert (silent.health, silent.reason) == (Health.UNKNOWN, "Silent")
+        assert found.cell("nobody") is None
+
+    asyncio.run(run())
+
+
+def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:
+    async def run() -> None:
+        registry, _ = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
+        found = fleet_grid.Board(registry)
+        first = found.cells(registry.names())
+        assert sum(bool(cell.reason) for cell in first) == fleet_grid.MOST_OPENED
+        assert all(cell.health is Health.UNHEALTHY for cell in first), "the colour never waits"
+        assert all(cell.reason for cell in found.cells(registry.names()))
+
+    asyncio.run(run())
+
+
+def test_groups_are_in_the_order_in_which_people_count_and_without_value_last() -> None:
+    async def run() -> None:
+        racks = {"a": "r10", "b": "r9", "c": "", "d": "r9"}
+        registry, _ = await filled(**{n: {"labels": {"rack": r} if r else {}} for n, r in racks.items()})
+        cells = fleet_grid.Board(registry).cells(registry.names())
+        assert fleet_grid.default_choice(cells, ("switch", "rack")) == "label:rack"
+        assert [group.name for group in fleet_grid.grouped(cells, "label:rack")] == ["r9", "r10", fleet_grid.NO_VALUE]
+        assert next(value for value, _ in fleet_grid.choices(cells, ("rack",))) == "label:rack"
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_is_told_by_reason_the_worst_first() -> None:
+    async def run() -> None:
+        nodes: dict[str, Any] = {f"w{i}": {"status": Status.WARN} for i in range(3)}
+        registry, _ = await filled(**nodes, bad={"status": Status.FAIL}, good={})
+        (one,) = fleet_grid.troubles(fleet_grid.Board(registry).cells(registry.names()))
+        assert (one.reason, one.health, one.cells[0].node) == ("WrongResult", Health.UNHEALTHY, "bad")
+        assert len(one.cells) == 4
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.text(max_size=30), max_size=20))
+def test_any_names_can_be_sorted_and_none_is_lost(names: list[str]) -> None:
+    assert sorted(sorted(names, key=formatting.natural)) == sorted(names)
+
+
+def test_numbers_in_names_count() -> None:
+    assert sorted(["n10", "n2", "n1"], key=formatting.natural) == ["n1", "n2", "n10"]
+
+
+@given(st.floats())
+def test_any_age_and_any_time_can_be_said(value: float) -> None:
+    assert formatting.ago(value)
+    assert formatting.span(value)
+    assert formatting.moment(value)
+
+
+@given(st.text(max_size=80))
+def test_the_log_in_never_leads_elsewhere(text: str) -> None:
+    target = local_path(text)
+    assert target.startswith("/")
+    assert not target.startswith(("//", "/\\"))
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+points = st.lists(
+    st.builds(
+        samples.Point,
+        at=st.floats(0, 1e9),
+        status=st.sampled_from(Status),
+        value=st.none() | st.floats(allow_nan=True, allow_infinity=True),
+    ),
+    max_size=30,
+)
+
+
+@given(points, st.none() | st.floats())
+def test_whatever_was_measured_every_point_of_a_chart_lies_inside_it(
+    series: list[samples.Point], limit: float | None
+) -> None:
+    series.sort(key=lambda point: point.at)
+    made = charts.chart(series, limit)
+    assert (made is None) == (len(series) < 2)
+    if made is not None:
+        ys = [dot.y for dot in made.dots] + ([made.limit_y] if made.limit_y is not None else [])
+        assert all(0 <= dot.x <= made.width for dot in made.dots)
+        assert all(0 <= y <= made.height for y in ys)
+        assert "nan" not in made.line
+
+
+def test_samples_reach_back_for_hours_and_keep_every_change_of_status() -> None:
+    kept = samples.Samples()
+    for minute in range(300):
+        status = Status.FAIL if minute == 250 else Status.PASS
+        one = dataclasses.replace(result("matmul", age=0.0, status=status), started_at=60.0 * minute)
+        kept.take(state("n1", results=(one,)), now=60.0 * minute)
+    series = kept.of("n1", "matmul")
+    assert len(series) <= samples.POINTS
+    assert series[-1].at == 299 * 60.0
+    assert series[-1].at - series[0].at > 3600.0
+    assert [point.at for point in series if point.status is Status.FAIL] == [250 * 60.0]
+    kept.take(state("n1", results=(one,)), now=99_999.0)
+    assert kept.of("n1", "matmul") == series, "the same run is not counted twice"
+
+
+def test_samples_of_many_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MOST_SERIES", 10)
+    kept = samples.Samples()
+    for i in range(50):
+        kept.take(state(f"n{i}"), now=1.0)
+    assert kept.of("n49", "matmul")
+    assert not kept.of("n0", "matmul")
+
+
+def test_the_number_drawn_is_that_of_the_device_that_is_worst_for_the_limit() -> None:
+    def measured(value: float | None, lower: float | None, upper: float | None) -> Finding:
+        one = Measurement(name="x_seconds", value=value, lower=lower, upper=upper, origin="config")
+        return Finding(status=Status.PASS, reason=None, message="", target="cpu:0", measurements=(one,))
+
+    both = dataclasses.replace(result("x"), findings=(measured(3.0, 1.0, None), measured(2.0, 1.0, None)))
+    lead = samples.leading(both)
+    assert lead is not None
+    assert lead.value == 2.0
+    slow = dataclasses.replace(
+        result("x"), findings=(measured(3.0, None, 9.0), measured(None, None, 9.0), measured(4.0, None, 9.0))
+    )
+    lead = samples.leading(slow)
+    assert lead is not None
+    assert lead.value == 4.0
+    assert samples.leading(dataclasses.replace(result("x"), findings=())) is None
+
+
+def test_a_check_that_has_not_run_and_one_that_is_stale_come_before_what_passed() -> None:
+    now = state("n1", results=(result("matmul", age=99_999.0),))
+    rows = node_view.rows(now, samples.Samples())
+    assert [(row.name, row.result is None, row.stale) for row in rows] == [
+        ("memory_free", True, False),
+        ("matmul", False, True),
+    ]
+
+
+# --- validations ------------------------------------------------------------------------------------------------------
+
+
+def run_of(*names: str, **lab: Any) -> Gate:
+    made = Lab(names, **lab)
+    made.decide(made.ask(nodes=names))
+    return made.last
+
+
+def test_the_picture_of_a_validation_shows_every_group_round_by_round_and_marks_the_culprit() -> None:
+    gate = run_of("n1", "n2", "n3", "n4", "n5", "n6", bad={"n3": "corrupt"})
+    found = gate_view.pictures(gate)[0]
+    assert found.rounds[0].title == "the whole"
+    assert found.rounds[0].boxes[0].tone == "unhealthy"
+    assert found.rounds[1].title == "pairs"
+    assert found.culprits == ("n3",)
+    marked = {
+        name.node for round_ in found.rounds[1:] for box in round_.boxes for name in box.names if name.mark == "culprit"
+    }
+    assert marked == {"n3"}
+    assert (found.tone, found.outcome) == ("unhealthy", "at fault: n3")
+    text = rendered(gate)
+    assert text.count('class="round"') == sum(len(one.rounds) for one in gate_view.pictures(gate))
+    assert "n3, at fault" in text
+
+
+@pytest.mark.parametrize(
+    ("lab", "tone", "said"),
+    [
+        ({}, "healthy", "all passed together"),
+        ({"cut": [frozenset(("n1", "n2"))]}, "unhealthy", "a fault between nodes"),
+        ({"bad": {"n1": "once"}}, "unknown", "failed, then passed: nobody found at fault"),
+    ],
+)
+def test_what_a_validation_came_to_is_one_word_and_not_knowing_is_no_pass(lab: Any, tone: str, said: str) -> None:
+    found = gate_view.pictures(run_of("n1", "n2", "n3", "n4", **lab))[0]
+    assert (found.tone, found.outcome) == (tone, said), found.sentences
+
+
+def test_a_validation_under_way_shows_its_groups_as_running() -> None:
+    lab = Lab(("n1", "n2"))
+    current = lab.ask(nodes=("n1", "n2"))
+    for _ in range(10):
+        current = lab.step(current)
+        if current.validation is not None and current.validation.groups:
+            break
+    (found,) = gate_view.pictures(current)
+    assert (found.tone, found.rounds[0].boxes[0].tone) == ("running", "running")
+
+
+def rendered(gate: Gate) -> str:
+    visitor = {"caller": {"name": "loopback"}}
+    answer = rendering.page(
+        "gate.html",
+        visitor=visitor,
+        after="x-1",
+        topic="gate:x",
+        gate=gate,
+        decision=gate.decision,
+        steps=gate_view.PHASES,
+        pictures=gate_view.pictures(gate),
+        left_out=(),
+        states=(),
+        more_states=0,
+        most_nodes=9,
+        leases=(),
+        outcome=None,
+        open_api=True,
+    )
+    return bytes(answer.body).decode()
+
+
+# --- the ring ---------------------------------------------------------------------------------------------------------
+
+
+class Gates:
+    """As much of an engine as the feed asks: which gates are open."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Gate, ...] = ()
+
+    def open_gates(self) -> tuple[Gate, ...]:
+        return self.found
+
+
+async def first(feed: Feed, topic: str, after: str, kinds: Sequence[str]) -> bytes:
+    stream = feed.stream(topic, after, lambda: True)
+    async with asyncio.timeout(5):
+        async for event in stream:
+            if any(f"event: {kind}\n".encode() in event for kind in kinds):
+                await stream.aclose()  # type: ignore[attr-defined]
+                return event
+    raise AssertionError("the stream ended")
+
+
+def test_a_watcher_that_fell_behind_the_ring_loads_anew_and_nothing_is_kept_for_it() -> None:
+    async def run() -> None:
+        registry, clock = await filled(n1={})
+        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+        feed.begin(FLEET)
+        after = feed.all_cells()[1]
+        node = Node(registry, clock, "n1", incarnation="i2")
+        for i in range(RING // 2 + 10):
+            await node.join(state("n1", status=Status.FAIL if i % 2 else Status.PASS))
+            feed.begin("node:n1")
+            feed._heard["n1"] = None
+            feed._look()
+        assert len(feed._ring) == RING
+        assert b"event: reset" in await first(feed, FLEET, after, ["reset", "cells"])
+        assert feed.streams == 0
+
+    asyncio.run(run())
+
+
+def test_a_node_that_is_forgotten_leaves_the_grid() -> None:
+    async def run() -> None:
+        registry, _ = await filled(n1={}, n2={})
+        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+        after = feed.all_cells()[1]
+        registry.forget("n2")
+        await asyncio.sleep(0.05)
+        assert [cell.node for cell in feed.all_cells()[0]] == ["n1"]
+        event = await first(feed, FLEET, after, ["cells"])
+        assert b'"regroup":true' in event
+
+    asyncio.run(run())
+
+
+def test_many_who_look_at_once_cost_one_look() -> None:
+    async def run() -> None:
+        registry, clock = await filled(**{f"n{i}": {} for i in range(300)})
+        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+        cells, after = feed.all_cells()
+        assert feed.all_cells()[0] is cells
+        # What is a little old reads on from its own time: nothing between is lost.
+        await Node(registry, clock, "n1", incarnation="i2").join(state("n1", status=Status.FAIL))
+        assert feed.all_cells()[1] == after
+        feed.begin(FLEET)
+        feed._heard["n1"] = None
+        feed._look()
+        assert b"n1: unhealthy" in await first(feed, FLEET, after, ["cells"])
+
+    asyncio.run(run())
+
+
+def test_streams_are_bounded_and_those_that_left_count_no_more() -> None:
+    async def run() -> None:
+        registry, _ = await filled(n1={})
+        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+        opened = [feed.stream(FLEET, None, lambda: True) for _ in range(MOST_STREAMS)]
+        for stream in opened:
+            await anext(stream)
+        assert feed.streams == MOST_STREAMS
+        with pytest.raises(FullError, match="live already"):
+            feed.stream(FLEET, None, lambda: True)
+        for stream in opened:
+            await stream.aclose()  # type: ignore[attr-defined]
+        assert feed.streams == 0
+
+    asyncio.run(run())
+
+
+def test_a_visitor_whose_token_is_no_longer_good_is_told_nothing_more() -> None:
+    async def run() -> None:
+        registry, _ = await filled(n1={})
+        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+        events = [event async for event in feed.stream(FLEET, feed.cursor, lambda: False)]
+        assert events == [b"retry: 2000\n\n"]
+
+    asyncio.run(run())
+
+
+def test_a_gate_that_opens_or_is_decided_is_told_to_those_who_watch_it() -> None:
+    async def run() -> None:
+        registry, _ = await filled(n1={})
+        gates = Gates()
+        feed = Feed(registry, cast("Engine", gates), lambda: False)
+        gate = Lab(("n1",)).ask(nodes=("n1",))
+        topic = f"gate:{gate.id}"
+        gates.found = (gate,)
+        after = feed.begin(topic)
+        gates.found = ()
+        assert b"event: changed" in await first(feed, topic, after, ["changed"])
+
+    asyncio.run(run())
+
+
+def test_an_aggregator_that_nobody_looks_at_sets_no_timer_once_its_charts_are_fed() -> None:
+    async def run() -> None:
+        registry, _ = await filled(n1={})
+        feed = Feed(registry, cast("Engine", Gates()), lambda: False)
+        feed._hear("n1")
+        assert feed._timer is not None
+        feed._tick()
+        assert feed._timer is None
+        assert feed.samples.of("n1", "matmul")
+        assert math.isfinite(feed.samples.of("n1", "matmul")[0].at)
+
+    asyncio.run(run())
