@@ -47,7 +47,7 @@ $(XLA_STAMP): requirements-xla.txt
 	@touch $@
 
 test-xla: $(STAMP) $(XLA_STAMP) ## every probe and collective on real PyTorch/XLA (on its CPU device)
-	@$(BIN)/python -m pytest -m xla tests/checks tests/healthd
+	@$(BIN)/python -m pytest -m xla tests/checks tests/cli tests/runner
 
 check: format-check lint types test ## format, lint, strict types, tests
 

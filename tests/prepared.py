@@ -1,8 +1,8 @@
 """
 Real processes that need not import anything: forked from one that has imported it all before.
 
-`Popen` is `subprocess.Popen` for `PYTHON -I checks/worker/worker.py ...` and `PYTHON -m healthd ...`: such a process is a
-child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
+`Popen` is `subprocess.Popen` for `PYTHON -I checks/worker/worker.py ...` and `PYTHON -m healthd ...`: such a process is
+a child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
 and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
 seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
 

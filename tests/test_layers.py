@@ -11,60 +11,57 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOREIGN = {"torch", "torch_xla", "torch_neuronx", "numpy"}
+MOST_MODULES = 15
+"""Modules of one folder beside its rooms: more are more than one topic."""
 
-# Room -> rooms of healthd that it may import. What is not named here may be imported by all: model, errors, wire ...
-COMMON = {
-    "healthd.core.model",
-    "healthd.core.errors",
-    "healthd.core.lazy",
-    "healthd.core.wire",
-    "healthd.core.config",
-    "healthd.core.evidence",
-    "healthd.core.http.server",
-    "healthd.core.http.connection",
-    "healthd.core.toml_text",
-    "healthd.core.http.addresses",
-    "healthd.localize",
-    "healthd.core.launch_permission",
-    "healthd.core.platforms.slurm",
-    "healthd.core.platforms.kubernetes",
-    "healthd.node.nccom.rsh",
-    "healthd.baselines",
-    "healthd.core.node_name",
-    "healthd.core.http.exposition",
-    "healthd.hooks.admission",
-    "healthd.core.file_trust",
-    "healthd.core.programs",
-    "healthd.core.redaction",
-    "healthd.core.tasks",
-    "healthd.core.threads",
-    "healthd",
-}
+# Room -> the rooms that it may import. `healthd` alone is the package's own `__init__`, with its version.
 ROOMS = {
-    "healthd.__main__": {"healthd.cli"},
-    "healthd.runner": set[str](),
-    "healthd.node": {"healthd.runner"},
-    "healthd.aggregator": set[str](),
-    "healthd.hooks.launchers": set[str](),
-    "healthd.record": set[str](),
-    "healthd.core.http.aggregator_client": set[str](),
-    "healthd.hooks.preflight": {
-        "healthd.core.http.aggregator_client",
-        "healthd.node",
-        "healthd.aggregator",
-        "healthd.runner",
-        "healthd.hooks.launchers",
-    },
-    "healthd.cli": {
-        "healthd.core.http.aggregator_client",
-        "healthd.node",
-        "healthd.aggregator",
-        "healthd.runner",
-        "healthd.hooks.launchers",
-        "healthd.hooks.preflight",
-        "healthd.record",
-    },
+    "healthd": set[str](),
+    "healthd.__main__": {"cli"},
+    "healthd.core": set[str](),
+    "healthd.localize": {"core"},
+    "healthd.baselines": {"core"},
+    "healthd.record": {"core"},
+    "healthd.runner": {"core", "localize", "baselines"},
+    "healthd.node": {"core", "baselines", "runner"},
+    "healthd.aggregator": {"core", "localize", "baselines"},
+    "healthd.hooks": {"core", "aggregator", "node", "runner"},
+    "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks"},
 }
+
+# The same inside the aggregator; every room may import `model`. A file beside the rooms is a room of its own.
+AGGREGATOR = {
+    "model": set[str](),
+    "validation": set[str](),
+    "quarantine": {"inventory"},
+    "gate": {"validation"},
+    "inventory": set[str](),
+    "baselines": {"inventory", "store"},
+    "calibration": {"validation", "inventory"},
+    "drain": set[str](),
+    "store": set[str](),
+    "controller": {"gate", "validation", "quarantine", "inventory", "calibration", "store"},
+    "metrics": {"inventory", "calibration"},
+    "settings": {"api"},
+    "api": {
+        "controller",
+        "inventory",
+        "gate",
+        "baselines",
+        "calibration",
+        "drain",
+        "store",
+        "metrics",
+        "settings",
+        "ui",
+    },
+    "ui": {"api", "controller", "inventory", "store"},
+    "app": {"api", "controller", "inventory", "baselines", "drain", "store", "metrics", "settings"},
+}
+
+# Rooms that compute and do nothing else, and what may therefore never be imported there.
+PURE = ("gate", "validation", "quarantine", "calibration", "model")
+IMPURE = {"asyncio", "threading", "socket", "subprocess", "sqlalchemy", "httpx", "starlette", "fastapi", "time"}
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:
@@ -75,18 +72,29 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+    """The modules that a file imports; of `from package import name`, the module `package.name` where there is one."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in tree.body if top_level_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if is_module(inner) else node.module
 
 
-def room_of(module: str) -> str:
-    return ".".join(module.split(".")[:2])
+def is_module(name: str) -> bool:
+    path = ROOT / Path(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def room_of(module: str, depth: int = 2) -> str:
+    return ".".join(module.split(".")[:depth])
+
+
+def last(room: str) -> str:
+    return room.rpartition(".")[2]
 
 
 @pytest.mark.parametrize(("name", "path"), list(modules("checks")), ids=lambda value: str(value))
@@ -101,14 +109,33 @@ def test_checks_import_the_standard_library_alone_and_never_healthd(name: str, p
 @pytest.mark.parametrize(("name", "path"), list(modules("healthd")), ids=lambda value: str(value))
 def test_the_service_never_imports_torch_and_rooms_keep_their_order(name: str, path: Path) -> None:
     room = room_of(name)
+    assert room in ROOMS, f"{room} is not a room of ROOMS"
     for module in imports(path):
         assert module.split(".")[0] not in FOREIGN, f"{name} imports {module}"
-        if not module.startswith("healthd.") or room_of(module) in COMMON or room_of(module) == room:
-            continue
-        if (
-            not (ROOT / Path(*room_of(module).split("."))).with_suffix("").exists()
-            and not (ROOT / Path(*room_of(module).split("."))).with_suffix(".py").exists()
-        ):
-            continue  # a name out of a module of the top level
-        assert room in ROOMS, f"{name} imports {module}: {room} may import no other room"
-        assert room_of(module) in ROOMS[room], f"{name} imports {module}"
+        if module.startswith("healthd.") and room_of(module) != room:
+            assert last(room_of(module)) in ROOMS[room], f"{name} imports {module}"
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules("healthd/aggregator")), ids=lambda value: str(value))
+def test_rooms_of_the_aggregator_keep_their_walls(name: str, path: Path) -> None:
+    room = last(room_of(name, 3))
+    if room == "aggregator":
+        return
+    assert room in AGGREGATOR, f"{name}: {room} is not a room of AGGREGATOR"
+    for module in imports(path):
+        if room in PURE:
+            assert module.split(".")[0] not in IMPURE, f"{name} is pure and imports {module}"
+        if module.startswith("healthd.aggregator.") and last(room_of(module, 3)) not in ("model", room):
+            assert last(room_of(module, 3)) in AGGREGATOR[room], f"{name} imports {module}"
+
+
+@pytest.mark.parametrize("package", ["checks", "healthd"])
+def test_no_folder_has_more_modules_than_one_can_hold_in_mind(package: str) -> None:
+    for folder in [ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())]:
+        names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(names) <= MOST_MODULES, f"{folder.relative_to(ROOT)} has {len(names)} modules: {', '.join(names)}"
+
+
+def test_every_room_of_the_tables_is_there() -> None:
+    for room in [*ROOMS, *(f"healthd.aggregator.{name}" for name in AGGREGATOR)]:
+        assert is_module(room), room

@@ -1,8 +1,9 @@
 """
-Running a program to its end, bounded in time and output: behind `checks.host.machine`, and to ask an interpreter what it has.
+Running a program to its end, bounded in time and output: for `checks.host.machine`, and to ask an interpreter what it
+has.
 
-The program runs under a guard (`checks.host.guard`), which leaves nothing of it when it ends, when its time is up, or when
-this process ends. Nobody waits for the end of a pipe: a grandchild may hold it for ever.
+The program runs under a guard (`checks.host.guard`), which leaves nothing of it when it ends, when its time is up, or
+when this process ends. Nobody waits for the end of a pipe: a grandchild may hold it for ever.
 """
 
 from __future__ import annotations

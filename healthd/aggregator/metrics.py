@@ -19,9 +19,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
-from healthd.aggregator.calibration.facts import STARTED, Ended, device_seconds
+from healthd.aggregator.calibration.facts import device_seconds
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import Gate
+from healthd.aggregator.model.calibration import STARTED, Ended
 from healthd.aggregator.model.quarantines import Mode as RuleMode
 from healthd.aggregator.model.quarantines import Rule
 from healthd.core.http.exposition import exposition, task_errors_metric

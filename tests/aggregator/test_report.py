@@ -16,21 +16,13 @@ from hypothesis import strategies as st
 
 from checks.contract import Status
 from checks.reasons import action_of, blame_of
-from healthd.aggregator.calibration.facts import Ended, Way, facts_of, way_of
-from healthd.aggregator.calibration.report import (
-    Counts,
-    DecisionRow,
-    EndRow,
-    ExitRule,
-    exit_of,
-    needed,
-    report_of,
-    word_of,
-)
+from healthd.aggregator.calibration.facts import facts_of, way_of
+from healthd.aggregator.calibration.report import ExitRule, exit_of, needed, report_of, word_of
 from healthd.aggregator.calibration.shares import quantile, share, wilson
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.metrics import FleetMetrics
 from healthd.aggregator.model import Gate, OrderedRun, Override
+from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, Way
 from healthd.aggregator.store.calibration_rows import read_counts, read_facts
 from healthd.aggregator.store.changes import Change, PutFacts, PutGate, PutOutcome
 from healthd.aggregator.store.store import Store

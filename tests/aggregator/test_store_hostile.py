@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from checks.contract import Blame, Status
 from healthd.aggregator.api.application import make_app
-from healthd.aggregator.calibration.facts import Fault, GateFacts, Way
 from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.model.calibration import Fault, GateFacts, Way
 from healthd.aggregator.store import calibration_rows, changes
 from healthd.aggregator.store.changes import PutEvent, PutFacts, PutGate, PutMeta, PutOutcome
 from healthd.aggregator.store.store import Store

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.aggregator.baselines.peers import Peers
-from healthd.aggregator.baselines.stragglers import LATE_SECONDS, RATE_FLOOR_RATIO, Sample, Suspect, find, of_group
+from healthd.aggregator.baselines.stragglers import RATE_FLOOR_RATIO, Sample, Suspect, find
 from healthd.aggregator.model.validations import Group, Seat
 from healthd.aggregator.model.validations import Tested as Outcomes
+from healthd.aggregator.validation.late_ranks import LATE_SECONDS, of_group
 from healthd.baselines.model import Kind
 from healthd.baselines.model import Sample as Learnt
 from healthd.core.model import RankReport, Verdict

@@ -3,7 +3,8 @@ A node of a round, run by itself in a network namespace: starts what it accepts,
 
     python launch_node.py FOLDER ADDRESS
 
-Listens on FOLDER/ADDRESS.sock for one line of JSON, `{"plan": ..., "argv": ...}`, and answers as `healthd.node.nccom.rsh` wants.
+Listens on FOLDER/ADDRESS.sock for one line of JSON, `{"plan": ..., "argv": ...}`, and answers as
+`healthd.node.nccom.rsh` wants.
 """
 
 from __future__ import annotations

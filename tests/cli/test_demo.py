@@ -1,4 +1,4 @@
-"""`healthd demo` as somebody sees it who sits before a terminal; what it shows is in tests/aggregator/test_main_job.py."""
+"""`healthd demo` as it looks on a terminal; what it shows is tested in tests/aggregator/test_main_job.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
 What may be started on a node for nccom-test over several nodes: the planned words, and nothing else. Here the judgement
 that three places share, and two of them: the main node's daemon and the node; that of the aggregator is in
-`tests/aggregator/test_launch_groups.py`. Programs are stand-ins that say how they were started; the same with Open MPI, over
-real networks, is `tests/netns/test_nccom_launch.py`.
+`tests/aggregator/test_launch_groups.py`. Programs are stand-ins that say how they were started; the same with Open MPI,
+over real networks, is `tests/netns/test_nccom_launch.py`.
 """
 
 from __future__ import annotations

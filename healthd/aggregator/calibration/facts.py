@@ -7,12 +7,11 @@ facts that figures are made of are written beside them, in the same transaction 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from checks.contract import Status, Tier
 from healthd.aggregator.model import Closing, Gate
+from healthd.aggregator.model.calibration import STARTED, Fault, GateFacts, Way
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import judge_tier
@@ -26,70 +25,6 @@ MOST_DEVICES = 1024
 
 # Somebody else has the node: that is not a word about its health, and in a busy fleet it would drown all others.
 _TAKEN = frozenset({"Reserved", "Allocated"})
-
-
-class Way(str, enum.Enum):
-    """
-    How a gate ended. ADMITTED: all its nodes were fit. OBSERVED: observe mode admitted, whatever they were. OVERRIDDEN:
-    a person did. REJECTED. WITHDRAWN: the one who asked took it back, or asked anew.
-    """
-
-    ADMITTED = "admitted"
-    OBSERVED = "observed"
-    OVERRIDDEN = "overridden"
-    REJECTED = "rejected"
-    WITHDRAWN = "withdrawn"
-
-
-STARTED = (Way.ADMITTED, Way.OBSERVED, Way.OVERRIDDEN)
-"""Ways after which a job may run."""
-
-WORDS: Mapping[str, str] = {"ok": "ok", "succeeded": "ok", "failed": "failed", "infra": "infra"}
-"""What a launcher may say of a job's end -> what it counts as; any other word counts as `other`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """
-    Something a gate knew against a node. `out`: the decision left the node out for it; else the job ran on it.
-
-    `check` is empty where no check said it (a quarantine, a silent node).
-    """
-
-    node: str
-    check: str
-    code: str
-    out: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateFacts:
-    """
-    Of one decided gate. `would` is what enforce mode says of it: the decision itself where that is the mode.
-
-    `alarmed`: a check had failed on a node that the job was given. `clean`: enforce admits, and none had.
-    `wait_seconds` is from the question to the decision; `device_seconds` what its runs and collectives have cost.
-    """
-
-    gate: str
-    decided_at: float
-    way: Way
-    would: Verdict
-    alarmed: bool
-    clean: bool
-    wait_seconds: float
-    device_seconds: float
-    faults: tuple[Fault, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A job's end as it is counted: `outcome` is ok, failed, infra or other."""
-
-    outcome: str
-    way: Way
-    alarmed: bool
-    clean: bool
 
 
 def facts_of(gate: Gate, states: Iterable[NodeState]) -> GateFacts | None:

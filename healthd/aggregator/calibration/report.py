@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from healthd.aggregator.calibration.facts import STARTED, WORDS, Way
 from healthd.aggregator.calibration.shares import Share, quantile, share, wilson
 from healthd.aggregator.inventory.ungated import UngatedFigure
+from healthd.aggregator.model.calibration import STARTED, WORDS, Counts, DecisionRow, EndRow, Way
 from healthd.core.model import Verdict
 
 MOST_NODES = 10
@@ -31,48 +31,6 @@ class ExitRule:
     most_false_ratio: float = 0.02
     """The upper end of the interval must be below it, for failing checks and for all that enforce would have stopped.
     One good job in fifty: with no alarm at all that takes 189 successful jobs, and fewer cannot show it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndRow:
-    """Jobs that ended alike after alike gates; `status` is the launcher's own word."""
-
-    status: str
-    way: Way
-    would: Verdict
-    alarmed: bool
-    clean: bool
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecisionRow:
-    """Gates that were decided alike, and what they cost together."""
-
-    way: Way
-    would: Verdict
-    count: int
-    device_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """
-    What the store has counted. `since` is when the oldest gate of the window was decided, None without any.
-
-    `failed` are (check, the launcher's word, gates in which it had failed on a node that the job ran on); `excluded`
-    are (node, reason, gates that left it out for that). `told` is of gates whose jobs have told their end.
-    """
-
-    since: float | None
-    ends: Sequence[EndRow]
-    decisions: Sequence[DecisionRow]
-    failed: Sequence[tuple[str, str, int]]
-    excluded: Sequence[tuple[str, str, int]]
-    out: Mapping[str, int]
-    """By node, in how many gates it was left out at all."""
-    waits: Mapping[Way, Sequence[float]]
-    """Seconds from the question to the decision, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)

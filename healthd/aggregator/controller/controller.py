@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from healthd.aggregator.calibration.facts import Ended
 from healthd.aggregator.calibration.report import word_of
 from healthd.aggregator.controller import admission as requests
 from healthd.aggregator.controller.bulkheads import Fault
@@ -17,10 +16,11 @@ from healthd.aggregator.controller.fleet_state import MOST_MESSAGE, Batch
 from healthd.aggregator.controller.loop import Turns, steady_clock
 from healthd.aggregator.gate import decisions
 from healthd.aggregator.model import Closing, Gate, LeaseRow, Override
+from healthd.aggregator.model.calibration import Ended
 from healthd.aggregator.model.quarantines import Breaker, Record
-from healthd.aggregator.quarantine.machine import plain
 from healthd.aggregator.store import calibration_rows, changes
 from healthd.aggregator.store.changes import PutOutcome
+from healthd.core.bounded_text import plain
 from healthd.core.errors import NotFoundError
 from healthd.core.model import Decision, GateRequest, NodeState, Quarantine
 

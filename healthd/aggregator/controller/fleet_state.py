@@ -35,7 +35,6 @@ from healthd.aggregator.model import (
     Unreserve,
 )
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.quarantine.machine import plain
 from healthd.aggregator.store.changes import (
     Change,
     Loaded,
@@ -48,6 +47,7 @@ from healthd.aggregator.store.changes import (
     PutQuarantine,
 )
 from healthd.aggregator.validation.groups import orders_of
+from healthd.core.bounded_text import plain
 from healthd.core.model import Lease, NodeState, Order, Quarantine, RunOrder
 
 MOST_DECIDED = 2000

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from healthd.aggregator.controller.bulkheads import Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, Ledger
 from healthd.aggregator.controller.quarantine_memory import Memory
+from healthd.aggregator.inventory.machine_identity import differences, identities_in, machine_of
 from healthd.aggregator.model import FleetNode, Registry
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import (
@@ -35,7 +36,6 @@ from healthd.aggregator.model.quarantines import (
 )
 from healthd.aggregator.quarantine.facts import facts_of
 from healthd.aggregator.quarantine.judge import inherited, judge, released
-from healthd.aggregator.quarantine.machine import differences, identities_in, machine_of
 from healthd.aggregator.quarantine.recheck import due_at
 from healthd.aggregator.store.changes import Loaded
 from healthd.core.model import NodeState, Order, Quarantine, Reason, RunOrder

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from checks.contract import Tier
+from healthd.aggregator.inventory.machine_identity import failing, machine_of
 from healthd.aggregator.model import Judged
-from healthd.aggregator.quarantine.machine import failing, machine_of
 from healthd.core.evidence import judge_tier
 from healthd.core.model import CheckResult, Lease, NodeState
 from healthd.core.wire import decode, encode

@@ -245,7 +245,7 @@ class Fleet(Roster):
         """One count for all nodes: what matters is that it grows, for each of them and over our restarts."""
         return self._first_seq + self._answers
 
-    # --- the engine's side (healthd.aggregator.model.Registry) -------------------------------------------------------------
+    # --- the controller's side (healthd.aggregator.model.Registry) ----------------------------------------------------
 
     def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
         """The open orders of the node from now on; see the protocol."""

@@ -45,7 +45,8 @@ class Target:
 
 class Roster:
     """
-    The nodes that are known, on the event loop alone. See `healthd.aggregator.inventory.registry.Fleet` for the parameters.
+    The nodes that are known, on the event loop alone. For the parameters see
+    `healthd.aggregator.inventory.registry.Fleet`.
     """
 
     def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
@@ -79,7 +80,7 @@ class Roster:
         return self._names
 
     def called(self, name: str) -> tuple[str, ...]:
-        """The nodes that are known by this name, their own or another; see `healthd.aggregator.inventory.known_names`."""
+        """The nodes that are known by this name, their own or another; see `known_names`."""
         return self._known_as.called(name)
 
     def near(self, name: str) -> str:

@@ -24,11 +24,11 @@ class FleetNode:
     known from the store only). `version` is another number whenever the evidence is another, and `oldest_seconds` the
     age of the oldest result, as it was received; None where nobody counted: then `version` must be
     another for new ages too. `judged` are verdicts by tier that leave ages out. `machine` and `failing` say what the
-    rules would read of the state (`healthd.aggregator.quarantine.machine`), None where nobody has looked. `heard_seconds` is how
-    long ago the node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so
-    that its ages are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word.
-    `orders` holds the last report on every order that is not yet acknowledged. `issuer` is the database that the node
-    took orders from before its last sync.
+    rules would read of the state (`healthd.aggregator.inventory.machine_identity`), None where nobody has looked.
+    `heard_seconds` is how long ago the node was last heard, None: never since this aggregator started. `confirmed`
+    means two-way contact, so that its ages are bounded; a node that is not confirmed is never admitted.
+    `quarantine` is the aggregator's word. `orders` holds the last report on every order that is not yet
+    acknowledged. `issuer` is the database that the node took orders from before its last sync.
     """
 
     node: str
@@ -129,7 +129,7 @@ class Judged:
 
 
 Judge = Callable[[FleetNode, Tier, float, tuple[str, ...]], Judged]
-"""(node, tier, max_age_seconds, required checks) -> verdict: `healthd.aggregator.gate.eligibility.judge`, or a memory of it."""
+"""(node, tier, max_age_seconds, required checks) -> verdict: `gate.eligibility.judge`, or a memory of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

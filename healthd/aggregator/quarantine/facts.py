@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 
 from checks.contract import Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
+from healthd.aggregator.inventory.machine_identity import machine_identity, name_of
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import COLLECTIVES, Facts, Fault, Outcome, Room
-from healthd.aggregator.quarantine.machine import machine_identity, name_of, plain
+from healthd.core.bounded_text import plain
 from healthd.core.evidence import judge_tier
 from healthd.core.model import CheckResult, Health, Inventory, NodeState, Reason
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, Select, delete, func, select
 
-from healthd.aggregator.calibration.facts import STARTED, Fault, GateFacts, Way
-from healthd.aggregator.calibration.report import Counts, DecisionRow, EndRow
+from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, Fault, GateFacts, Way
 from healthd.aggregator.store.tables import GATE_FACTS, GATE_FAULTS, OUTCOMES, fit
 from healthd.core.model import Verdict
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, select, text
 
-from healthd.aggregator.calibration.facts import GateFacts
 from healthd.aggregator.model import Duplicate, Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.model.calibration import GateFacts
 from healthd.aggregator.model.quarantines import Latch, Record
 from healthd.aggregator.store.tables import (
     EVENTS,

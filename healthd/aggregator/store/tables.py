@@ -1,8 +1,8 @@
 """
 The tables of the aggregator's database.
 
-What decides is in columns; what is only read back whole is JSON of the model (`healthd.core.wire`). A change here needs a
-file in `migrations/versions`; a test compares the two.
+What decides is in columns; what is only read back whole is JSON of the model (`healthd.core.wire`). A change here needs
+a file in `migrations/versions`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from healthd.aggregator.quarantine.machine import plain
+from healthd.core.bounded_text import plain
 
 METADATA = MetaData()
 

@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from checks.collective.judge import gave_out, judge_ranks
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
-from healthd.aggregator.baselines import stragglers
 from healthd.aggregator.model.validations import Group, Tested
-from healthd.aggregator.validation import nccom
+from healthd.aggregator.validation import late_ranks, nccom
 from healthd.aggregator.validation.rank_data import MOST_EVENTS, odd_ranks
 from healthd.core.evidence import reason
 from healthd.core.model import OrderReport, RankReport, Reason
@@ -76,7 +75,7 @@ def read_group(
         busbw_bytes_per_second=busbw,
         injected=injected,
     )
-    return stragglers.of_group(tested, group, ranks)
+    return late_ranks.of_group(tested, group, ranks)
 
 
 def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:

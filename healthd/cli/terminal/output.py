@@ -2,7 +2,7 @@
 Standard output, standard error and log of a command.
 
 What cannot be written is never taken for told, and control characters in what others said are escaped, whoever writes
-it. Colours and cursor movements of our own go past the escaping, to the stream below: see `healthd.cli.terminal.console`.
+it. Colours and cursor movements of our own go past the escaping, to the stream below: see `console`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""This node's part in nccom-test over several nodes."""
+"""A round of nccom-test over several nodes, and the part that this node has in it."""

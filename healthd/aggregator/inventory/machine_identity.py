@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from checks.contract import Status
 from healthd.core import wire
+from healthd.core.bounded_text import plain
 from healthd.core.model import NodeState
 
 MOST_IDENTITY = 128
@@ -16,13 +17,6 @@ MOST_IDENTITY = 128
 def name_of(text: str | None) -> str | None:
     """A serial number, instance or boot id as it may be kept; None for what cannot be one."""
     return text if text and len(text) <= MOST_IDENTITY and text.isprintable() else None
-
-
-def plain(text: str, most: int) -> str:
-    """One line of what a node says, cut: it gets into sentences, logs and the database."""
-    if text.isprintable():
-        return text[:most]
-    return "".join(one if one.isprintable() else " " for one in text[:most])
 
 
 def machine_identity(state: NodeState) -> str:
