@@ -10,7 +10,7 @@ one process over several virtual devices (SPMD): see `xla_mesh.py`.
 
 Verified on the CPU client alone. For others the number of devices, the variable that confines a process to one of them
 and the device files must be configured, and their collectives are refused; NEURON's, whose processes can talk, are the
-business of `neuron_torch.py`.
+business of `neuron/torch_binding.py`.
 
 What XLA cannot do on a device it leaves to the host's CPU, silently: `fallbacks` tells, so that nobody takes the host's
 health for the device's.

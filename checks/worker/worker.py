@@ -1,7 +1,7 @@
 """
 The process in which checks run: started by the runner, never by people.
 
-    PYTHON -I /path/to/checks/worker.py RESULT_DESCRIPTOR PARENT_PID
+    PYTHON -I /path/to/checks/worker/worker.py RESULT_DESCRIPTOR PARENT_PID
 
 Commands come as JSON lines on standard input, results leave as bounded JSON lines on the descriptor (see
 `checks.worker.protocol`). This file is run by its path and loads the `checks` beside it by path, so that neither

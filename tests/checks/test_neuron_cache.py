@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checks.accelerators.neuron import bundle as neuron_bundle
+from checks.accelerators.neuron import cache
 from checks.accelerators.neuron import packages as neuron_packages
 from checks.accelerators.neuron.bundle import BundleError, export_bundle, import_bundle
 from checks.accelerators.neuron.cache import (
@@ -380,3 +381,9 @@ def test_placeholders_are_told_from_the_real_packages(tmp_path: Path) -> None:
 
 def test_interpreter_without_any_of_them_says_so(tmp_path: Path) -> None:
     assert asked(tmp_path) == {"versions": {}, "neuron": {}, "placeholders": []}
+
+
+def test_the_sources_that_make_graphs_are_all_there() -> None:
+    root = Path(cache.__file__).parents[2]
+    for pattern in cache.SOURCES:
+        assert list(root.glob(pattern)), f"no file of checks/ matches {pattern}"

@@ -37,12 +37,12 @@ _MAX_FILES = 200_000
 _DIGEST_CHARACTERS = 20
 
 # Where the pieces of the keys come from: the folders and files whose text makes the graphs.
-_SOURCES = (
+SOURCES = (
     "device/*.py",
     "collective/*.py",
     "accelerators/xla.py",
-    "accelerators/neuron_environment.py",
-    "accelerators/neuron_torch.py",
+    "accelerators/neuron/environment.py",
+    "accelerators/neuron/torch_binding.py",
 )
 
 
@@ -144,7 +144,7 @@ def probes_digest() -> str:
     """A digest of the source of all that makes graphs: another version of a probe may make others."""
     root = Path(__file__).parents[2]
     hashed = hashlib.sha256()
-    for pattern in _SOURCES:
+    for pattern in SOURCES:
         for path in sorted(root.glob(pattern)):
             hashed.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return hashed.hexdigest()[:_DIGEST_CHARACTERS]

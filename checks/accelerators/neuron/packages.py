@@ -3,7 +3,7 @@ Which distributions an interpreter has that drive Neuron devices, and whether th
 
 The public package index holds only placeholders under these names; the real ones are in AWS's own repository. Nothing
 is imported: versions and lists of files are what the installer wrote down. Runs as a program too, in the interpreter
-that is asked about: `PYTHON -I neuron_packages.py` prints JSON.
+that is asked about: `PYTHON -I packages.py` prints JSON.
 """
 
 from __future__ import annotations
