@@ -123,7 +123,7 @@ def clear_op_tracking(): SEEN.append("clear")
 BIND = """
 import json, os, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from checks.accelerators import neuron_torch
+from checks.accelerators.neuron import torch_binding as neuron_torch
 try:
     device = neuron_torch.bind("neuroncore:3", json.loads(sys.argv[3]), {"compile_folder": "/ours"})
 except RuntimeError as error:

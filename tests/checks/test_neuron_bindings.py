@@ -62,7 +62,7 @@ def device():
 BIND = """
 import json, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from checks.accelerators import neuron_torch
+from checks.accelerators.neuron import torch_binding as neuron_torch
 neuron_torch.bind("neuroncore:1", json.loads(sys.argv[3]), json.loads(sys.argv[4]))
 import importlib
 print(json.dumps(importlib.import_module(sys.argv[5]).SEEN))

@@ -166,7 +166,7 @@ def test_bundle_that_is_not_redacted_says_so(tmp_path: Path, machine: Machine, p
 
 
 def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, python: Path) -> None:
-    program = Path(__file__).with_name("node_process.py")
+    program = Path(__file__).parent.parent / "node/node_process.py"
     daemon = subprocess.Popen([sys.executable, str(program), str(tmp_path), "127.0.0.1:0", "disk_space"], cwd=tmp_path)
     try:
         until = time.monotonic() + 30 * PATIENCE
