@@ -14,15 +14,6 @@ from checks.contract import Limit
 
 ORIGIN = "baseline"
 
-# What changes the speed of the same work on the same device, by accelerator; of anything else a new version means
-# nothing here. The first of each must be known, or nothing is learned.
-VERSIONS: Mapping[str, tuple[str, ...]] = {
-    "cpu": ("torch",),
-    "cuda": ("torch", "nvidia_driver"),
-    "xla": ("torch",),
-    "neuron": ("neuron_driver", "neuron_runtime", "neuron_collectives", "torch"),
-}
-
 
 def hardware_of(instance_type: str | None, kinds: Sequence[str], ranks: int) -> str | None:
     """

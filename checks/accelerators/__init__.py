@@ -1,19 +1,22 @@
 """
-Kinds of devices: one file each, found by name; the only code that knows what a device is.
+Kinds of devices: one file (or folder) each, found by what it contains; the only code that knows what a device is.
 
 An accelerator finds its devices, sees who holds them and binds a worker to one of them. Probes never enter here, and
 nothing here judges. `find` and `holders` run in the standard-library child, so they import no torch and change nothing;
 only `bind`, in the worker of one device, imports it.
 
-To add one: a module of this folder with the functions of `Accelerator`, and its name in
-`DETECTED_NAMES`, or in `NAMES` alone where nothing on the machine shows that it is wanted.
+To add one: a module of this folder with a `DESCRIPTOR` and the functions of `Accelerator`. There is nothing to
+register: all that other code asks of a kind of device is in its descriptor.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from checks.contract import Device
@@ -21,8 +24,38 @@ from checks.contract import Device
 if TYPE_CHECKING:
     from checks.host.machine import Host
 
-DETECTED_NAMES = ("neuron", "cuda", "cpu")  # most special first: `detect` takes the first that is present
-NAMES = (*DETECTED_NAMES, "xla")  # xla is one more way to drive devices, by configuration alone
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """What other code may know of a kind of device without opening one."""
+
+    name: str
+    """As in settings, inventories and learned limits."""
+
+    detect_order: int | None
+    """`auto` takes the first that is present, lowest number first; None: by configuration alone."""
+
+    speed_versions: tuple[str, ...]
+    """Versions that change the speed of the same work on the same device; a new version of anything else means nothing
+    for learned limits. The first must be known, or nothing is learned."""
+
+    compiles: bool = False
+    """Whether probes are compiled before they run, so that the compile cache concerns them."""
+
+    device_files: str | None = None
+    """The beginning of the device files' names, with the device's number after it; None: there are none in /dev."""
+
+    pjrt_clients: tuple[str, ...] = ()
+    """Names of the PJRT clients that drive these devices under XLA."""
+
+    on_ec2_only: bool = False
+    """Whether such devices exist on EC2 alone, so that there must be an instance type."""
+
+    jobs_open_devices: bool = True
+    """Whether a job has the device files open for as long as it uses the devices; false for CPUs."""
+
+    holders_check: str | None = None
+    """The passive check that can tell of processes on the devices that /proc does not show; None: there is none."""
 
 
 class DeviceMissingError(LookupError):
@@ -30,7 +63,9 @@ class DeviceMissingError(LookupError):
 
 
 class Accelerator(Protocol):
-    """What every file of this folder offers at module level. `options` are the operator's, by name."""
+    """What every accelerator offers at module level. `options` are the operator's, by name."""
+
+    DESCRIPTOR: Descriptor
 
     def present(self, host: Host) -> bool:
         """Whether this kind of device is on the machine. Cheap."""
@@ -72,16 +107,56 @@ def find_accelerator(name: str, host: Host) -> Accelerator:
     """The accelerator of a name, or the one that is present for `auto`. Raises ValueError for an unknown name."""
     if name == "auto":
         return detect(host)
-    known = sorted(NAMES)
-    if name not in known:
-        raise ValueError(f"no such accelerator: {name!r}; known are auto, {', '.join(known)}")
-    return cast("Accelerator", importlib.import_module(f"{__name__}.{name}"))
+    found = _accelerators().get(name)
+    if found is None:
+        raise ValueError(f"no such accelerator: {name!r}; known are auto, {', '.join(accelerator_names())}")
+    return found
 
 
 def detect(host: Host) -> Accelerator:
     """The most special accelerator that is present; plain CPUs are always there."""
-    for name in DETECTED_NAMES:
-        accelerator = find_accelerator(name, host)
-        if accelerator.present(host):
-            return accelerator
-    raise DeviceMissingError(f"no accelerator is present; looked for {', '.join(DETECTED_NAMES)}")
+    found = {
+        one.DESCRIPTOR.detect_order: one for one in _accelerators().values() if one.DESCRIPTOR.detect_order is not None
+    }
+    for order in sorted(found):
+        if found[order].present(host):
+            return found[order]
+    names = ", ".join(found[order].DESCRIPTOR.name for order in sorted(found))
+    raise DeviceMissingError(f"no accelerator is present; looked for {names}")
+
+
+def accelerator_names() -> tuple[str, ...]:
+    """All kinds of devices, by name."""
+    return tuple(sorted(_accelerators()))
+
+
+def describe(name: str | None) -> Descriptor | None:
+    """The descriptor of a kind of device; None for one that is not known here, as of a node of another version."""
+    found = _accelerators().get(name or "")
+    return found.DESCRIPTOR if found is not None else None
+
+
+def driven_by(client: str) -> str | None:
+    """The kind of device that a PJRT client drives; None where no descriptor names the client."""
+    found = (one.DESCRIPTOR for one in _accelerators().values())
+    return next((one.name for one in found if client in one.pjrt_clients), None)
+
+
+def compiles(name: str | None) -> bool:
+    """Whether the compile cache concerns this kind of device."""
+    found = describe(name)
+    return found is not None and found.compiles
+
+
+@functools.cache
+def _accelerators() -> Mapping[str, Accelerator]:
+    """Every module of this folder that has a descriptor, by its name."""
+    found: dict[str, Accelerator] = {}
+    for path in __path__:
+        for entry in sorted(os.listdir(path)):
+            name = entry.removesuffix(".py")
+            if name != "__init__" and (name != entry or os.path.exists(os.path.join(path, entry, "__init__.py"))):
+                module = importlib.import_module(f"{__name__}.{name}")
+                if isinstance(vars(module).get("DESCRIPTOR"), Descriptor):
+                    found[module.DESCRIPTOR.name] = cast("Accelerator", module)
+    return found

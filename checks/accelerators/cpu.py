@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import DeviceMissingError
+from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders
 from checks.contract import Device
 from checks.host.efa import count_efa as count_efa
 from checks.host.machine import Host, HostError
+
+DESCRIPTOR = Descriptor(name="cpu", detect_order=2, speed_versions=("torch",), jobs_open_devices=False)
 
 DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
 DEVICE_COUNT_MAX = 256  # more is a slip of the keyboard: each is a process with torch in it

@@ -18,11 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import DeviceMissingError
+from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
+
+DESCRIPTOR = Descriptor(
+    name="cuda",
+    detect_order=1,
+    speed_versions=("torch", "nvidia_driver"),
+    device_files="/dev/nvidia",
+    pjrt_clients=("CUDA", "GPU"),
+    holders_check="gpu_driver",
+)
 
 _FOLDER = "/proc/driver/nvidia/gpus"
 _SERIAL = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

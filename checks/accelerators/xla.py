@@ -25,10 +25,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import DeviceMissingError, cpu
+from checks.accelerators import Descriptor, DeviceMissingError, cpu
 from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
 from checks.host.machine import Host
+
+DESCRIPTOR = Descriptor(name="xla", detect_order=None, speed_versions=("torch",), compiles=True)
 
 DEVICE_COUNT_MAX = cpu.DEVICE_COUNT_MAX
 

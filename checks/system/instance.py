@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from checks.accelerators import describe, driven_by
 from checks.catalog import InstanceType, find_type, has_no_accelerators
 from checks.contract import Action, Context, Finding, Limit, Status, check
 from checks.host.identity import read_identity
 from checks.limits import quantity, within
-
-_PJRT_CLIENTS = {"NEURON": "neuron", "CUDA": "cuda", "GPU": "cuda"}
-_DEVICE_FILES = {"neuron": "/dev/neuron", "cuda": "/dev/nvidia"}  # each with the device's number after it
 
 
 @dataclass(frozen=True)
@@ -63,17 +61,18 @@ def _accelerator(ctx: Context[Params]) -> str | None:
     if used != "xla":
         return used
     clients = {str(device.get("kind")).removeprefix("PJRT ") for device in ctx.inventory.get("devices") or ()}
-    return _PJRT_CLIENTS.get(clients.pop(), "xla") if len(clients) == 1 else "xla"
+    return driven_by(clients.pop()) or "xla" if len(clients) == 1 else "xla"
 
 
-def _without_record(name: str | None, seen: object, *, on_ec2: bool) -> Finding:
+def _without_record(name: str | None, seen: str | None, *, on_ec2: bool) -> Finding:
     """Nothing to compare with: is that in order here?"""
     if has_no_accelerators(name) and seen == "cpu":
         return _not_applicable(f"{name} has no accelerators")
     if name is not None:
         return _unknown(f"the catalogue has no instance type {name}, so what it should have is unknown")
-    # Neuron devices exist on EC2 alone: there is a type, and it could not be read.
-    if on_ec2 or seen == "neuron":
+    described = describe(seen)
+    # Where such devices exist on EC2 alone there is a type, and it could not be read.
+    if on_ec2 or (described is not None and described.on_ec2_only):
         return _unknown("the instance type cannot be read from the firmware tables; set type for this check")
     return _not_applicable("not on EC2, and no instance type is configured")
 
@@ -115,7 +114,10 @@ def _judge_files(ctx: Context[Params], known: InstanceType) -> Finding:
     expected, origin = (known.devices, "catalogue") if ctx.params.devices is None else (ctx.params.devices, "config")
     if expected is None:
         return _unknown(f"{known.name} has {known.chip.name}, but nobody says how many; set devices for this check")
-    stem = _DEVICE_FILES[known.chip.accelerator]
+    described = describe(known.chip.accelerator)
+    stem = described.device_files if described is not None else None
+    if stem is None:
+        return _unknown(f"{known.chip.accelerator} has no device files to count")
     count = sum(path[len(stem) :].isdecimal() for path in ctx.host.glob("/dev", stem.rpartition("/")[2] + "*"))
     if count > expected:
         return _unknown(f"{known.name} should show {expected} {known.chip.name} and shows {count}; is the type right?")

@@ -17,7 +17,6 @@ from typing import Any
 from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
 from checks.contract import Device, Finding, Status
 
-ACCELERATORS = ("neuron", "xla")
 REMEDY = "run 'healthd warm' on this node, or 'healthd warm --import' with a bundle of a node like it"
 # A node by itself cannot compile what ranks of several run together.
 REMEDY_BETWEEN_NODES = (

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from checks.accelerators import describe
 from checks.collective.nccom.plan import MAIN_DTYPE
 from checks.contract import Finding, Measurement, Status, Tier
-from checks.learned import VERSIONS, hardware_of
+from checks.learned import hardware_of
 from healthd.baselines.learning import higher_is_better
 from healthd.baselines.model import Kind, Sample
 from healthd.core.model import CheckResult, Health, NodeState
@@ -29,7 +30,8 @@ def kind_of(state: NodeState) -> Kind | None:
     inventory = state.inventory
     if inventory is None:
         return None
-    matter = VERSIONS.get(inventory.accelerator, ())
+    described = describe(inventory.accelerator)
+    matter = described.speed_versions if described is not None else ()
     known = tuple(sorted((name, state.versions[name]) for name in matter if name in state.versions))
     hardware = hardware_of(
         state.instance_type, [device.kind for device in inventory.devices], len(inventory.rank_targets)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from checks.accelerators import compiles
 from checks.accelerators.neuron import packages
 from checks.accelerators.neuron.bundle import BundleError, export_bundle, import_bundle
 from checks.accelerators.neuron.cache import CacheKey, CompileCache, make_key
 from checks.contract import Scope, Status, Tier
 from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
-from checks.worker.compiling import ACCELERATORS
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError, HealthdError
@@ -84,7 +84,7 @@ async def compile_all(
     accelerator = survey.inventory.accelerator
     if "error" in survey.raw:
         raise WarmError(f"the devices could not be looked at: {survey.raw['error']}")
-    if accelerator not in ACCELERATORS:
+    if not compiles(accelerator):
         say(f"nothing to warm: accelerator {accelerator} does not compile")
         return {"warm": True, "accelerator": accelerator, "compiles": False, "seconds": 0.0, "checks": {}}
     specs = enabled_checks(catalogue, settings.node)
@@ -143,7 +143,7 @@ def host_key(settings: Settings) -> CacheKey | None:
 
     survey = asyncio.run(Runner(settings.runner()).survey())
     inventory = survey.raw.get("inventory")
-    if survey.inventory.accelerator not in ACCELERATORS or not isinstance(inventory, dict):
+    if not compiles(survey.inventory.accelerator) or not isinstance(inventory, dict):
         return None
     options = settings.runner().options
     is_neuron = inventory["accelerator"] == "neuron"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from checks.accelerators import compiles
 from checks.contract import Limit, Scope, Tier
-from checks.worker.compiling import ACCELERATORS
 from healthd.core.model import CheckResult, Inventory, LearnedLimits
 from healthd.runner.collective.shown_times import FLOOR_SECONDS
 
@@ -160,8 +160,8 @@ class RunnerSettings:
         """
         How much longer an ordered run may take on such devices, since what is cold is compiled in the middle of it.
         """
-        compiles = self.compile_cache is not None and self.on_cold_cache == "compile" and accelerator in ACCELERATORS
-        return self.compile_timeout_seconds if compiles else 0.0
+        may = self.compile_cache is not None and self.on_cold_cache == "compile" and compiles(accelerator)
+        return self.compile_timeout_seconds if may else 0.0
 
     def between_nodes(self) -> RunnerSettings:
         """

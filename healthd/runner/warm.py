@@ -12,8 +12,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from checks.accelerators import compiles
 from checks.contract import Scope, Tier
-from checks.worker.compiling import ACCELERATORS
 from healthd.core.model import CollectiveOrder
 from healthd.runner.settings import CheckInfo, Plan
 from healthd.runner.workers.outcome import Outcome
@@ -31,10 +31,7 @@ class Warming:
     @property
     def active(self) -> bool:
         """Whether this run's devices compile into a cache of ours."""
-        return (
-            self._workers.settings.compile_cache is not None
-            and self._workers.inventory.get("accelerator") in ACCELERATORS
-        )
+        return self._workers.settings.compile_cache is not None and compiles(self._workers.inventory.get("accelerator"))
 
     def announce(self, infos: Sequence[CheckInfo], ranks: int | None = None) -> None:
         """What workers that start from now on will be asked to run; `ranks` is None but for collectives."""
@@ -130,7 +127,7 @@ def compile_over_nodes(order: CollectiveOrder, checks: Sequence[CheckInfo], work
     allow for the time; else a cold rank says so at once.
     """
     settings = workers.settings
-    if settings.compile_cache is None or workers.inventory.get("accelerator") not in ACCELERATORS:
+    if settings.compile_cache is None or not compiles(workers.inventory.get("accelerator")):
         return None
     return {
         "root": str(settings.compile_cache),

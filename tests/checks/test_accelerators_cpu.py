@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from checks.accelerators import NAMES, DeviceMissingError, cpu, detect, find_accelerator
+from checks.accelerators import DeviceMissingError, accelerator_names, cpu, detect, find_accelerator
 from checks.accelerators.holding import find_holders
 from checks.host.machine import Host
 
@@ -41,8 +41,10 @@ def inventory(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_every_name_has_all_functions_of_an_accelerator() -> None:
-    for name in NAMES:
+    assert accelerator_names() == ("cpu", "cuda", "neuron", "xla")
+    for name in accelerator_names():
         accelerator = find_accelerator(name, HERE)
+        assert accelerator.DESCRIPTOR.name == name
         assert all(callable(getattr(accelerator, part)) for part in ("present", "find", "holders", "bind", "hold"))
     assert find_accelerator("auto", HERE) is detect(HERE)
 

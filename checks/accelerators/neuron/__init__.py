@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checks.accelerators import DeviceMissingError
+from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, is_ours, may_miss
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron import owners as neuron_owners
@@ -37,6 +37,16 @@ from checks.accelerators.neuron.sysfs import SysfsDevice
 from checks.contract import Device
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
+
+DESCRIPTOR = Descriptor(
+    name="neuron",
+    detect_order=0,
+    speed_versions=("neuron_driver", "neuron_runtime", "neuron_collectives", "torch"),
+    compiles=True,
+    device_files="/dev/neuron",
+    pjrt_clients=("NEURON",),
+    on_ec2_only=True,
+)
 
 # They have devices open for as long as they look at them and run nothing on them. The kernel cuts names at 15 letters.
 _ONLOOKERS = frozenset({"neuron-monitor", "neuron-ls", "neuron-top", "neuron-observer", "neuron-device-p"})

@@ -107,8 +107,9 @@ class ProbeSettings:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
         if self.accelerator != "auto":
-            from checks.accelerators import NAMES
+            from checks.accelerators import accelerator_names
 
-            if self.accelerator not in NAMES:
-                near = nearest(self.accelerator, dict.fromkeys(("auto", *NAMES)))
+            names = accelerator_names()
+            if self.accelerator not in names:
+                near = nearest(self.accelerator, dict.fromkeys(("auto", *names)))
                 raise ValueError(f"accelerator {self.accelerator!r} is none of ours{near}")
