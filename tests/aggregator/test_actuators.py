@@ -20,8 +20,9 @@ from healthd.aggregator.drain.controller import Hand
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
 from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
-from healthd.aggregator.drain.plan import Rejected, Sight, Suspect, culprits, desired
+from healthd.aggregator.drain.plan import PoolSize, Rejected, Sight, Suspect, culprits, desired
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, StoreError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, ExcludedNode, Quarantine, Reason, Verdict
@@ -56,11 +57,16 @@ def suspect(name: str, quarantine: Quarantine | None = None, **changes: Any) -> 
 
 
 def fleet_of(*suspects: Suspect, size: int = 40, breakers: frozenset[str] = frozenset()) -> Sight:
-    return Sight(suspects=suspects, sizes={"a": size, "": size}, breakers=breakers, unsure=False)
+    return Sight(
+        suspects=suspects,
+        pools=dict.fromkeys(("a", ""), PoolSize(size, Policy().most_out(size))),
+        breakers=breakers,
+        unsure=False,
+    )
 
 
 def out(*suspects: Suspect, already: frozenset[str] = frozenset(), **more: Any) -> list[str]:
-    return list(desired(NOW, fleet_of(*suspects, **more), already, ACT).out)
+    return list(desired(NOW, fleet_of(*suspects, **more), already).out)
 
 
 # --- what is wanted -------------------------------------------------------------------------------------------------
@@ -73,7 +79,7 @@ def test_quarantined_node_is_to_be_out_until_its_quarantine_ends() -> None:
 
 
 def test_node_that_a_gate_rejected_is_out_for_a_while() -> None:
-    plan = desired(NOW, fleet_of(suspect("n1", rejected=rejected())), frozenset(), ACT)
+    plan = desired(NOW, fleet_of(suspect("n1", rejected=rejected())), frozenset())
     assert plan.out["n1"].why is Why.GATE
     assert "gate g-1: WrongResult" in plan.out["n1"].reason
     assert out(suspect("n1", rejected=rejected(until=NOW))) == []
@@ -83,7 +89,7 @@ def test_rules_take_out_no_more_than_their_share_of_a_pool_and_those_first_that_
     many = [suspect(f"n{i}", kept(since=NOW - 100 + i)) for i in range(9)]
     assert out(*many) == ["n0", "n1", "n2", "n3"], "a tenth of 40, the oldest first"
     assert out(*many, already=frozenset({"n8"})) == ["n8", "n0", "n1", "n2"]
-    plan = desired(NOW, fleet_of(*many), frozenset(), ACT)
+    plan = desired(NOW, fleet_of(*many), frozenset())
     assert "4 of 40 nodes are out already (pool a)" in plan.kept_back["n8"]
 
 
@@ -100,7 +106,7 @@ def test_open_breaker_lets_nothing_new_out_and_takes_nothing_back() -> None:
     opened = frozenset({"a"})
     assert out(*two, breakers=opened) == ["n3"]
     assert out(*two, breakers=opened, already=frozenset({"n1"})) == ["n1", "n3"]
-    plan = desired(NOW, fleet_of(*two, breakers=opened), frozenset(), ACT)
+    plan = desired(NOW, fleet_of(*two, breakers=opened), frozenset())
     assert "breaker reset" in plan.kept_back["n1"]
 
 
@@ -109,7 +115,6 @@ def test_removal_tells_what_must_not_be_ended_for_it() -> None:
         NOW,
         fleet_of(suspect("n1", kept(), faults=True, allocated=True), suspect("n2", kept("ada"), faults=True)),
         frozenset(),
-        ACT,
     )
     assert (plan.out["n1"].injected, plan.out["n1"].allocated, plan.out["n1"].by_person) == (True, True, False)
     assert (plan.out["n2"].injected, plan.out["n2"].by_person) == (False, True)
@@ -134,12 +139,12 @@ def test_plan_is_stable_bounded_and_of_suspects_alone(
 ) -> None:
     suspects = tuple(suspect(name, kept(owner, since=since, until=until)) for name, owner, since, until in told)
     seen = fleet_of(*suspects, breakers=frozenset({"a"}) if opened else frozenset())
-    plan = desired(NOW, seen, already, ACT)
+    plan = desired(NOW, seen, already)
     assert set(plan.out) <= {one.node for one in suspects}
     assert not set(plan.out) & set(plan.kept_back)
     assert sum(not removal.by_person for removal in plan.out.values()) <= 4
     # What was carried out is wanted again: the hand does not swing.
-    again = desired(NOW, seen, frozenset(plan.out), ACT)
+    again = desired(NOW, seen, frozenset(plan.out))
     assert set(again.out) == set(plan.out)
 
 
@@ -754,7 +759,6 @@ def test_kubernetes_outside_of_a_pod_is_a_clear_error(monkeypatch: pytest.Monkey
     "wrong",
     [
         {"owner": "a b"},
-        {"most_ratio": 1.5},
         {"removals_per_minute": 0},
         {"answer_seconds": 600.0},
         {"look_seconds": 0.0},
@@ -769,6 +773,8 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> Non
 
 def test_node_that_nobody_has_heard_of_counts_as_taken() -> None:
     class Fleet:
+        policy = Policy()
+
         def quarantines(self) -> Mapping[str, Quarantine]:
             return {"n1": kept(), "n2": kept(), "n3": kept()}
 
@@ -805,5 +811,7 @@ def test_node_that_nobody_has_heard_of_counts_as_taken() -> None:
     seen = sight(fleet, fleet, {})
     assert [one.allocated for one in seen.suspects] == [False, True, True]
     assert [one.gone for one in seen.suspects] == [False, True, False]
-    assert seen.sizes == {"a": 1, "": 1}, "nodes that are gone do not count"
+    assert {name: pool.nodes for name, pool in seen.pools.items()} == {"a": 1, "": 1}, (
+        "nodes that are gone do not count"
+    )
     assert [seen.knows(name) for name in ("n1", "n2")] == [True, False]

@@ -134,11 +134,11 @@ def test_days_until_a_node_is_forgotten_are_bounded() -> None:
 def test_nodes_that_are_gone_take_no_place_of_those_that_can_be_taken_out() -> None:
     dead = [suspect(f"dead{i}", kept_out(since=NOW - 1000 + i), gone=True) for i in range(6)]
     live = [suspect(f"n{i}", kept_out()) for i in range(4)]
-    plan = desired(NOW, fleet_of(*dead, *live), frozenset({"dead0"}), ACT)
+    plan = desired(NOW, fleet_of(*dead, *live), frozenset({"dead0"}))
     assert sorted(plan.out) == ["dead0", "n0", "n1", "n2", "n3"], "a mark on one that is gone stays"
     assert plan.kept_back["dead1"] == "it was not heard for a day"
     person: Suspect = dataclasses.replace(suspect("dead9", kept_out("ada")), gone=True)
-    assert list(desired(NOW, fleet_of(person), frozenset(), ACT).out) == ["dead9"]
+    assert list(desired(NOW, fleet_of(person), frozenset()).out) == ["dead9"]
 
 
 def test_nodes_that_the_scheduler_does_not_know_take_no_place_either() -> None:

@@ -464,7 +464,7 @@ def test_a_latch_that_no_run_can_take_away_gets_none_and_a_replaced_device_a_dee
     [
         {"soft_fails": 0},
         {"soft_fails": 6},
-        {"breaker_ratio": 1.5},
+        {"out_ratio": 1.5},
         {"cooldown_factor": 0.5},
         {"cooldown_seconds": -1.0},
         {"history_days": 0.0},

@@ -247,7 +247,7 @@ class Rules:
             for name, one in self._ledger.quarantines.items()
         )
         size = self._sizes[key]
-        most = max(self._policy.breaker_least, int(size * self._policy.breaker_ratio + 1e-9))
+        most = self._policy.most_out(size)
         return Room(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
 
     def _trip(self, batch: Batch, effect: Trip) -> None:

@@ -8,9 +8,10 @@ from typing import Protocol, cast
 
 from healthd.aggregator.drain.controller import Hand, Note
 from healthd.aggregator.drain.model import Actuator
-from healthd.aggregator.drain.plan import Rejected, Sight, Suspect
+from healthd.aggregator.drain.plan import PoolSize, Rejected, Sight, Suspect
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model import FleetNode, LeaseRow
+from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import Breaker
 from healthd.core.errors import ConfigError
 from healthd.core.model import Quarantine
@@ -25,6 +26,9 @@ MODULES = {
 
 class Source(Protocol):
     """What the hand is told of the fleet by the engine."""
+
+    policy: Policy
+    """How many nodes of a pool may be out."""
 
     def quarantines(self) -> Mapping[str, Quarantine]:
         """All, by node."""
@@ -98,7 +102,7 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
     unsure = source.unsure()
     names = sorted({*quarantines, *rejected})
     if not names:
-        return Sight(suspects=(), sizes={}, breakers=frozenset(), unsure=unsure, knows=known)
+        return Sight(suspects=(), pools={}, breakers=frozenset(), unsure=unsure, knows=known)
     leased = {row.node for row in source.leases()}
     suspects = []
     for name in names:
@@ -118,11 +122,12 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
                 gone=not source.present(name),
             )
         )
-    sizes = {
+    sizes: dict[str, int] = {
         pool: sum(source.present(name) for name in nodes.pool(pool))
         for pool in {suspect.pool for suspect in suspects}
         if pool
     }
     if any(not suspect.pool for suspect in suspects):
         sizes[""] = sum(source.pool_of(name) is None and source.present(name) for name in nodes.names())
-    return Sight(suspects=tuple(suspects), sizes=sizes, breakers=source.breakers().keys(), unsure=unsure, knows=known)
+    pools = {pool: PoolSize(size, source.policy.most_out(size)) for pool, size in sizes.items()}
+    return Sight(suspects=tuple(suspects), pools=pools, breakers=source.breakers().keys(), unsure=unsure, knows=known)

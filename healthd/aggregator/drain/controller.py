@@ -162,7 +162,7 @@ class Hand:
             self._listed_at = now
             self._standing = {node: at for node, at in self._standing.items() if node in self._marked}
         seen = self._look(self._rejected)
-        plan = desired(wall, seen, self._marked.keys(), self._settings, left=self._left)
+        plan = desired(wall, seen, self._marked.keys(), left=self._left)
         for node, why in plan.kept_back.items():
             self._say(node, f"{node} stays where jobs are placed: {why}")
         if acting:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from checks.contract import Blame, Status
 from checks.printable import printable_line
 from healthd.aggregator.drain.model import Removal, Why
-from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.core.model import Decision, Quarantine, Reason, Verdict
 
 
@@ -48,18 +47,26 @@ def _anybody(_name: str) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class PoolSize:
+    """How many nodes a pool has, and how many of them may be out without a person's word (`Policy.most_out`)."""
+
+    nodes: int
+    most_out: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sight:
     """
-    What is seen of the fleet: suspects, the size of their pools (without nodes that are gone), and where the rules'
-    breaker is open.
+    What is seen of the fleet: suspects, the size of their pools (without nodes that are gone) with how many of each may
+    be out, and where the rules' breaker is open.
 
     `unsure`: the aggregator does not know its fleet yet, so that a node is no suspect proves nothing. `knows`: whether
     a node of this name was ever heard of; of one that was not, that it is no suspect proves nothing either.
     """
 
     suspects: tuple[Suspect, ...]
-    sizes: Mapping[str, int]
+    pools: Mapping[str, PoolSize]
     breakers: AbstractSet[str]
     unsure: bool
     knows: Callable[[str], bool] = _anybody
@@ -77,7 +84,6 @@ def desired(
     now: float,
     sight: Sight,
     out_now: AbstractSet[str],
-    settings: ActuatorSettings,
     *,
     left: AbstractSet[str] = frozenset(),
 ) -> Plan:
@@ -96,7 +102,7 @@ def desired(
     for suspect, removal in removals:
         pool = suspect.pool
         where = f"pool {pool}" if pool else "nodes without a pool"
-        most = max(settings.most_least, int(sight.sizes.get(pool, 0) * settings.most_ratio + 1e-9))
+        size = sight.pools.get(pool, PoolSize(0, 0))
         if removal.by_person or (suspect.gone and removal.node in out_now):
             out[removal.node] = removal
         elif suspect.gone:
@@ -105,9 +111,9 @@ def desired(
             kept_back[removal.node] = (
                 f"the breaker of the rules is open ({where}); `healthd fleet breaker reset` closes it"
             )
-        elif by_pool.get(pool, 0) >= most:
+        elif by_pool.get(pool, 0) >= size.most_out:
             kept_back[removal.node] = (
-                f"{most} of {sight.sizes.get(pool, 0)} nodes are out already ({where}), and no more may be"
+                f"{size.most_out} of {size.nodes} nodes are out already ({where}), and no more may be (out_ratio)"
             )
         else:
             by_pool[pool] = by_pool.get(pool, 0) + 1

@@ -72,13 +72,8 @@ class ActuatorSettings:
     node that goes on failing is quarantined by rule."""
 
     removals_per_minute: int = 10
-    """At most so many nodes are taken out in a minute: what is wrong with all at once is hardly the nodes."""
-
-    most_ratio: float = 0.1
-    """The share of a pool that may be out by our hand. As the breaker of the rules."""
-
-    most_least: int = 2
-    """Nodes of a pool that may be out however small it is."""
+    """How fast nodes are taken out, in nodes a minute: what is wrong with all at once is hardly the nodes. How many may
+    be out at a time is `out_ratio` of the policy."""
 
     backoff_max_seconds: float = 300.0
     """The longest pause after calls that failed. Five minutes: a scheduler that is back is soon in step again."""
@@ -92,11 +87,8 @@ class ActuatorSettings:
     def __post_init__(self) -> None:
         if not _OWNER.fullmatch(self.owner):
             raise ValueError(f"owner: {self.owner!r} must be 1 to 63 letters, digits, '.', '-', '_'")
-        if not 0 <= self.most_ratio <= 1:
-            raise ValueError(f"most_ratio: must be from 0 to 1, not {self.most_ratio}")
-        for name in ("removals_per_minute", "most_least"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        if self.removals_per_minute < 1:
+            raise ValueError(f"removals_per_minute: must be at least 1, not {self.removals_per_minute}")
         for name in ("look_seconds", "gate_seconds", "backoff_max_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name)}")

@@ -200,11 +200,12 @@ class Policy:
     cooldown_max_seconds: float = 86400.0
     """The longest least time. A day: somebody should have looked by then."""
 
-    breaker_ratio: float = 0.1
-    """The share of a pool that rules may keep out. A tenth: more at once is rather a fault of ours, or of the site."""
+    out_ratio: float = 0.1
+    """The share of a pool that healthd may keep out by itself, by rules of quarantine and out of the scheduler's way.
+    A tenth: more at once is rather a fault of ours, or of the site. What a person says is always done."""
 
-    breaker_least: int = 2
-    """Nodes of a pool that rules may keep out however small it is."""
+    out_least: int = 2
+    """Nodes of a pool that healthd may keep out by itself however small the pool is."""
 
     def __post_init__(self) -> None:
         for tier, seconds in self.run_seconds.items():
@@ -222,16 +223,20 @@ class Policy:
         if self.collective and not self.collective_checks:
             raise ValueError("collective_checks: name at least one, or set collective to false")
 
+    def most_out(self, pool_size: int) -> int:
+        """How many nodes of a pool of this size healthd may keep out by itself."""
+        return max(self.out_least, int(pool_size * self.out_ratio + 1e-9))
+
     def _check_rules(self) -> None:
-        for name in ("soft_fails", "soft_results", "accused_fails", "clear_passes", "breaker_least"):
+        for name in ("soft_fails", "soft_results", "accused_fails", "clear_passes", "out_least"):
             if not 1 <= getattr(self, name) <= 100:
                 raise ValueError(f"{name}: must be from 1 to 100, not {getattr(self, name)}")
         if self.soft_fails > self.soft_results:
             raise ValueError(
                 f"soft_fails: {self.soft_fails} of the last {self.soft_results} results cannot fail; raise soft_results"
             )
-        if not 0 <= self.breaker_ratio <= 1:
-            raise ValueError(f"breaker_ratio: must be from 0 to 1, not {self.breaker_ratio}")
+        if not 0 <= self.out_ratio <= 1:
+            raise ValueError(f"out_ratio: must be from 0 to 1, not {self.out_ratio}")
         if not 1 <= self.cooldown_factor <= 100:
             raise ValueError(f"cooldown_factor: must be from 1 to 100, not {self.cooldown_factor}")
         if not 0 <= self.cooldown_seconds <= self.cooldown_max_seconds:
