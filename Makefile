@@ -29,14 +29,17 @@ install: $(STAMP) ## a local environment in .venv
 demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=1 leaves them running)
 	@$(BIN)/healthd demo $(if $(KEEP),--keep)
 
+# CI says tests.again: a few tests that fail are run once more, alone.
+RUN_TESTS ?= pytest
+PYTEST := $(BIN)/python -m $(RUN_TESTS)
 # Three at a time on two cores, since most tests wait for something now and then.
-PYTEST := $(BIN)/python -m pytest -n $$(( $$(nproc) * 3 / 2 ))
+WORKERS := $$(( $$(nproc) * 3 / 2 ))
 
 test: $(STAMP) ## all tests that need neither root nor foreign programs
-	@$(PYTEST) --dist worksteal -m "not (system or xla or gpu)" tests
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu)" tests
 
 test-system: $(STAMP) ## tests with root and real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces, ...
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "system and not xla" tests
+	@$(PYTEST) -n 2 --dist loadfile -m "system and not xla" tests
 
 test-all: test test-system test-xla ## all tests
 
@@ -47,7 +50,7 @@ $(XLA_STAMP): requirements-xla.txt
 	@touch $@
 
 test-xla: $(STAMP) $(XLA_STAMP) ## every probe and collective on real PyTorch/XLA (on its CPU device)
-	@$(BIN)/python -m pytest -m xla tests/checks tests/cli tests/runner
+	@$(PYTEST) -m xla tests/checks tests/cli tests/runner
 
 check: format-check lint types test ## format, lint, strict types, tests
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 from checks.host.machine import Host
 
 HOST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel: that of the machine itself, never a container's
+# A file that is open and that no process has: who had it may have ended between the two looks, such as a worker of ours
+# or a look like this one. So it is looked again before it counts as taken by somebody out of sight.
+AGAIN_SECONDS = (0.01, 0.05, 0.2)
 MAX_HOLDERS = 160  # told one by one: an inventory is one bounded line, see `checks.worker.protocol`
 
 
@@ -61,6 +65,23 @@ def find_holders(
     processes (see `may_miss`), which matters where the kernel does not tell whether a file is open.
     `proc` is the root of /proc, which may be a recorded one.
     """
+    for pause in (*AGAIN_SECONDS, None):
+        found, unseen = _look(proc, files, ignore_pids, blind=blind, is_onlooker=is_onlooker)
+        if not unseen or pause is None:
+            return found
+        time.sleep(pause)
+    raise AssertionError("the last look returns")
+
+
+def _look(
+    proc: Path,
+    files: Mapping[str, Path],
+    ignore_pids: Collection[int],
+    *,
+    blind: bool,
+    is_onlooker: Callable[[int, str], bool],
+) -> tuple[list[str] | None, bool]:
+    """The holders as of one look, and whether a file was open of which no process was seen to have it."""
     real = proc == Path("/proc")
     open_somewhere = {target: _is_open(path) if real else None for target, path in files.items()}
     wanted = {path.name: (target, path) for target, path in files.items() if open_somewhere[target] is not False}
@@ -72,16 +93,19 @@ def find_holders(
             blind = True
         elif targets and (_descends(proc, pid, ignore_pids) or is_onlooker(pid, _command(proc, pid))):
             ours.update(targets)
-        else:
-            found.extend(f"{target}: pid {pid} ({_command(proc, pid)})" for target in targets)
+        elif targets:
+            # Of one that has ended meanwhile nobody knows whose it was: it may have been one of ours.
+            still = _open_devices(proc / str(pid) / "fd", wanted)
+            found.extend(
+                f"{target}: pid {pid} ({_command(proc, pid)})" for target in (targets if still is None else still)
+            )
     if found:
-        return sorted(found)
-    for target, _ in wanted.values():
-        # Where the kernel says "open": is it us, or somebody out of sight (another PID namespace, hidepid, another
-        # user)?
-        if target not in ours if open_somewhere[target] else blind:
-            return None
-    return []
+        return sorted(found), False
+    # Where the kernel says "open": is it us, or somebody out of sight (another PID namespace, hidepid, another user)?
+    unseen = any(open_somewhere[target] and target not in ours for target, _ in wanted.values())
+    if unseen or (blind and any(open_somewhere[target] is None for target, _ in wanted.values())):
+        return None, unseen
+    return [], False
 
 
 def _open_devices(folder: Path, by_name: Mapping[str, tuple[str, Path]]) -> list[str] | None:

@@ -164,9 +164,10 @@ class Line:
                 timeout=httpx.Timeout(CONNECT_SECONDS),
                 limits=httpx.Limits(max_connections=4, keepalive_expiry=60.0),
             )
-            self._url, self._known_digest, self._full_at = url, None, 0.0
+            self._known_digest, self._full_at = None, 0.0
             # Known before the first word, and again whenever the way there may have become another one.
             self._book.set_peer_address(await asyncio.to_thread(peer_address, self._book.settings.interface, url))
+            self._url = url  # not before: what is new goes with the first word, and not beside it
             try:
                 await self._exchange(0.0)
             except UnreachableError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -134,6 +135,29 @@ def test_process_that_has_the_device_file_open_holds_it_until_it_ends(tmp_path: 
             command = Path(f"/proc/{pid}/comm").read_text().strip()
             assert find_holders(Path("/proc"), files, []) == [f"cpu:1: pid {pid} ({command})"]
         assert find_holders(Path("/proc"), files, []) == []
+
+
+@pytest.mark.parametrize("target", ["cpu:0", "cpu:1"])
+def test_process_that_ends_while_it_is_looked_at_holds_nothing(tmp_path: Path, target: str) -> None:
+    """
+    cpu:0: between the look into its descriptors and the question whose it is. cpu:1: between the kernel's word that the
+    file is open and the look into its descriptors.
+    """
+    files = {f"cpu:{number}": tmp_path / f"cpu{number}" for number in (0, 1)}
+    for path in files.values():
+        path.touch()
+    with process_with(files["cpu:0"]) as first, process_with(files["cpu:1"]) as second:
+        if first > second:
+            pytest.skip("process ids have begun anew, and the look is in their order")
+        ending = first if target == "cpu:0" else second
+
+        def is_onlooker(pid: int, command: str) -> bool:
+            """Asked once the first was seen to have its file open."""
+            os.kill(ending, signal.SIGKILL)
+            os.waitid(os.P_PID, ending, os.WEXITED | os.WNOWAIT)
+            return pid != ending
+
+        assert find_holders(Path("/proc"), files, [second] if target == "cpu:0" else [], is_onlooker=is_onlooker) == []
 
 
 def test_own_process_and_ignored_ones_with_their_descendants_do_not_count(inventory: Any, tmp_path: Path) -> None:

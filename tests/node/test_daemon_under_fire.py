@@ -105,6 +105,8 @@ def test_daemon_that_stops_during_a_run_kills_its_children_and_keeps_what_it_kne
 def test_killed_daemon_knows_after_its_restart_what_it_knew_with_the_true_age(cluster: Cluster) -> None:
     node = cluster.node("n1").start()
     cluster.healthy("n1")
+    state = cluster.folder / "n1" / "state" / "state.json"
+    until(lambda: state.exists() and '"proof"' in state.read_text())  # once the devices were seen to be free again
     before, at = results(node)["proof"], time.monotonic()
     node.kill()
     (cluster.folder / "checks" / "number").write_text("nonsense")  # a new run could not pass
