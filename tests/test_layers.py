@@ -32,12 +32,13 @@ COMMON = {
     "healthd.baselines",
     "healthd.core.node_name",
     "healthd.core.http.exposition",
-    "healthd.hooks.admission",
+    "healthd.core.admission",
     "healthd.core.file_trust",
     "healthd.core.programs",
     "healthd.core.redaction",
     "healthd.core.tasks",
     "healthd.core.threads",
+    "healthd.tls",
     "healthd",
 }
 ROOMS = {
