@@ -48,7 +48,7 @@ class NotFoundError(HealthdError):
 _CONNECTION_REMEDIES = (
     (
         ("self-signed certificate", "self signed certificate", "unable to get local issuer"),
-        "name its CA with --ca-file",
+        "name its CA with --ca-file or HEALTHD_CA_FILE",
     ),
     (("certificate is not valid for", "Hostname mismatch"), "use a name that is in its certificate"),
     (("certificate has expired",), "renew its certificate, and restart it"),

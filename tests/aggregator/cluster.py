@@ -247,16 +247,18 @@ def asked(nodes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for node in nodes for word in ("--node", node))
 
 
-def ask(url: str, job: str, nodes: list[str], *, wait: float = 0.0, **more: Any) -> dict[str, Any]:
+def ask(
+    url: str, job: str, nodes: list[str], *, wait: float = 0.0, http: httpx.Client | None = None, **more: Any
+) -> dict[str, Any]:
     """
-    POST /v1/gates, for tests that need no hook; the decision.
+    POST /v1/gates, for tests that need no hook; the decision. `http` is how to ask one that wants TLS and tokens.
 
     A `wait` of 5 s and more is for what is to be decided: it is patient. A shorter one looks how things are.
     """
     patient = wait * PATIENCE if wait >= 5 else wait
     body = {"job": job, "nodes": nodes, "wait_seconds": 30.0, **more}
-    with httpx.Client(trust_env=False, timeout=patient + 10) as client:
-        answer = client.post(f"{url}/v1/gates", params={"wait": patient}, json=body)
+    with contextlib.nullcontext(http) if http else httpx.Client(trust_env=False) as client:
+        answer = client.post(f"{url}/v1/gates", params={"wait": patient}, json=body, timeout=patient + 10)
     assert answer.status_code == 200, answer.text
     decision: dict[str, Any] = answer.json()
     return decision

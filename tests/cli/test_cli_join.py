@@ -138,7 +138,7 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
         ),
         (("--job", "j", "--node", "n", "--size", "2"), {}, "--size goes with --join GROUP"),
         (("--job", "j", "--node", "n", "--execute"), {}, "--execute goes with --join GROUP"),
-        (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETIONS is not"),
+        (("--join", "g"), {"JOB_COMPLETION_INDEX": "1"}, "say --nnodes N (--size N with --join)"),
     ],
 )
 def test_usage_is_one_clear_line(

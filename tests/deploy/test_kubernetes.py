@@ -433,6 +433,18 @@ def test_gate_of_the_example_is_a_command_that_there_is() -> None:
     assert set(re.findall(r"\$\((\w+)\)", " ".join(hook["command"]))) <= defined
 
 
+def test_preflight_of_the_example_is_told_what_kubernetes_does_not_tell_a_pod() -> None:
+    job, service = (
+        next(item for item in examples() if item["kind"] == kind and item["metadata"]["name"] == "small")
+        for kind in ("Job", "Service")
+    )
+    (work,) = job["spec"]["template"]["spec"]["containers"]
+    assert work["command"][1:3] == ["preflight", f"--nnodes={job['spec']['completions']}"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["publishNotReadyAddresses"] is True, "ranks meet before they are ready"
+
+
 def test_gate_of_the_example_finds_what_was_compiled_before_and_may_compile() -> None:
     job = next(item for item in examples() if item["kind"] == "Job")
     pod = job["spec"]["template"]["spec"]

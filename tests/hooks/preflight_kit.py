@@ -103,7 +103,9 @@ class Job:
         folder: Path | None = None,
         key: int | None = None,
         executed: bool = False,
+        within: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
+        """`within` is a command that starts the hook by its own last arguments, such as unshare."""
         told = ["--nnodes", str(self.size), "--node-rank", str(rank), "--main", f"127.0.0.1:{self.port}"]
         # -P: as the installed command, which does not look into the working directory either.
         line = [sys.executable, "-P", "-m", "healthd", "preflight", "--config", str(self.config)]
@@ -112,8 +114,8 @@ class Job:
             line = ["sh", "-c", 'exec "$@" <&-', "sh", *line]
         if full_stdout:
             line = ["sh", "-c", 'exec "$@" >/dev/full', "sh", *line]
-        process = (subprocess.Popen if executed else prepared.Popen)(
-            line,
+        process = (subprocess.Popen if executed or within else prepared.Popen)(
+            [*within, *line],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

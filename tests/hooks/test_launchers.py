@@ -167,9 +167,9 @@ def test_without_a_launcher_there_is_no_place() -> None:
         (without(multi_node(), "AWS_BATCH_JOB_NODE_INDEX"), "AWS_BATCH_JOB_NODE_INDEX is not"),
         (without(multi_node(), "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"), "is not set on node 2"),
         (multi_node(AWS_BATCH_JOB_NODE_INDEX="4"), "cannot both be of 4 nodes"),
-        (without(indexed(), "JOB_COMPLETIONS"), "JOB_COMPLETIONS is not; give the container"),
+        (without(indexed(), "JOB_COMPLETIONS"), "how many pods its Job has: say --nnodes N"),
         (indexed(JOB_COMPLETIONS="1"), "rank 1 of 1 nodes"),
-        (without(indexed(JOB_SUBDOMAIN=""), "HOSTNAME"), "does not say where rank 0 is: set MASTER_ADDR"),
+        (without(indexed(JOB_SUBDOMAIN=""), "HOSTNAME"), "where rank 0 is: give its pods a headless Service"),
         (indexed(JOBSET_JOB_INDEX="2"), "JOBSET_JOB_COMPLETIONS is not"),
         ({"JOBSET_NAME": "big"}, "needs completionMode: Indexed"),
         (without(step(), "SLURM_NODEID"), "SLURM_NODEID is not"),
@@ -219,6 +219,20 @@ def test_a_pod_finds_the_headless_service_in_its_own_full_name() -> None:
     found = kubernetes.find(without(indexed(), "JOB_SUBDOMAIN"), full_name=lambda: "train-1.peers.ml.svc.cluster.local")
     assert found is not None
     assert found.main == "train-0.peers.ml.svc.cluster.local"
+
+
+def test_kubernetes_sets_all_but_the_number_of_pods() -> None:
+    found = find_place({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1"}, size=4, main="train-0.peers")
+    assert found is not None
+    assert (found.rank, found.size, found.main, found.job) == (1, 4, "train-0.peers", "train")
+
+
+def test_a_number_of_nodes_that_contradicts_the_launcher_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"4 nodes are asked for, and torchrun says 3 \("):
+        find_place(torch(), size=4)
+    told = find_place(torch(), size=3, main="head")
+    assert told is not None
+    assert told.main == "head"
 
 
 def test_a_pod_without_a_headless_service_does_not_guess() -> None:

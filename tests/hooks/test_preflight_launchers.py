@@ -67,6 +67,29 @@ def test_two_nodes_start_together_by_their_launchers_word_alone(job: Job, launch
     job.nothing_left()
 
 
+def pod(folder: Path, rank: int) -> tuple[str, ...]:
+    """A command within the host name and /etc/hosts that the kubelet gives a pod of Job `train` by Service `peers`."""
+    name, hosts = f"train-{rank}", folder / f"hosts-{rank}"
+    everyone = (f"127.0.0.1 train-{n}.peers.ml.svc.cluster.local train-{n}\n" for n in (rank, 1 - rank))
+    hosts.write_text("".join(everyone) + "127.0.0.1 localhost\n")
+    script = f'hostname {name} && mount --bind {hosts} /etc/hosts && exec "$@"'
+    return ("unshare", "--mount", "--uts", "sh", "-ec", script, "sh")
+
+
+@pytest.mark.system("unshare", "hostname", root=True)
+def test_pods_of_an_indexed_job_need_be_told_how_many_they_are_and_nothing_else(job: Job, tmp_path: Path) -> None:
+    for rank in range(2):
+        told = {"JOB_COMPLETION_INDEX": str(rank), "HOSTNAME": f"train-{rank}"}
+        told["HEALTHD_NODE_RUN_DIR"] = str(tmp_path / f"run-{rank}")
+        within = pod(tmp_path, rank)
+        job.start(rank, *PASSIVE, place=("--nnodes", "2"), env=settled(job, told), within=within)
+    for rank in range(2):
+        ended = job.end(rank)
+        assert ended.code == 0, ended.err
+        assert "rank 0 at train-0.peers.ml.svc.cluster.local" in ended.err
+    job.nothing_left()
+
+
 def test_a_main_node_whose_exit_code_is_the_jobs_is_never_left_out(job: Job) -> None:
     """AWS Batch would call the job a success when the parked main node ends well, whatever became of the others."""
     for rank in range(2):

@@ -185,8 +185,23 @@ def test_readyz_says_why_not_in_words(tmp_path: Path) -> None:
     verbose = ask(book, "/readyz?verbose").text
     assert "[+] matmul ok\n" in verbose
     assert "[-] load failed: load node: it is fail\n" in verbose
+    assert "[+] load excluded\n" in ask(book, "/readyz?verbose&exclude=load").text
     assert ask(book, "/readyz?exclude=load").status_code == 200
     assert ask(book, "/readyz?exclude=nonsense").status_code == 400
+
+
+def test_readyz_calls_ok_what_has_passed_and_nothing_else(tmp_path: Path) -> None:
+    book = healthy(tmp_path)
+    lines = ask(book, "/readyz?verbose").text.splitlines()
+    assert "[-] disk not applicable: it is skip" in lines, "skipped"
+    assert "[-] burn has not run" in lines
+    assert {line for line in lines if line.endswith(" ok")} == {
+        *("[+] load ok", "[+] matmul ok", "[+] health ok", "[+] allocated ok", "[+] quarantine ok")
+    }
+    book.record(result("load", finding(Status.WARN)))
+    lines = ask(book, "/readyz?verbose").text.splitlines()
+    assert "[+] load warn LowMemory: it is warn" in lines
+    assert lines[-1] == "n1 is ready"
 
 
 def test_state_travels_whole(tmp_path: Path) -> None:

@@ -181,9 +181,9 @@ def install(folder: Path, urls: dict[str, str], aggregator: str, wait: str) -> N
     etc = folder / "healthd"
     shutil.copytree(HOOKS, etc)
     cases = "\n".join(f"    {name}) node_url={url} ;;" for name, url in urls.items())
-    (etc / "hooks.conf").write_text(
-        SETTINGS.format(folder=folder, root=ROOT, urls=cases, python=sys.executable, wait=wait)
-    )
+    site = SETTINGS.format(folder=folder, root=ROOT, urls=cases, python=sys.executable, wait=wait)
+    with (etc / "hooks.conf").open("a") as shipped:
+        shipped.write(site)
     fragment = (HOOKS / "healthd-slurm.conf").read_text().replace("/etc/slurm/healthd", str(etc))
     fragment = fragment.replace("HealthCheckInterval=60", "HealthCheckInterval=2")
     fragment = fragment.replace("nohold_on_prolog_fail", "nohold_on_prolog_fail,sched_interval=1")

@@ -72,7 +72,8 @@ class Hooks:
         command.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncat {self.folder}/said\n')
         command.chmod(0o755)
         lines = ("mode=enforce", f"node_url={url}", f"state_dir={self.folder}/run", f"healthd={command}", *settings)
-        (self.folder / "etc/hooks.conf").write_text("\n".join(lines) + "\n")
+        with (self.folder / "etc/hooks.conf").open("a") as shipped:
+            shipped.write("\n".join(lines) + "\n")
         environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7"}  # nothing else, and no PATH: as slurmd does
         return subprocess.run([self.folder / "etc" / name], env=environ, timeout=20, check=False).returncode
 
@@ -179,7 +180,7 @@ def test_observing_sends_no_job_back_whatever_goes_wrong(hooks: Hooks) -> None:
     assert hooks.run("prolog-slurmctld.sh", "") != 0
     assert hooks.run("prolog-slurmctld.sh", "", "mode=observe") == 0
     gate, doctor = (hooks.folder / "calls").read_text().splitlines()[-2:]
-    assert (gate, doctor) == ("slurm gate --wait 10m --mode observe --no-drain", "slurm doctor")
+    assert (gate, doctor) == ("slurm gate --wait 1m --mode observe --no-drain", "slurm doctor")
 
 
 def logged(hooks: Hooks, name: str, url: str, *settings: str) -> str:

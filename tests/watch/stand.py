@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import yaml
 
+from healthd.aggregator.api.auth import Scope
 from tests.aggregator.cluster import Cluster
+from tests.aggregator.secured import Secured
 from tests.aggregator.service import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,6 +73,11 @@ class Prometheus:
     """A real one, with our rules made fast; `folder` holds all that it writes."""
 
     url: str
+    folder: Path
+
+    def log(self) -> str:
+        """What it said up to now."""
+        return (self.folder / "log").read_text(errors="replace")
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The rows of an instant query; none while it does not answer yet."""
@@ -96,24 +105,39 @@ class Prometheus:
         return httpx.get(f"{self.url}/api/v1/{what}", params=params, trust_env=False, timeout=5)
 
 
-def start_prometheus(cluster: Cluster, aggregator: str) -> Prometheus:
+# What a site fills in, and what a test cannot wait for. All else of the file is used as it is shipped.
+FILLED_IN = ("aggregator.example.com:8090", "/etc/prometheus/")
+FASTER = {
+    "scrape_interval: 30s": "scrape_interval: 2s\n  scrape_timeout: 2s",
+    "evaluation_interval: 30s": "evaluation_interval: 1s",
+    "refresh_interval: 1m": "refresh_interval: 1s",
+}
+
+
+def shipped_configuration(folder: Path, address: str, changes: Mapping[str, str] = MappingProxyType({})) -> str:
+    """`prometheus.yml` with the address of an aggregator and the folder of its files, as a site fills them in."""
+    text = (PROMETHEUS / "prometheus.yml").read_text()
+    for old, new in {**dict(zip(FILLED_IN, (address, f"{folder}/"), strict=True)), **changes}.items():
+        assert old in text, f"{old} is not in the shipped file"
+        text = text.replace(old, new)
+    return text
+
+
+def start_prometheus(cluster: Cluster, aggregator: str, secured: Secured) -> Prometheus:
     """
     The configuration as it is shipped, with addresses, intervals of one or two seconds, and no alert waiting
     longer than three.
 
     It ends with the cluster.
     """
-    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    config["global"].update(scrape_interval="2s", scrape_timeout="2s", evaluation_interval="1s")
-    config["alerting"]["alertmanagers"] = []
-    nodes, own = config["scrape_configs"]
-    nodes["http_sd_configs"] = [{"url": f"{aggregator}/v1/sd/prometheus", "refresh_interval": "1s"}]
-    for key in ("scheme", "authorization", "tls_config"):
-        own.pop(key)
-    own["static_configs"] = [{"targets": [aggregator.removeprefix("http://")]}]
     folder = cluster.folder / "prometheus"
     folder.mkdir()
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    for source, name in (
+        (secured.token_file(Scope.READ), "healthd.token"),
+        (secured.folder / "ca.pem", "healthd-ca.pem"),
+    ):
+        shutil.copy(source, folder / name)
+    (folder / "prometheus.yml").write_text(shipped_configuration(folder, aggregator.removeprefix("https://"), FASTER))
     (folder / RECORDING.name).write_text(RECORDING.read_text())
     (folder / ALERTS.name).write_text(re.sub(r"(?m)^( +for:) .*$", r"\1 3s", ALERTS.read_text()))
     url = f"http://127.0.0.1:{free_port()}"
@@ -123,4 +147,4 @@ def start_prometheus(cluster: Cluster, aggregator: str) -> Prometheus:
             [*command, f"--web.listen-address={url.removeprefix('http://')}"], stdout=log, stderr=log, env=cluster.env
         )
     cluster.others.append(process)
-    return Prometheus(url)
+    return Prometheus(url, folder)

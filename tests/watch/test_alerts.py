@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.watch.stand import ALERTS, CASES, PROMETHEUS, RECORDING, ROOT, RUNBOOKS, alerts, recorded_metrics, rules
+from tests.watch.stand import (
+    ALERTS,
+    CASES,
+    PROMETHEUS,
+    RECORDING,
+    ROOT,
+    RUNBOOKS,
+    alerts,
+    recorded_metrics,
+    rules,
+    shipped_configuration,
+)
 
 needs_promtool = pytest.mark.system("promtool")
 
@@ -27,12 +38,11 @@ def test_promtool_is_content_with_the_rules() -> None:
 
 @needs_promtool
 def test_promtool_is_content_with_the_configuration(tmp_path: Path) -> None:
-    config = (PROMETHEUS / "prometheus.yml").read_text().replace("/etc/prometheus/", f"{tmp_path}/")
     for name in ("healthd.token", "healthd-ca.pem"):
         (tmp_path / name).write_text("")
     for file in (RECORDING, ALERTS):
         shutil.copy(file, tmp_path)
-    (tmp_path / "prometheus.yml").write_text(config)
+    (tmp_path / "prometheus.yml").write_text(shipped_configuration(tmp_path, "aggregator.example.com:8090"))
     promtool("check", "config", "--syntax-only", "prometheus.yml", folder=tmp_path)
 
 

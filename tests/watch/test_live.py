@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from healthd.aggregator.api.auth import Scope
 from tests.aggregator.cluster import Cluster, ask
+from tests.aggregator.secured import Secured, secure
 from tests.aggregator.service import Service, until
 from tests.watch.stand import ALERTS, RECORDING, Prometheus, queries, raw_metrics, rules, start_prometheus
 
@@ -51,6 +53,12 @@ class Stand:
     cluster: Cluster
     aggregator: Service
     prometheus: Prometheus
+    secured: Secured
+
+    def ask(self, job: str, nodes: list[str], **more: Any) -> dict[str, Any]:
+        """A gate, as a hook asks it."""
+        with self.secured.http(Scope.GATE) as http:
+            return ask(self.aggregator.url, job, nodes, http=http, **more)
 
 
 @pytest.fixture(scope="module")
@@ -60,25 +68,29 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
         cluster.checks = (*passive, "lag", "proof", "matmul", "memory", "all_reduce")
         cluster.prove(2.0)
         (cluster.folder / "checks" / "lag.py").write_text(LAG)
-        aggregator = cluster.aggregator().start()
+        (cluster.folder / "secured").mkdir()
+        secured = secure(cluster.folder / "secured")
+        aggregator = cluster.aggregator(*secured.aggregator).start()
         for name in ("n1", "n2"):
-            node = cluster.node(name, aggregator=aggregator.url)
+            node = cluster.node(name, *secured.client(Scope.SYNC), aggregator=aggregator.url)
             file = cluster.folder / f"{name}.toml"
             file.write_text(file.read_text().replace("cpu_devices = 1\n", SMALL))
             node.start(ready=False)
-        prometheus = start_prometheus(cluster, aggregator.url)
+        prometheus = start_prometheus(cluster, aggregator.url, secured)
         cluster.healthy("n1", "n2", seconds=60)
-        until(lambda: len(prometheus.query('healthd_node_health{health="healthy"} == 1')) == 2, 20)
-        yield Stand(cluster, aggregator, prometheus)
+        until(lambda: len(prometheus.query('healthd_node_health{health="healthy"} == 1')) == 2, 20, prometheus.log)
+        yield Stand(cluster, aggregator, prometheus, secured)
 
 
-def families(service: Service) -> set[str]:
+def families(text: str) -> set[str]:
     """The families of a /metrics, also those that have no sample now."""
-    return {name.removesuffix("_total") for name in re.findall(r"(?m)^# TYPE (\S+)", service.get("/metrics").text)}
+    return {name.removesuffix("_total") for name in re.findall(r"(?m)^# TYPE (\S+)", text)}
 
 
 def test_every_metric_of_rules_and_dashboards_is_served(stand: Stand) -> None:
-    served = families(stand.aggregator) | families(stand.cluster.services["n1"])
+    with stand.secured.http(Scope.READ) as http:
+        own = http.get(f"{stand.aggregator.url}/metrics").text
+    served = families(own) | families(stand.cluster.services["n1"].get("/metrics").text)
     asked = set().union(
         *(raw_metrics(rule["expr"]) for rule in [*rules(RECORDING), *rules(ALERTS)]),
         *(raw_metrics(expression) for _, _, expression in queries()),
@@ -128,18 +140,19 @@ def filled(expression: str, node: str) -> str:
 
 def test_every_panel_has_data_and_no_rule_fails(stand: Stand) -> None:
     run_dir = str(stand.cluster.run_dir("n2"))
-    together = ask(stand.aggregator.url, "together", ["n1", "n2"], wait=20, wait_seconds=60.0, lease=False)
+    together = stand.ask("together", ["n1", "n2"], wait=20, wait_seconds=60.0, lease=False)
     assert together["decision"] == "admit", together
     until(lambda: bool(stand.prometheus.query("healthd_validation_duration_seconds_count == 1")), 20)
     mismatch(stand, "n1")
-    assert ask(stand.aggregator.url, "admitted", ["n1"], wait=10, mode="observe")["decision"] == "admit"
+    assert stand.ask("admitted", ["n1"], wait=10, mode="observe")["decision"] == "admit"
     said = stand.cluster.healthd("fault", "set", "memory_free=fail", "--run-dir", run_dir)
     assert said.code == 0, said.err
     until(lambda: bool(stand.prometheus.query('healthd_finding{node="n2",status="fail"}')), 20)
-    assert ask(stand.aggregator.url, "watched", ["n2"], wait=10, wait_seconds=4.0, mode="observe")["would"] == "reject"
-    assert ask(stand.aggregator.url, "stopped", ["n2"], wait=10, wait_seconds=4.0)["decision"] == "reject"
+    assert stand.ask("watched", ["n2"], wait=10, wait_seconds=4.0, mode="observe")["would"] == "reject"
+    assert stand.ask("stopped", ["n2"], wait=10, wait_seconds=4.0)["decision"] == "reject"
     kept = stand.cluster.healthd(
-        "fleet", "quarantine", "n2", "--reason", "a test", "--for", "1h", "--aggregator", stand.aggregator.url
+        *("fleet", "quarantine", "n2", "--reason", "a test", "--for", "1h", "--aggregator", stand.aggregator.url),
+        *stand.secured.client(Scope.ADMIN),
     )
     assert kept.code == 0, kept.err
     until(lambda: bool(stand.prometheus.query("healthd_node_quarantined == 1")), 20)
@@ -162,7 +175,7 @@ def mismatch(stand: Stand, node: str) -> None:
     run_dir = str(stand.cluster.run_dir(node))
     said = stand.cluster.healthd("fault", "set", "all_reduce=corrupt", "--run-dir", run_dir)
     assert said.code == 0, said.err
-    wrong = ask(stand.aggregator.url, "wrong", [node], wait=20, wait_seconds=60.0, max_age_seconds=0.1, lease=False)
+    wrong = stand.ask("wrong", [node], wait=20, wait_seconds=60.0, max_age_seconds=0.1, lease=False)
     assert wrong["excluded"][0]["reasons"][0]["code"] == "CollectiveMismatch", wrong
 
 

@@ -56,7 +56,7 @@ def member_of(settings: Settings, environ: Mapping[str, str], *, say: Callable[[
             raise ConfigError(f"{name} does not go with --join: who joins names its own node alone")
     if len(asked.node) > 1:
         raise ConfigError("--join takes one --node: the one that this hook runs on")
-    place = find_place(environ) if asked.size is None or asked.rank is None else None
+    place = find_place(environ, size=asked.size) if asked.size is None or asked.rank is None else None
     if place is not None:
         say(f"healthd: {describe(place)}")
     size, rank = _number(asked.size, place, "size"), _number(asked.rank, place, "rank")

@@ -105,18 +105,20 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
 
 
 def find_my_place(settings: Settings) -> Place:
-    """What the options say, else the launcher; ConfigError names what is missing or makes no sense."""
+    """What the options say, and the launcher where they do not; ConfigError names what is missing or makes no sense."""
     asked = settings.preflight
     where = LOOPBACK if asked.main is None and asked.nnodes == 1 else asked.main  # nobody else has to find it
     explicit = {"--nnodes": asked.nnodes, "--node-rank": asked.node_rank, "--main": where}
-    given = [name for name, value in explicit.items() if value is not None]
-    if not given:
-        place = find_place(os.environ)
-        if place is None:
-            raise ConfigError("no launcher's variables found: say --nnodes N --node-rank R --main HOST")
-    elif len(given) < 3:
-        missing = next(name for name in explicit if name not in given)
-        raise ConfigError(f"{missing} is missing: --nnodes, --node-rank and --main go together")
+    missing = [name for name, value in explicit.items() if value is None]
+    found = find_place(os.environ, size=asked.nnodes, main=asked.main) if missing and asked.node_rank is None else None
+    if found is not None:
+        place = found
+    elif len(missing) == len(explicit):
+        raise ConfigError("no launcher's variables found: say --nnodes N --node-rank R --main HOST")
+    elif missing:
+        raise ConfigError(
+            f"{missing[0]} is missing: where no launcher says it, --nnodes, --node-rank and --main go together"
+        )
     else:
         size, rank, main = asked.nnodes or 0, asked.node_rank or 0, where or ""
         place = Place(

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
+from healthd import tls
 from healthd.core import wire
 from healthd.core.admission import why_unanswered
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
@@ -133,6 +134,8 @@ class Aggregator:
         """
         The body of a good answer; UnreachableError where nobody answers (5xx too), RefusedError with the reason.
 
+        ConfigError where no try can succeed with this address and CA: see `healthd.core.http.tls`.
+
         `hold_seconds` is how long the other side may hold the answer back, as it was asked to.
         """
         content = None if body is None else wire.encode(body)
@@ -141,6 +144,8 @@ class Aggregator:
         try:
             status, phrase, content_type, found = self._exchange(method, path, content, headers, params, hold_seconds)
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            if (change := tls.setting_to_change(self.url, error)) is not None:
+                raise ConfigError(f"aggregator {self.url}: {change}") from None
             raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None
         if 200 <= status < 300:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
@@ -151,6 +156,8 @@ class Aggregator:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         elif status in (NO_TOKEN, WRONG_TOKEN):
             detail += "; name the file of another with --token-file or HEALTHD_TOKEN_FILE"
+        if status == BAD_REQUEST and "json" not in content_type and (change := tls.https_instead(self.url)) is not None:
+            raise ConfigError(f"aggregator {self.url}: {change}")  # nginx and Go's servers answer plain HTTP so
         if not 400 <= status < 500 or status in (408, 429) or "json" not in content_type:
             raise UnreachableError(f"aggregator {self.url}: {detail}")
         raise RefusedError(f"aggregator {self.url}: {detail}", status)

@@ -64,12 +64,16 @@ def find_places(environ: Mapping[str, str]) -> tuple[Place, ...]:
     return tuple(place for place in found if place is not None)
 
 
-def find_place(environ: Mapping[str, str]) -> Place | None:
+def find_place(environ: Mapping[str, str], *, size: int | None = None, main: str | None = None) -> Place | None:
     """
     What the innermost launcher says, completed by the others; None when there is none.
 
-    ConfigError where nobody says where rank 0 of several nodes is.
+    `size` and `main` are what the user says of the number of nodes and the host of rank 0: they complete what the
+    launcher does not tell. ConfigError where the number contradicts it, and where nobody says where rank 0 of several
+    nodes is.
     """
+    if size is not None and environ.get("JOB_COMPLETION_INDEX"):
+        environ = {**environ, "JOB_COMPLETIONS": str(size)}  # Kubernetes tells a pod its index and not their number
     places = find_places(environ)
     if not places:
         return None
@@ -83,12 +87,14 @@ def find_place(environ: Mapping[str, str]) -> Place | None:
         inner = dataclasses.replace(
             inner, job=inner.job or other.job, main_counts=inner.main_counts or (alike and other.main_counts)
         )
-    if not inner.main and inner.size == 1:
-        inner = dataclasses.replace(inner, main="127.0.0.1")
+    if size is not None and size != inner.size:
+        raise ConfigError(f"{size} nodes are asked for, and {inner.source} says {inner.size} ({inner.evidence})")
+    inner = dataclasses.replace(inner, main=main or inner.main or ("127.0.0.1" if inner.size == 1 else ""))
     if not inner.main:
+        service = "give its pods a headless Service (spec.subdomain), or " if "Kubernetes" in inner.source else ""
         raise ConfigError(
-            f"{inner.source} does not say where rank 0 is: set MASTER_ADDR to its host for all processes, "
-            "or say --nnodes N --node-rank R --main HOST"
+            f"{inner.source} does not say where rank 0 is: {service}set MASTER_ADDR to its host for all processes, "
+            "or say --main HOST"
         )
     return inner
 

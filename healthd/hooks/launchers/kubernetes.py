@@ -1,8 +1,9 @@
 """
 Kubernetes: the pods of an Indexed Job, and of the Jobs of a JobSet.
 
-Kubernetes sets JOB_COMPLETION_INDEX alone. The rest is written by the manifest, from its own numbers and from labels by
-the downward API:
+Kubernetes sets JOB_COMPLETION_INDEX and the host name (JOB-INDEX, followed by the headless Service). It does not tell a
+pod how many there are: the user says `--nnodes` (`--size` of a join), or the manifest sets JOB_COMPLETIONS. All other
+variables are optional, written by the manifest from its own numbers and from labels by the downward API:
 
   JOB_COMPLETIONS      pods of the Job (`spec.completions`); of a JobSet all pods that start together
   JOB_SUBDOMAIN        the headless Service; else it is read off the pod's own full name
@@ -42,8 +43,8 @@ def find(environ: Mapping[str, str], *, full_name: Callable[[], str] = socket.ge
     index = number(environ, "JOB_COMPLETION_INDEX")
     if "JOB_COMPLETIONS" not in environ:
         raise ConfigError(
-            "Kubernetes: JOB_COMPLETION_INDEX is set but JOB_COMPLETIONS is not; give the container the number of the "
-            "Job's pods by that variable, or say --nnodes N --node-rank R --main HOST"
+            "Kubernetes does not tell a pod how many pods its Job has: say --nnodes N (--size N with --join), which is "
+            "spec.completions of the Job, or set JOB_COMPLETIONS to it"
         )
     size = number(environ, "JOB_COMPLETIONS")
     rank, first_job = _rank(environ, index)

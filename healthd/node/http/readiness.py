@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from checks.contract import Status
 from checks.printable import printable_line
 from healthd.core.errors import BadInputError
 from healthd.core.model import Health, NodeState, Reason
@@ -91,6 +92,23 @@ def _note(conditions: dict[str, str], reasons: Sequence[Reason]) -> None:
             conditions[name or "health"] = reason.message
 
 
+def _shown(state: NodeState) -> dict[str, str]:
+    """The line of each check that speaks not against the node: ok where it has passed, and nowhere else."""
+    results = {result.check: result for result in state.results}
+    lines = {}
+    for spec in state.checks:
+        result = results.get(spec.name)
+        if result is None:
+            lines[spec.name] = f"[-] {spec.name} has not run"
+        elif result.status is not Status.PASS:
+            said = next((finding for finding in result.findings if finding.status is result.status), None)
+            code = (said.reason if said is not None else None) or result.status.value
+            word = "not applicable" if code == "NotApplicable" else f"{result.status.value} {code}"
+            sign = "-" if result.status is Status.SKIP else "+"
+            lines[spec.name] = f"[{sign}] {spec.name} {word}: {said.message if said is not None else result.error}"
+    return lines
+
+
 def document(state: NodeState, conditions: Mapping[str, str], question: Question) -> tuple[bool, str]:
     """Whether the node is ready, and the text that says so. BadInputError for an excluded condition that is none."""
     for name in sorted(question.excluded - conditions.keys()):
@@ -98,9 +116,13 @@ def document(state: NodeState, conditions: Mapping[str, str], question: Question
     failed = {name: why for name, why in conditions.items() if why and name not in question.excluded}
     lines = []
     if question.verbose:
+        shown = _shown(state)
         for name, why in conditions.items():
-            word = "excluded" if name in question.excluded else (f"failed: {why}" if why else "ok")
-            lines.append(f"[{'-' if name in failed else '+'}] {name} {word}")
+            if name in question.excluded:
+                line = f"[+] {name} excluded"
+            else:
+                line = f"[-] {name} failed: {why}" if why else shown.get(name, f"[+] {name} ok")
+            lines.append(line)
     else:
         lines = [f"{name}: {why}" for name, why in failed.items()]
     lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")

@@ -1,0 +1,71 @@
+"""
+TLS from the side that connects: which failures another try cannot mend.
+
+A certificate that this client does not trust, and TLS on one side alone, stay as they are until somebody changes the
+command or its settings. An expired certificate is not among them: the aggregator's owner renews it, and the same
+command then succeeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from healthd.core.errors import connection_words
+
+# X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _CRL_NOT_YET_VALID and _CRL_HAS_EXPIRED of OpenSSL's x509_vfy.h.
+_PASSING_CODES = frozenset({9, 10, 11, 12})
+# What OpenSSL calls an answer that is not TLS.
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
+PROBE_SECONDS = 3.0
+"""How long the question may take whether a port speaks TLS: it is asked only where a plain request was just cut off."""
+
+
+def setting_to_change(url: str, error: Exception) -> str | None:
+    """Why no request to `url` can succeed with these settings, and what to change; None where another try may help."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return None if cause.verify_code in _PASSING_CODES else connection_words(error)
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
+            return connection_words(error)
+    return https_instead(url) if _cut_off(error) else None
+
+
+def https_instead(url: str) -> str | None:
+    """What to change where `url` is plain HTTP and its port speaks TLS; None otherwise."""
+    address = urlsplit(url)
+    if address.scheme != "http" or not _speaks_tls(address.hostname or "", address.port or 80):
+        return None
+    return f"it speaks TLS: write https://{address.netloc}"
+
+
+def _cut_off(error: Exception) -> bool:
+    """Whether the other side ended the connection without an answer, which is what TLS servers do to plain HTTP."""
+    import httpx
+
+    return isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came of; at most as many as a library nests."""
+    cause: BaseException | None = error
+    for _ in range(10):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent, and nothing is believed
+    with (
+        contextlib.suppress(OSError, ValueError),
+        socket.create_connection((host, port), PROBE_SECONDS) as connection,
+        context.wrap_socket(connection, server_hostname=host),
+    ):
+        return True
+    return False
