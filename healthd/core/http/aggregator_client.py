@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import httpx
 
-from healthd import tls
 from healthd.core import wire
 from healthd.core.admission import why_unanswered
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.core.file_trust import check_file
+from healthd.core.http import tls
 from healthd.core.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
