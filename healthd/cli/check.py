@@ -182,7 +182,7 @@ def unused_limits(limits: Mapping[str, object], state: NodeState) -> tuple[str, 
     """Limits that judged nothing in a whole run: a name that is misspelt would otherwise go unnoticed."""
     if not limits:
         return ()
-    from healthd.core import launch_permission
+    from healthd.core.model import launch_permission
     from healthd.runner.settings import BETWEEN_NODES
 
     measured = {m.name for result in state.results for finding in result.findings for m in finding.measurements}

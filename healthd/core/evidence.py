@@ -11,6 +11,7 @@ import dataclasses
 from checks.contract import SEVERITY, Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason
+from healthd.core.text import span
 
 
 def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
@@ -31,7 +32,7 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
                 reasons.append(reason("NotYetRun", f"{spec.name} has not run yet", node=state.node, check=spec.name))
             continue
         if not suspended and expired(spec, result):
-            text = f"{spec.name}: last run {_age(result.age_seconds)} ago, may be {_age(spec.expires_seconds or 0)} old"
+            text = f"{spec.name}: last run {span(result.age_seconds)} ago, may be {span(spec.expires_seconds or 0)} old"
             reasons.append(reason("Stale", text, node=state.node, check=spec.name))
         reasons.extend(_not_passed(state.node, result, suspended=suspended))
     if (
@@ -67,7 +68,7 @@ def judge_tier(
             text = f"{spec.name} has run in tier {result.tier.value} only, {tier.value} is asked"
             reasons.append(reason("NotYetRun", text, node=state.node, check=spec.name))
         elif not result.age_seconds <= max_age_seconds:  # also catches NaN
-            text = f"{spec.name}: last run {_age(result.age_seconds)} ago, {_age(max_age_seconds)} is asked"
+            text = f"{spec.name}: last run {span(result.age_seconds)} ago, {span(max_age_seconds)} is asked"
             reasons.append(reason("Stale", text, node=state.node, check=spec.name))
         else:
             if result.status is not Status.SKIP:
@@ -174,10 +175,3 @@ def _sorted(reasons: list[Reason]) -> tuple[Reason, ...]:
         return (-SEVERITY[reason.status], reason.blame is not Blame.NODE, reason.check or "", reason.target or "")
 
     return tuple(sorted(reasons, key=order))
-
-
-def _age(seconds: float) -> str:
-    """An age for people: `42 s`, `5 min`, `3.1 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError
 
 log = logging.getLogger(__name__)
@@ -113,22 +114,23 @@ class Tasks:
 
     async def _restarted(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         loop = asyncio.get_running_loop()
-        pause = self._first_restart_seconds
+        backoff, failures = Backoff(self._first_restart_seconds, MAX_RESTART_SECONDS), 0
         while True:
-            began = loop.time()
+            began, failure = loop.time(), None
             try:
                 await _stray_is_failure(work)
+            except Exception as error:  # noqa: BLE001  # whatever the machine or an error of our own made it raise
+                failure = error
+            failures = 1 if loop.time() - began > MAX_RESTART_SECONDS else failures + 1
+            pause = backoff.after(failures)
+            if failure is None:
                 log.error("%s has ended by itself; it is started again in %g s", name, pause)
-                self.count_error(name)
-            except Exception as error:  # whatever a message, the machine or an error of our own made it raise
-                log.exception("%s has failed; it is started again in %g s", name, pause)
-                self.count_error(name, error)
-            if loop.time() - began > MAX_RESTART_SECONDS:
-                pause = self._first_restart_seconds
+            else:
+                log.error("%s has failed; it is started again in %g s", name, pause, exc_info=failure)
+            self.count_error(name, failure)
             self._down.add(name)
             await asyncio.sleep(pause)
             self._down.discard(name)
-            pause = min(2 * pause, MAX_RESTART_SECONDS)
 
     async def _once(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

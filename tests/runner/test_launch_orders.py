@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from checks.collective.nccom.vector import Accepted
 from checks.contract import Finding, Status
 from checks.host.machine import Host
-from healthd.core.launch_permission import checks_over_nodes, judge, own_node, round_of
 from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, NccomGroup, Order
+from healthd.core.model.launch_permission import checks_over_nodes, judge, own_node, round_of
 from healthd.node.nccom.main_node import Main
 from healthd.node.nccom.round import RoundSettings
 from healthd.node.orders.collectives import Collectives

@@ -21,6 +21,7 @@ from healthd.aggregator.model import Gate
 from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
 from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
 from healthd.aggregator.ui.session import local_path
+from healthd.core import text
 from healthd.core.model import Health
 from tests.aggregator.lab import Lab
 from tests.aggregator.parts import Clock, Node, fleet, result, state
@@ -144,9 +145,9 @@ def test_numbers_in_names_count() -> None:
 
 @given(st.floats())
 def test_any_age_and_any_time_can_be_said(value: float) -> None:
-    assert formatting.ago(value)
-    assert formatting.span(value)
-    assert formatting.moment(value)
+    assert text.ago(value)
+    assert text.span(value)
+    assert text.moment(value)
 
 
 @given(st.text(max_size=80))

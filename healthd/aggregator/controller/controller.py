@@ -20,9 +20,9 @@ from healthd.aggregator.model.calibration import Ended
 from healthd.aggregator.model.quarantines import Breaker, Record
 from healthd.aggregator.store import calibration_rows, changes
 from healthd.aggregator.store.changes import PutOutcome
-from healthd.core.bounded_text import plain
 from healthd.core.errors import NotFoundError
 from healthd.core.model import Decision, GateRequest, NodeState, Quarantine
+from healthd.core.text import plain
 
 log = logging.getLogger(__name__)
 

@@ -47,8 +47,8 @@ from healthd.aggregator.store.changes import (
     PutQuarantine,
 )
 from healthd.aggregator.validation.groups import orders_of
-from healthd.core.bounded_text import plain
 from healthd.core.model import Lease, NodeState, Order, Quarantine, RunOrder
+from healthd.core.text import plain
 
 MOST_DECIDED = 2000
 """Decided gates kept in memory for those who ask again; older ones are read from the store."""

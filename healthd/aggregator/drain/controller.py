@@ -21,6 +21,7 @@ from healthd.aggregator.drain.model import Actuator, ActuatorError, Done, Remova
 from healthd.aggregator.drain.plan import Plan, Rejected, Sight, culprits, desired
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model import Gate
+from healthd.core.backoff import Backoff
 from healthd.core.errors import StoreError
 from healthd.core.model import Decision
 
@@ -133,17 +134,16 @@ class Hand:
 
     async def run(self) -> None:
         """For ever; ends by cancellation."""
-        pause = FIRST_PAUSE_SECONDS
+        failures = 0
         while True:
             try:
                 await self.turn()
             except ActuatorError as error:
                 self._say(_AWAY, str(error))
-                wait = max(pause, error.retry_after_seconds or 0.0)
-                pause = min(2 * pause, self._settings.backoff_max_seconds)
-                await asyncio.sleep(min(wait, self._settings.backoff_max_seconds))
+                failures += 1
+                await asyncio.sleep(self._pause(failures, error))
                 continue
-            pause = FIRST_PAUSE_SECONDS
+            failures = 0
             try:
                 async with asyncio.timeout(self._next_look()):
                     await self._wake.wait()
@@ -301,9 +301,12 @@ class Hand:
     def _failed(self, node: str, error: ActuatorError) -> None:
         self._say(node, f"{node}: {error}")
         failures = self._trouble[node].failures + 1 if node in self._trouble else 1
-        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10), self._settings.backoff_max_seconds)
-        asked = min(error.retry_after_seconds or 0.0, self._settings.backoff_max_seconds)
-        self._trouble[node] = _Trouble(failures, self._clock() + max(pause, asked))
+        self._trouble[node] = _Trouble(failures, self._clock() + self._pause(failures, error))
+
+    def _pause(self, failures: int, error: ActuatorError) -> float:
+        """Seconds until the next try: by the failures in a row, or longer where the scheduler asks for it."""
+        most = self._settings.backoff_max_seconds
+        return max(Backoff(FIRST_PAUSE_SECONDS, most).after(failures), min(error.retry_after_seconds or 0.0, most))
 
     def _next_look(self) -> float:
         """Sooner than usual while a node is to be tried again or a reject is held."""

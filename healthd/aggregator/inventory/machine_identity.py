@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from checks.contract import Status
 from healthd.core import wire
-from healthd.core.bounded_text import plain
 from healthd.core.model import NodeState
+from healthd.core.text import plain
 
 MOST_IDENTITY = 128
 """Characters of a serial number or instance id: real ones have some forty, and the database has room for so many."""

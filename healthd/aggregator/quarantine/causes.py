@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 
 from healthd.aggregator.model.policy import Policy
@@ -17,6 +16,7 @@ from healthd.aggregator.model.quarantines import (
     Record,
     Rule,
 )
+from healthd.core.text import moment, span
 
 _ORDER = {Rule.HARD: 0, Rule.ACCUSED: 1, Rule.SOFT: 2}
 
@@ -105,19 +105,3 @@ def _counted(count: Count, policy: Policy) -> Cause:
         )
     key = f"{fault.check} {fault.code} {fault.target if fault.check != COLLECTIVES else ''}"
     return _cause(count.rule, fault.code, key, reason, policy, injected=fault.injected)
-
-
-def moment(at: float) -> str:
-    """A time for people: `2026-11-21 12:00Z`. Ages are what nodes say, so that it may be none of the calendar."""
-    try:
-        return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%MZ")
-    except (ValueError, OverflowError, OSError):
-        return "long ago" if at < 0 else "a time to come"
-
-
-def span(seconds: float) -> str:
-    """A length of time for people: `90 s`, `10 min`, `2.7 h`, `28 d`."""
-    for bound, scale, name in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < bound:
-            return f"{seconds / scale:.3g} {name}"
-    return f"{seconds / 86400:.3g} d"

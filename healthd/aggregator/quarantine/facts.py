@@ -13,9 +13,9 @@ from healthd.aggregator.inventory.machine_identity import machine_identity, name
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import COLLECTIVES, Facts, Fault, Outcome, Room
-from healthd.core.bounded_text import plain
 from healthd.core.evidence import judge_tier
 from healthd.core.model import CheckResult, Health, Inventory, NodeState, Reason
+from healthd.core.text import plain
 
 MOST_FAULTS = 8
 """Findings of one result that are looked at: one is enough to fail it, more only say more."""

@@ -6,8 +6,9 @@ import dataclasses
 
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantines import Effect, Facts, Keep, Lift, Mode, Record, Room, Trip, Word, Would
-from healthd.aggregator.quarantine.causes import Cause, moment, span
+from healthd.aggregator.quarantine.causes import Cause
 from healthd.core.model import Quarantine
+from healthd.core.text import moment, span
 
 MOST_REPEATS = 1000
 

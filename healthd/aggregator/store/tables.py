@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from healthd.core.bounded_text import plain
+from healthd.core.text import plain
 
 METADATA = MetaData()
 

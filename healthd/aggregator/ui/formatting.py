@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 
 from checks.contract import Action, Status
 from healthd.core.model import Health, Verdict
@@ -64,35 +63,6 @@ ACTIONS: Mapping[Action, tuple[str, str]] = {
 }
 
 _DIGITS = re.compile(r"(\d+)")
-
-
-def ago(seconds: float | None) -> str:
-    """An age for people: `now`, `12 s`, `4 min`, `3 h`, `2 days`; `never` where there is none."""
-    if seconds is None or seconds != seconds:
-        return "never"
-    if seconds < 1.5:
-        return "now"
-    return f"{span(seconds)} ago"
-
-
-def span(seconds: float) -> str:
-    """A length of time, one unit, rounded down so that it never says more than there was."""
-    if seconds != seconds or seconds < 0:
-        return "0 s"
-    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size or (seconds >= size and unit == "d"):
-            return f"{seconds // size:.0f} {unit}"
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def moment(at: float) -> str:
-    """A time in UTC, to the second: `2026-05-01 12:30:05`. What is no time is said to be none."""
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return "no time"
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

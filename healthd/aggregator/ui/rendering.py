@@ -16,6 +16,7 @@ from checks.limits import quantity
 from checks.printable import printable
 from healthd import __version__
 from healthd.aggregator.ui import formatting
+from healthd.core import text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -77,9 +78,9 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(
-        ago=formatting.ago,
-        span=formatting.span,
-        moment=formatting.moment,
+        ago=text.ago,
+        span=text.span,
+        moment=text.moment,
         brief=formatting.brief,
         quantity=lambda m: quantity(m.name, m.value),
         path=lambda text: quote(str(text), safe=""),

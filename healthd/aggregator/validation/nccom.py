@@ -15,8 +15,8 @@ from checks.reasons import action_of, blame_of
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Validation
-from healthd.core.launch_permission import checks_over_nodes, judge
 from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, NccomGroup, Order, OrderReport, Reason
+from healthd.core.model.launch_permission import checks_over_nodes, judge
 
 FINAL = ("done", "refused", "cancelled")
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from checks.limits import quantity
-from healthd.cli.terminal.render import age_text, table_of
+from healthd.cli.terminal.render import table_of
+from healthd.core.text import moment, span
 
 MOST_ROWS = 12
 
@@ -56,10 +55,9 @@ def _head(report: Mapping[str, Any]) -> str:
     since = report["since"]
     if since is None:
         return f"[bold]no gate was decided in the last {report['days']:g} days[/]"
-    oldest = datetime.datetime.fromtimestamp(since, datetime.UTC).strftime("%Y-%m-%d %H:%M")
     text = f"[bold]{report['jobs']} jobs told their end[/]" + (f": {escape(ended)}" if ended else "")
     untold = f"; {report['untold']} that were admitted have not (yet)" if report["untold"] else ""
-    return f"{text}{untold}  [dim]last {report['days']:g} days, the oldest gate of {oldest}Z[/]"
+    return f"{text}{untold}  [dim]last {report['days']:g} days, the oldest gate of {moment(since)}[/]"
 
 
 def _exit(found: Mapping[str, Any]) -> Iterable[str]:
@@ -75,10 +73,9 @@ def _ungated(found: Mapping[str, Any] | None) -> Iterable[str]:
     """Nothing where every job of Slurm had a gate."""
     if found is None or not found["jobs"]:
         return
-    began = datetime.datetime.fromtimestamp(found["since"], datetime.UTC).strftime("%Y-%m-%d %H:%M")
     jobs = f"{found['jobs']} job{'' if found['jobs'] == 1 else 's'} of Slurm"
     examples = ", ".join(map(str, found["examples"]))
-    yield f"[red]✗ {jobs} started without a gate since {began}Z[/], the newest: {escape(examples)}"
+    yield f"[red]✗ {jobs} started without a gate since {moment(found['since'])}[/], the newest: {escape(examples)}"
     yield "  PrologSlurmctld could not run or could not ask: run 'healthd slurm doctor' as SlurmUser on the controller"
 
 
@@ -130,4 +127,4 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _seconds(value: float) -> str:
-    return quantity("s_seconds", value) if value < 120 else age_text(value)
+    return span(value)

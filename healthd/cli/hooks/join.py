@@ -16,6 +16,7 @@ from healthd.cli.hooks.stopping import Stopped, stoppable
 from healthd.cli.hooks.unreachable import may_start
 from healthd.cli.settings.hooks import GateSettings
 from healthd.cli.settings.tree import Settings
+from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.http.aggregator_client import Aggregator, NotAdmittedError, RefusedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
@@ -29,6 +30,8 @@ GONE_SECONDS = 600.0
 
 MOST_ROUNDS = 3
 """How often a group comes together again because somebody was lost between the answer and the start."""
+
+RETRIES = Backoff(0.1, 5.0)
 
 SETTLE_SECONDS = 90.0
 """Within which all admitted members have confirmed the start, or have not."""
@@ -195,13 +198,13 @@ def _confirmed(aggregator: Aggregator, decision: Decision, hook: Hook) -> bool:
 
     NotAdmittedError where that cannot be told, also because the aggregator went away: others may know that none goes.
     """
-    end, pause = time.monotonic() + SETTLE_SECONDS, 0.1
+    end, failures = time.monotonic() + SETTLE_SECONDS, 0
     while time.monotonic() < end:
         try:
             go, missing = aggregator.acknowledge(decision.id, hook.join.node)
         except UnreachableError:
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+            failures += 1
+            time.sleep(RETRIES.after(failures))
             continue
         if go is not None:
             hook.said = list(missing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
 from checks.limits import quantity
 from healthd.cli.terminal.console import Terminal
 from healthd.core.model import AdmittedNode, CheckResult, Decision, ExcludedNode, Health, NodeState, Reason, Verdict
+from healthd.core.text import ago, moment
 
 if TYPE_CHECKING:
     from healthd.runner import CheckInfo
@@ -321,16 +321,6 @@ def _address(reason: Reason) -> str:
     return f"{reason.check} {reason.target}: "
 
 
-def age_text(seconds: float | None) -> str:
-    """`never`, `12 s`, `5 min`, `3.1 h`, `2 d`."""
-    if seconds is None:
-        return "never"
-    for bound, scale, name in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < bound:
-            return f"{seconds / scale:.0f} {name}"
-    return f"{seconds / 86400:.1f} d"
-
-
 def _count(value: int | None, noun: str) -> str:
     """`1 device`, `16 devices`, `unknown devices`."""
     return f"{'unknown' if value is None else value} {noun}" + ("" if value == 1 else "s")
@@ -359,7 +349,7 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
         why = node["reasons"][0]["message"] if node["reasons"] else ""
         if node["quarantine"]:
             why = f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
-        heard = "never" if node["heard_seconds"] is None else f"{age_text(node['heard_seconds'])} ago"
+        heard = ago(node["heard_seconds"])
         table.add_row(escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(why))
     console.print(table)
 
@@ -376,7 +366,7 @@ def print_node(record: Mapping[str, Any]) -> None:
     else:
         show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
     heard = record["heard_seconds"]
-    console.print(f"[dim]last heard: {'never' if heard is None else age_text(heard) + ' ago'}[/]")
+    console.print(f"[dim]last heard: {ago(heard)}[/]")
     for line in event_lines(record["events"][:5]):
         console.print(line)
 
@@ -384,20 +374,15 @@ def print_node(record: Mapping[str, Any]) -> None:
 def event_lines(events: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """What happened on a node, a line each."""
     for event in events:
-        said = f"[dim]{time_text(event['at'])}[/] {escape(event['kind'])} {escape(event['message'])}"
+        said = f"[dim]{moment(event['at'])}[/] {escape(event['kind'])} {escape(event['message'])}"
         yield said
-
-
-def time_text(at: float) -> str:
-    """`2026-11-21 12:00:00Z`."""
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def history_report(events: Iterable[Mapping[str, Any]]) -> Iterable[Table | str]:
     """What `healthd fleet history` prints: newest first."""
     table = table_of("when", "what", "more", wrapped=("more",))
     for event in events:
-        table.add_row(time_text(event["at"]), escape(event["kind"]), escape(event["message"]))
+        table.add_row(moment(event["at"]), escape(event["kind"]), escape(event["message"]))
     yield table if table.row_count else "nothing has happened there that is remembered"
 
 

@@ -17,6 +17,7 @@ import httpx
 
 from healthd.core import wire
 from healthd.core.admission import why_unanswered
+from healthd.core.backoff import Backoff
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.core.file_trust import check_file
 from healthd.core.http import tls
@@ -272,7 +273,8 @@ class Aggregator:
         began = heard = time.monotonic()
         wait = WAIT_SECONDS if request.wait_seconds is None else request.wait_seconds
         wait = wait if longest_seconds is None else longest_seconds
-        pause, gate, away = 0.2, "", False
+        backoff = Backoff(0.2, 5.0 if gone_seconds is None else min(5.0, gone_seconds / 4))
+        failures, gate, away = 0, "", False
         while True:
             left = began + wait + self._grace_seconds - time.monotonic()
             if left <= 0:
@@ -283,7 +285,8 @@ class Aggregator:
                 hold = max(0.0, min(HOLD_SECONDS, hold_seconds, most))
                 body = self.call("POST", "/v1/gates", body=request, query={"wait": f"{hold:g}"}, hold_seconds=hold)
             except UnreachableError as error:
-                now = time.monotonic()
+                now, failures = time.monotonic(), failures + 1
+                pause = backoff.after(failures)
                 end = max(began + wait, heard + BACK_SECONDS) if gate else began + wait
                 if now + pause > end or (gone_seconds is not None and now - heard > gone_seconds):
                     raise
@@ -291,9 +294,8 @@ class Aggregator:
                     on_away(error)
                 away = True
                 time.sleep(pause)
-                pause = min(pause * 2, 5.0 if gone_seconds is None else min(5.0, gone_seconds / 4))
                 continue
-            heard, away, pause = time.monotonic(), False, 0.2
+            heard, away, failures = time.monotonic(), False, 0
             decision = self._read(body)
             if decision.decision is not Verdict.HOLD:
                 if why := why_unanswered(request, decision):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from healthd.core import wire
+from healthd.core.backoff import Backoff
 from healthd.core.errors import BadInputError, HealthdError, UnreachableError
 from healthd.core.http.aggregator_client import (
     BAD_REQUEST,
@@ -28,6 +29,7 @@ from healthd.hooks.preflight.main_node import MainNode, main_node
 from healthd.hooks.preflight.roll_call import DifferenceError, call, check, reach_main, tell_difference
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
+RETRIES = Backoff(0.1, 2.0)
 ROLL_CALL_SECONDS = 3.0
 RANKS_PER_SECOND = 200.0
 # Processes of other local ranks fetch the outcome by themselves and are not counted by the handshake.
@@ -208,15 +210,16 @@ async def _handshake(task: Task, decision: Decision, event: str, *, wait: float 
             raise UnreachableError(f"aggregator {task.url}: {error}") from None
 
     loop = asyncio.get_running_loop()
-    end, pause = loop.time() + task.gone_seconds, 0.1
+    end, failures = loop.time() + task.gone_seconds, 0
     while True:
         try:
             return await call(task, step)
         except UnreachableError:
+            failures += 1
+            pause = RETRIES.after(failures)
             if loop.time() + pause > end:
                 raise
             await asyncio.sleep(pause)
-            pause = min(2 * pause, 2.0)
 
 
 # --- after the hook was told ------------------------------------------------------------------------------------------

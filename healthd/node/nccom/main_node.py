@@ -23,8 +23,15 @@ from checks.collective.nccom.run import Ran, find_tool, free_ports, learn_abilit
 from checks.collective.nccom.vector import Refused
 from checks.contract import Finding, Limit, Status
 from checks.host.machine import Host, HostError
-from healthd.core.launch_permission import MAX_LAUNCH_CHARACTERS, judge, launch_of, meeting_point, round_of, step_of
 from healthd.core.model import CollectiveOrder, Launch, NccomGroup
+from healthd.core.model.launch_permission import (
+    MAX_LAUNCH_CHARACTERS,
+    judge,
+    launch_of,
+    meeting_point,
+    round_of,
+    step_of,
+)
 from healthd.node.nccom.process_tree import drop_folder, make_folder, read_text, start_tree
 from healthd.node.nccom.rsh import MAX_LINE_BYTES, RshError, read_request, write_answer
 

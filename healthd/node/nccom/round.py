@@ -27,8 +27,8 @@ from checks.collective.nccom.launch import MPI_PREFIX, Plan, daemon_environment
 from checks.collective.nccom.vector import Accepted, Refused
 from checks.contract import Finding, Limit
 from checks.host.machine import Host
-from healthd.core.launch_permission import as_launch, judge, own_node, plan_of
 from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, OrderReport
+from healthd.core.model.launch_permission import as_launch, judge, own_node, plan_of
 from healthd.node.checks.active_run import Report
 from healthd.node.nccom.main_node import Main
 from healthd.node.nccom.process_tree import Tree, drop_folder, make_folder, start_tree
