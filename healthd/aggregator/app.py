@@ -27,7 +27,7 @@ from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.model import Gate
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings

@@ -11,7 +11,7 @@ from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
 from healthd.baselines.settings import BaselineSettings

@@ -20,7 +20,7 @@ from healthd.aggregator.calibration.facts import facts_of, way_of
 from healthd.aggregator.calibration.report import ExitRule, exit_of, needed, report_of, word_of
 from healthd.aggregator.calibration.shares import quantile, share, wilson
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.model import Gate, OrderedRun, Override
 from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, Way
 from healthd.aggregator.store.calibration_rows import read_counts, read_facts

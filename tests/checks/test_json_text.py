@@ -19,7 +19,7 @@ from checks.worker import protocol
 from healthd.baselines import files
 from healthd.cli.settings.tree import Settings
 from healthd.core import wire
-from healthd.core.config import load
+from healthd.core.config.load import load
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import SyncAnswer
 from healthd.core.toml_text import parse_toml

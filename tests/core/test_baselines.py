@@ -27,7 +27,7 @@ from healthd.baselines.sampling import kind_of, limit_name, samples_of, why_not
 from healthd.cli.fleet.baseline_init import configuration
 from healthd.cli.settings.tree import Settings
 from healthd.core import wire
-from healthd.core.config import load
+from healthd.core.config.load import load
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, Health, LearnedBounds, LearnedLimits, NodeState, Quarantine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from checks.contract import Tier
 from healthd.cli.settings.tree import Settings
-from healthd.core.config import load as load_config
+from healthd.core.config.load import load as load_config
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checks.contract import Blame, Finding, Measurement, Status, Tier
 from checks.reasons import action_of
-from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.model import Gate, Phase, Terms
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError

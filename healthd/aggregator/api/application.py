@@ -30,7 +30,7 @@ from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, encode_proble
 from healthd.aggregator.controller.bulkheads import Fault, Where
 from healthd.aggregator.ui import add_to as add_page_to
 from healthd.aggregator.ui.session import check_origin
-from healthd.core.config import nearest
+from healthd.core.config.schema import nearest
 from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.http.addresses import host_of
 from healthd.core.model import Problem

@@ -20,10 +20,10 @@ from healthd.aggregator.controller.roll_call import RollCall
 from healthd.aggregator.drain.controller import Hand
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
-from healthd.aggregator.metrics import FleetMetrics
+from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
-from healthd.core.config import nearest
+from healthd.core.config.schema import nearest
 from healthd.core.errors import BadInputError
 from healthd.core.tasks import Tasks
 from healthd.core.wire import decode, encode

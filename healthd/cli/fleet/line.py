@@ -10,7 +10,7 @@ import click
 
 from healthd.cli.settings.options import common_options
 from healthd.cli.settings.tree import Settings
-from healthd.core.config import parse_duration
+from healthd.core.config.values import parse_duration
 from healthd.core.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:

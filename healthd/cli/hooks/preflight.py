@@ -19,7 +19,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr, told
-from healthd.core.config import key_of
+from healthd.core.config.schema import key_of
 from healthd.core.errors import ConfigError
 from healthd.core.model import GateRequest
 from healthd.hooks.launchers import Place, describe, find_place

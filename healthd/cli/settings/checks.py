@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from checks.contract import Limit
 from healthd.baselines.settings import BaselineSettings
 from healthd.cli.settings.probes import LimitSettings, ProbeSettings, ProgramSettings
-from healthd.core.config import locate, nearest, parse_duration
+from healthd.core.config.load import locate
+from healthd.core.config.schema import nearest
+from healthd.core.config.values import parse_duration
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.file_trust import check_file, check_folder
 from healthd.node.settings import NodeSettings

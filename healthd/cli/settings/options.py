@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from healthd.cli.settings.checks import CheckSettings
-from healthd.core.config import load
+from healthd.core.config.load import load
 from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from checks.contract import Tier
-from healthd.core.config import nearest
+from healthd.core.config.schema import nearest
 
 # As many logical devices as the largest machines have cores; beyond it is a slip.
 MOST_CPU_DEVICES = 1024

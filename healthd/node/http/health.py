@@ -14,7 +14,7 @@ from typing import Any
 
 from checks.contract import Finding, Measurement, Status, Tier
 from checks.limits import unit
-from healthd.core.config import parse_duration
+from healthd.core.config.values import parse_duration
 from healthd.core.errors import BadInputError
 from healthd.core.evidence import expired, judge_tier
 from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason

@@ -8,35 +8,29 @@ from __future__ import annotations
 
 import itertools
 import time
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
 from healthd.aggregator.calibration.facts import device_seconds
 from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.metrics.collectors import FleetCollector, TroubleCollector
 from healthd.aggregator.model import Gate
 from healthd.aggregator.model.calibration import STARTED, Ended
-from healthd.aggregator.model.quarantines import Mode as RuleMode
-from healthd.aggregator.model.quarantines import Rule
-from healthd.core.http.exposition import exposition, task_errors_metric
-from healthd.core.model import Health, Verdict
+from healthd.core.http.exposition import exposition
+from healthd.core.model import Verdict
 
 # Fresh evidence takes a tenth of a second, ordered runs some seconds, waiting for nodes up to hours.
 GATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0)
 # A validation starts processes on every node and runs several rounds.
 VALIDATION_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-# A node is heard every 25 s when all is well, and silent after 60 s.
-AGE_BUCKETS = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 900.0, 3600.0)
 # Grants whose moment is remembered for the answer to the one who asked.
 REMEMBERED_GRANTS = 1000
-OWNER_KINDS = ("person", "rule")
 
 
 class FleetMetrics:
@@ -120,8 +114,8 @@ class FleetMetrics:
             ("would", "reason"),
             registry=self._registry,
         )
-        self._registry.register(_Survey(fleet, holding, overrides, breakers, words))
-        self._registry.register(_Plight(fleet, waits, recovering, store, drifts, errors, task_errors, now))
+        self._registry.register(FleetCollector(fleet, holding, overrides, breakers, words))
+        self._registry.register(TroubleCollector(fleet, waits, recovering, store, drifts, errors, task_errors, now))
 
     def add(self, collector: Collector) -> None:
         """One more that is asked at each scrape."""
@@ -184,137 +178,3 @@ def _bounded(code: str | None) -> str:
     if code is None:
         return "none"
     return code if code in REASONS else "other"
-
-
-class _Survey(Collector):
-    """What is counted anew at each scrape, in one walk over the fleet."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        holding: Callable[[], int],
-        overrides: Callable[[], int],
-        breakers: Callable[[], int],
-        words: Callable[[], Mapping[tuple[str, str], int]],
-    ) -> None:
-        self._fleet = fleet
-        self._breakers = breakers
-        self._words = words
-        self._holding = holding
-        self._overrides = overrides
-
-    def collect(self) -> Iterator[Metric]:
-        counts = dict.fromkeys(Health, 0)
-        buckets = [0] * (len(AGE_BUCKETS) + 1)
-        total = 0.0
-        owners = dict.fromkeys(OWNER_KINDS, 0)
-        for health, heard_seconds, quarantine in self._fleet.survey():
-            counts[health] += 1
-            if heard_seconds is not None:
-                buckets[bisect_left(AGE_BUCKETS, heard_seconds)] += 1
-                total += heard_seconds
-            if quarantine is not None and quarantine.owner_kind in owners:
-                owners[quarantine.owner_kind] += 1
-        nodes = GaugeMetricFamily("healthd_fleet_nodes", "Known nodes by health.", labels=("health",))
-        for health, count in counts.items():
-            nodes.add_metric((health.value,), count)
-        yield nodes
-        ages = HistogramMetricFamily("healthd_fleet_node_age_seconds", "Seconds since each node was heard, now.")
-        bounds = [*(str(bound) for bound in AGE_BUCKETS), "+Inf"]
-        ages.add_metric((), [(bound, sum(buckets[: i + 1])) for i, bound in enumerate(bounds)], sum_value=total)
-        yield ages
-        quarantined = GaugeMetricFamily(
-            "healthd_quarantined_nodes", "Nodes kept out of admissions, by who said so.", labels=("owner_kind",)
-        )
-        for owner, count in owners.items():
-            quarantined.add_metric((owner,), count)
-        yield quarantined
-        yield GaugeMetricFamily("healthd_gates_holding", "Gates that are not decided yet.", value=self._holding())
-        yield GaugeMetricFamily(
-            "healthd_overrides_active", "Jobs that a person admits by hand.", value=self._overrides()
-        )
-        yield GaugeMetricFamily(
-            "healthd_quarantine_breaker_open",
-            "Pools in which rules quarantine nobody any more until a person resets their breaker.",
-            value=self._breakers(),
-        )
-        spoken = CounterMetricFamily(
-            "healthd_rule_verdicts",
-            "Times that a rule came to keep a node out, by what came of it.",
-            labels=("rule", "mode"),
-        )
-        counted = self._words()
-        for rule in Rule:
-            for mode in RuleMode:
-                spoken.add_metric((rule.value, mode.value), counted.get((rule.value, mode.value), 0))
-        yield spoken
-
-
-class _Plight(Collector):
-    """What the aggregator itself has trouble with, and how long things have waited; all 0 in good days."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        waits: Callable[[], Sequence[float]],
-        recovering: Callable[[], bool],
-        store: Callable[[], tuple[int, bool]],
-        drifts: Callable[[], int],
-        errors: Callable[[], Mapping[str, int]],
-        task_errors: Mapping[str, int],
-        now: Callable[[], float],
-    ) -> None:
-        self._fleet = fleet
-        self._task_errors = task_errors
-        self._drifts = drifts
-        self._errors = errors
-        self._now = now
-        self._waits = waits
-        self._recovering = recovering
-        self._store = store
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "healthd_gates_holding_oldest_seconds",
-            "How long the gate that has waited longest has been waiting.",
-            value=max(self._waits(), default=0.0),
-        )
-        now = self._now()
-        ages = dict.fromkeys(OWNER_KINDS, 0.0)
-        for _, _, quarantine in self._fleet.survey():
-            if quarantine is not None and quarantine.owner_kind in ages:
-                ages[quarantine.owner_kind] = max(ages[quarantine.owner_kind], now - quarantine.since)
-        oldest = GaugeMetricFamily(
-            "healthd_quarantine_oldest_seconds",
-            "How long the node that has been kept out longest has been, by who said so.",
-            labels=("owner_kind",),
-        )
-        for owner, seconds in ages.items():
-            oldest.add_metric((owner,), seconds)
-        yield oldest
-        yield GaugeMetricFamily(
-            "healthd_fleet_recovering",
-            "1 while nothing is admitted because the aggregator does not know its fleet again yet.",
-            value=float(self._recovering()),
-        )
-        yield GaugeMetricFamily(
-            "healthd_baseline_drifts",
-            "Baselines in force from which the median of the fleet has drifted away.",
-            value=self._drifts(),
-        )
-        failures, failing = self._store()
-        yield CounterMetricFamily(
-            "healthd_store_failures", "Writes to the database that failed since the start.", value=failures
-        )
-        yield GaugeMetricFamily(
-            "healthd_store_failing", "1 while the last write to the database failed.", value=float(failing)
-        )
-        internal = CounterMetricFamily(
-            "healthd_internal_errors",
-            "Failures of the aggregator that nobody foresaw, by what they stopped; its log has the tracebacks.",
-            labels=("where",),
-        )
-        for where, count in self._errors().items():
-            internal.add_metric((where,), count)
-        yield internal
-        yield task_errors_metric(self._task_errors)

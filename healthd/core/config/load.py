@@ -8,45 +8,25 @@ What is not known is an error that names file and line (or the variable) and the
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
-import enum
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from healthd.core.config.schema import fields, is_record, key_of, leaves, nearest, records_by_name
+from healthd.core.config.values import leaf
 from healthd.core.errors import ConfigError, words_of
 from healthd.core.toml_text import parse_toml
 
 T = TypeVar("T")
 
 PREFIX = "HEALTHD_"
-_MAPPINGS = (dict, collections.abc.Mapping)
 
 # What Kubernetes injects for a Service named healthd: no setting of ours.
 _INJECTED_BY_KUBERNETES = re.compile(r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$")
 # What we set for others: the job's environment after a preflight, and makefile switches.
 _OURS_FOR_OTHERS = frozenset({"HEALTHD_RANK", "HEALTHD_NNODES", "HEALTHD_MAIN", "HEALTHD_HOSTFILE", "HEALTHD_CONFIG"})
-
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
-_UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_duration(text: str | float) -> float:
-    """Seconds of `2s`, `10m`, `1h`, `1d`, `250ms` or a plain number; ValueError says what would be right."""
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        if text >= 0:
-            return float(text)
-    elif isinstance(text, str) and (match := _DURATION.fullmatch(text)):
-        return float(match[1]) * _UNIT_SECONDS[match[2]]
-    raise ValueError(f"{text!r} is not a duration; write 2s, 10m or 1h")
-
-
-def key_of(field_name: str) -> str:
-    """The key of a field: its name without the unit that durations carry."""
-    return field_name.removesuffix("_seconds")
 
 
 def load(
@@ -74,12 +54,12 @@ def load(
         values = _parse(file, text)
         _take(schema, values, tree, where=lambda path: f"{file}:{_line_of(text, path)}", path=())
     for name, path, annotation in _variables(schema, environ, sections):
-        _put(tree, path, _leaf(annotation, path, environ[name], where=name, text=True))
+        _put(tree, path, leaf(annotation, path, environ[name], where=name, text=True))
     for dotted, value in arguments.items():
         if value is not None and value != ():
             path = _resolve(schema, tuple(dotted.split(".")), sections)
             annotation = _annotation(schema, path)
-            _put(tree, path, _leaf(annotation, path, value, where=_option(path), text=isinstance(value, str)))
+            _put(tree, path, leaf(annotation, path, value, where=_option(path), text=isinstance(value, str)))
     return _build(schema, tree, ())
 
 
@@ -132,21 +112,21 @@ def _dotted(text: str) -> tuple[str, ...]:
 
 def _take(schema: Any, values: Mapping[str, Any], tree: dict[str, Any], *, where: Any, path: tuple[str, ...]) -> None:
     """Move what the file says into the tree, checking every key."""
-    known = _fields(schema)
+    known = fields(schema)
     for key, value in values.items():
         here = (*path, key)
         if key not in known:
             raise ConfigError(f"{where(here)}: unknown key {'.'.join(here)!r}{nearest(key, known)}")
         annotation = known[key][1]
-        if _is_record(annotation) and isinstance(value, dict):
+        if is_record(annotation) and isinstance(value, dict):
             _take(annotation, value, tree.setdefault(key, {}), where=where, path=here)
-        elif (inner := _records_by_name(annotation)) is not None and isinstance(value, dict):
+        elif (inner := records_by_name(annotation)) is not None and isinstance(value, dict):
             for name, members in value.items():
                 if not isinstance(members, dict):
                     raise ConfigError(f"{where((*here, name))}: {'.'.join((*here, name))!r} must be a table")
                 _take(inner, members, tree.setdefault(key, {}).setdefault(name, {}), where=where, path=(*here, name))
         else:
-            tree[key] = _leaf(annotation, here, value, where=where(here), text=False)
+            tree[key] = leaf(annotation, here, value, where=where(here), text=False)
 
 
 # --- variables and arguments ----------------------------------------------------------------------------------------
@@ -175,27 +155,18 @@ def _variables(
             raise ConfigError(f"environment: unknown variable {name!r}{nearest(name, {**known, **short})}")
 
 
-def leaves(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every key that a variable or an option can set, with its type; tables of named records are the file's alone."""
-    for key, (_, annotation) in _fields(schema).items():
-        if _is_record(annotation):
-            yield from leaves(annotation, (*path, key))
-        elif _records_by_name(annotation) is None:
-            yield (*path, key), annotation
-
-
 def _resolve(schema: Any, path: tuple[str, ...], sections: Sequence[str]) -> tuple[str, ...]:
     """The full path of one that may leave out its section."""
-    known = _fields(schema)
+    known = fields(schema)
     for section in ("", *sections):
         full = (section, *path) if section else path
         keys: Any = known
         for depth, key in enumerate(full):
             if key not in keys:
                 break
-            if depth == len(full) - 1 and not _is_record(keys[key][1]):
+            if depth == len(full) - 1 and not is_record(keys[key][1]):
                 return full
-            keys = _fields(keys[key][1]) if _is_record(keys[key][1]) else {}
+            keys = fields(keys[key][1]) if is_record(keys[key][1]) else {}
     return path
 
 
@@ -210,7 +181,7 @@ def locate(file: Path, path: Sequence[str]) -> str:
 def _annotation(schema: Any, path: tuple[str, ...]) -> Any:
     annotation: Any = schema
     for key in path:
-        annotation = _fields(annotation)[key][1]
+        annotation = fields(annotation)[key][1]
     return annotation
 
 
@@ -224,110 +195,14 @@ def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
     tree[path[-1]] = value
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
-
-
-def _leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: bool) -> Any:
-    """One value, converted; `text` says that it came as text and may need splitting."""
-    name = ".".join(path)
-    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    if value is None and type(None) in options:
-        return None
-    wanted = next(option for option in options if option is not type(None))
-    origin = typing.get_origin(wanted)
-    try:
-        if isinstance(wanted, type) and issubclass(wanted, _Seconds):
-            return parse_duration(value)
-        if origin in (tuple, list):
-            if text:
-                value = [part.strip() for part in value.split(",") if part.strip()]
-            elif isinstance(value, str):
-                raise ValueError(f"must be a list, not {value!r}")
-        if origin in _MAPPINGS and text:
-            pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-            if any(not separator for _, separator, _ in pairs):
-                raise ValueError(f"{value!r} must be written name=value,name=value")
-            value = {key.strip(): item.strip() for key, _, item in pairs}
-        if origin in _MAPPINGS and isinstance(value, dict) and typing.get_args(wanted)[1] is _Seconds:
-            value = {key: parse_duration(item) for key, item in value.items()}
-            wanted = dict[typing.get_args(wanted)[0], float]  # type: ignore[misc]
-        if wanted is Path:
-            return _path(wanted, value)
-        if wanted is bool and text:
-            return _boolean(value)
-        return _converted(value, wanted, strict=not text)
-    except ValueError as error:
-        choices = ", ".join(_choices(wanted))
-        said = f"{value!r} is none of: {choices}" if choices else error
-        raise ConfigError(f"{where}: {name}: {said}") from None
-
-
-def _choices(wanted: Any) -> tuple[str, ...]:
-    """What there is to choose from, for a type of few values; else nothing."""
-    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
-        return tuple(str(item.value) for item in wanted)
-    if typing.get_origin(wanted) is typing.Literal:
-        return tuple(map(str, typing.get_args(wanted)))
-    return ()
-
-
-def _path(wanted: type[Any], value: Any) -> Path:
-    """A path from text, also inside lists: the converter does not know them."""
-    if wanted is not Path:
-        raise NotImplementedError(f"settings have no {wanted}")
-    return Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True)).expanduser()
-
-
-def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:
-    """A value as that type; ValueError says what is wrong with it."""
-    if wanted is str and isinstance(value, str):
-        return value
-    import msgspec  # here, since a passive round without a settings file converts nothing and is to be quick
-
-    try:
-        return msgspec.convert(value, wanted, strict=strict, dec_hook=_path)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
-
-
-class _Seconds(float):
-    """Marks a duration while its type is read."""
-
-
-def _boolean(text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in words:
-        raise ValueError(f"{text!r} is not true or false")
-    return words[text.lower()]
-
-
-# --- records --------------------------------------------------------------------------------------------------------
-
-
-def _fields(schema: Any) -> dict[str, tuple[str, Any]]:
-    """Key -> (field name, type) of a dataclass; a field that ends in `_seconds` is a duration."""
-    hints = typing.get_type_hints(schema)
-    found: dict[str, tuple[str, Any]] = {}
-    for field in dataclasses.fields(schema):
-        if field.metadata.get("internal"):
-            continue
-        annotation = hints[field.name]
-        if field.name.endswith("_seconds") and annotation in (float, float | None):
-            annotation = _Seconds | None if _is_union(annotation) else _Seconds
-        elif field.name.endswith("_seconds") and typing.get_origin(annotation) in _MAPPINGS:
-            annotation = dict[typing.get_args(annotation)[0], _Seconds]  # type: ignore[misc]
-        found[key_of(field.name)] = (field.name, annotation)
-    return found
-
-
 def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T:
     values: dict[str, Any] = {}
-    for key, (name, annotation) in _fields(schema).items():
+    for key, (name, annotation) in fields(schema).items():
         if key not in tree:
             continue
-        if _is_record(annotation):
+        if is_record(annotation):
             values[name] = _build(annotation, tree[key], (*path, key))
-        elif (inner := _records_by_name(annotation)) is not None:
+        elif (inner := records_by_name(annotation)) is not None:
             values[name] = {item: _build(inner, members, (*path, key, item)) for item, members in tree[key].items()}
         else:
             values[name] = tree[key]
@@ -344,29 +219,3 @@ def _build(schema: type[T], tree: Mapping[str, Any], path: tuple[str, ...]) -> T
         return schema(**values)
     except ValueError as error:
         raise ConfigError(f"configuration: {'.'.join(path) or 'settings'}: {error}") from None
-
-
-def _is_record(annotation: Any) -> bool:
-    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
-
-
-def _records_by_name(annotation: Any) -> Any:
-    """X of a table of named records `dict[str, X]`, else None."""
-    arguments = typing.get_args(annotation)
-    if typing.get_origin(annotation) in _MAPPINGS and len(arguments) == 2 and _is_record(arguments[1]):
-        return arguments[1]
-    return None
-
-
-def _is_union(annotation: Any) -> bool:
-    import types
-
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
-
-
-def nearest(key: str, known: Mapping[str, Any]) -> str:
-    """The end of an error: `; did you mean 'x'?`, or what is known."""
-    import difflib
-
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(known)[:12])}"

@@ -1,0 +1,1 @@
+"""Settings from a file, variables and arguments, by one rule for any dataclass."""
