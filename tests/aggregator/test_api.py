@@ -19,6 +19,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.model import Allocation, Lease, NodeState, OrderReport, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
+from tests.aggregator.described import check_later, check_now
 from tests.aggregator.parts import KEY, state
 from tests.patience import PATIENCE
 
@@ -89,7 +90,9 @@ async def running(tmp_path: Path, policy: Policy = POLICY, **changes: Any) -> As
     settings = AggregatorSettings(**({"listen": "127.0.0.1:0", "state_dir": tmp_path} | changes))
     async with (
         aggregator(settings, policy) as (address, _),
-        httpx.AsyncClient(base_url=f"http://{address}", timeout=10.0, verify=False) as client,
+        httpx.AsyncClient(
+            base_url=f"http://{address}", timeout=10.0, verify=False, event_hooks={"response": [check_later]}
+        ) as client,
     ):
         yield client
 
@@ -293,7 +296,7 @@ MANY_NODES = json.dumps({"job": "j", "nodes": [f"n{number}" for number in range(
         ("PUT", "/v1/overrides/j", b'{"reason":"x","for_seconds":1e9}', 400, "within 30 days"),
         ("GET", "/v1/overrides/j", None, 404, "no override"),
         ("POST", "/v1/gates/none/outcome", b'{"status":"ok"}', 404, "no gate"),
-        ("POST", "/v1/gates/none/outcome", b'{"status":""}', 400, "'status'"),
+        ("POST", "/v1/gates/none/outcome", b'{"status":""}', 400, "$.status"),
         ("DELETE", "/v1/gates/none/lease", None, 404, "no gate"),
         ("DELETE", "/v1/nodes/none", None, 404, "no node"),
         ("POST", "/v1/nodes/none/rekey", None, 404, "no node"),
@@ -331,11 +334,28 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     assert up.wait(10)
-    with httpx.Client(base_url=f"http://{ready[0]}", timeout=10.0, verify=False) as client:
+    hooks = {"response": [check_now]}
+    with httpx.Client(base_url=f"http://{ready[0]}", timeout=10.0, verify=False, event_hooks=hooks) as client:
         yield client
     ready[1].call_soon_threadsafe(ready[2].set)
     thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PATCH", "/v1/nodes/n1", "DELETE, GET"),
+        ("POST", "/v1/nodes/n1/quarantine", "DELETE, PUT"),
+        ("DELETE", "/nodes/n1", "GET"),
+        ("GET", "/v1/nodes/n1/sync", "POST"),
+    ],
+)
+def test_who_takes_the_wrong_method_is_told_all_right_ones(
+    shared: httpx.Client, method: str, path: str, allowed: str
+) -> None:
+    response = shared.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
 def test_a_different_question_under_the_same_key_is_a_conflict(tmp_path: Path) -> None:

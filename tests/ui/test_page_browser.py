@@ -94,6 +94,7 @@ def paths(found: Stage) -> list[str]:
         "/gates",
         f"/gates/{found.job}",
         "/reasons",
+        "/docs",
         "/log-in",
         "/nodes/nobody",
     ]  # type: ignore[attr-defined]
@@ -164,6 +165,32 @@ def test_the_keyboard_gets_everywhere_and_is_seen_to(browser: Any, found: Stage)
     page.keyboard.press("Enter")
     page.wait_for_url("**/nodes/node-003")
     page.close()
+
+
+def test_the_page_of_the_api_finds_a_word_and_opens_what_a_link_names(browser: Any, found: Stage) -> None:
+    page = browser.new_page()
+    watch = Watch(page)
+    page.goto(f"{found.url}/docs")
+    calls = page.locator(".call")
+    everything = calls.count()
+    page.fill("#word", "/v1/fleet/breaker/reset")
+    assert page.inner_text("#found") == f"1 of {everything}"
+    assert page.locator(".call:visible").count() == 1
+    # A link to a record that is not shown now shows it again, open.
+    page.fill("#word", "may this job start? 200")
+    page.click("#gates_ask summary")
+    page.click("#gates_ask >> text=GateRequest")
+    page.wait_for_selector("#record-GateRequest[open] >> text=max_age_seconds")
+    assert page.input_value("#word") == ""
+    watch.clean()
+    page.close()
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{found.url}/docs")
+    assert page.locator("#find").is_hidden()
+    page.click("#gates_ask summary")
+    assert "$AGGREGATOR/v1/gates" in page.inner_text("#gates_ask")
+    context.close()
 
 
 def test_everything_but_live_updates_works_without_script(browser: Any, found: Stage) -> None:

@@ -17,7 +17,7 @@ from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError
 from tests.ui.stage import Stage, stage, tokens
 
-PATHS = ("/", "/?part=top", "/nodes/n1", "/gates", "/reasons", "/reasons/WrongResult")
+PATHS = ("/", "/?part=top", "/nodes/n1", "/gates", "/reasons", "/reasons/WrongResult", "/docs")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import http
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.dependencies.models import Dependant
@@ -19,15 +20,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
-from healthd.aggregator.api import baselines, report, validations
+from healthd.aggregator.api import baselines, overrides, report, validations
 from healthd.aggregator.api import gates as api_gates
 from healthd.aggregator.api import nodes as api_nodes
 from healthd.aggregator.api import preflight as api_preflight
 from healthd.aggregator.api import rules as api_rules
-from healthd.aggregator.api.auth import Scope
-from healthd.aggregator.api.handling import Parts, answer, needs, parts_of
+from healthd.aggregator.api.handling import READ, Answer, ApiRoute, Parts, parts_of
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
+from healthd.aggregator.api.records import TargetGroup
 from healthd.aggregator.controller.bulkheads import Fault, Where
+from healthd.aggregator.ui import ROUTERS as PAGE_ROUTERS
 from healthd.aggregator.ui import add_to as add_page_to
 from healthd.aggregator.ui.session import check_origin
 from healthd.core.config.schema import nearest
@@ -41,22 +43,30 @@ log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%a-z]+\]):[0-9]{1,5}")
 
 
-def make_app(parts: Parts) -> FastAPI:
+class Application(FastAPI):
+    """All paths but syncs; `routers` are those for programs."""
+
+    routers: Sequence[APIRouter] = ()
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of the API; it takes a tenth of a second to make, once."""
+        if self.openapi_schema is None:
+            from healthd.aggregator.api.openapi import describe
+
+            self.openapi_schema = describe(route for one in self.routers for route in one.routes)
+        return self.openapi_schema
+
+
+def make_app(parts: Parts) -> Application:
     """The application: every path but syncs."""
-    # No schema and no documentation pages: they load scripts from elsewhere and need no token.
+    # FastAPI's documentation pages load scripts from elsewhere and need no token; ours are in `page.docs`.
     # A path with a slash at its end is no other path: nobody is sent to where a Host header points.
-    app = FastAPI(title="healthd aggregator", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = Application(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.parts = parts
     known = [Depends(_only_known_query), Depends(_from_here)]
-    app.include_router(router, dependencies=known)
-    app.include_router(api_gates.router, dependencies=known)
-    app.include_router(api_nodes.router, dependencies=known)
-    app.include_router(validations.router, dependencies=known)
-    app.include_router(baselines.router, dependencies=known)
-    app.include_router(api_rules.router, dependencies=known)
-    app.include_router(report.router, dependencies=known)
-    if parts.settings.preflight:
-        app.include_router(api_preflight.router, dependencies=known)
+    app.routers = [*ROUTERS, api_preflight.router] if parts.settings.preflight else ROUTERS
+    for one in app.routers:
+        app.include_router(one, dependencies=known)
     add_page_to(app, parts, known)
     app.add_exception_handler(HealthdError, _on_known_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -112,13 +122,21 @@ async def _on_invalid(_request: Request, error: Exception) -> Response:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    path = request.scope["path"][:200]
-    text = {
-        404: f"no such path: {path}",
-        405: f"{request.method} is not for {path}; it has: {headers.get('Allow', 'other methods')}",
-    }.get(status, http.HTTPStatus(status).phrase)
+    path = request.scope["path"]
+    text, headers = http.HTTPStatus(status).phrase, {}
+    if status == 404:
+        text = f"no such path: {path[:200]}"
+    elif status == 405:
+        headers = {"allow": _methods(request.app, path)}
+        text = f"{request.method} is not for {path[:200]}; it has: {headers['allow']}"
     return _problem(problem_of(HttpError(status, text))[0], headers)
+
+
+def _methods(app: Application, path: str) -> str:
+    """The methods that a path has, of all routes: the framework names those of the first one alone."""
+    routes = [route for one in (*app.routers, *PAGE_ROUTERS) for route in one.routes if isinstance(route, APIRoute)]
+    found = (route.methods or () for route in routes if route.path_regex.match(path))
+    return ", ".join(sorted({method for methods in found for method in methods}))
 
 
 async def _on_unforeseen(request: Request, error: Exception) -> Response:
@@ -128,16 +146,23 @@ async def _on_unforeseen(request: Request, error: Exception) -> Response:
 
 # --- for machines ----------------------------------------------------------------------------------------------------
 
-router = APIRouter()
+router = APIRouter(route_class=ApiRoute, tags=["service"])
+TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 
-@router.api_route("/livez", methods=["GET", "HEAD"])
+@router.head("/livez", include_in_schema=False)
+@router.get("/livez", response_class=PlainTextResponse)
 async def livez() -> Response:
     """200 while the loop turns."""
     return PlainTextResponse("ok\n")
 
 
-@router.api_route("/readyz", methods=["GET", "HEAD"])
+@router.head("/readyz", include_in_schema=False)
+@router.get(
+    "/readyz",
+    response_class=PlainTextResponse,
+    responses={503: {"description": "It takes nothing now, or admits nothing; the text says why.", "content": TEXT}},
+)
 async def readyz(request: Request, verbose: str | None = None) -> Response:
     """
     200 while it takes syncs and questions and its database takes writes (tried every two seconds, not here).
@@ -181,15 +206,21 @@ def _told(failure: TaskFailure) -> str:
     return f"task {failure.task} {now} after {failure.times} failures; the last: {failure.message}"
 
 
-@router.api_route("/metrics", methods=["GET", "HEAD"], dependencies=[Depends(needs(Scope.READ))])
+@router.head("/metrics", dependencies=[READ], include_in_schema=False)
+@router.get(
+    "/metrics",
+    dependencies=[READ],
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"application/openmetrics-text": TEXT["text/plain"]}}},
+)
 async def metrics(request: Request) -> Response:
     """Prometheus text or OpenMetrics."""
     body, content_type = parts_of(request).metrics.render(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
 
 
-@router.get("/v1/sd/prometheus", dependencies=[Depends(needs(Scope.READ))])
-async def targets(request: Request, pool: str | None = None) -> Response:
+@router.get("/v1/sd/prometheus", dependencies=[READ])
+async def targets(request: Request, pool: str | None = None) -> Answer[list[TargetGroup]]:
     """
     Every node as a target of Prometheus' http_sd.
 
@@ -200,5 +231,17 @@ async def targets(request: Request, pool: str | None = None) -> Response:
     for target in parts_of(request).fleet.targets():
         labels = {"node": target.node, "pool": target.pool or "", "instance_type": target.instance_type or ""}
         if target.address and _ADDRESS.fullmatch(target.address) and pool in (None, labels["pool"]):
-            found.append({"targets": [target.address], "labels": labels})
-    return answer(found)
+            found.append(TargetGroup(targets=(target.address,), labels=labels))
+    return Answer(found)
+
+
+ROUTERS = [
+    router,
+    api_gates.router,
+    validations.router,
+    api_nodes.router,
+    api_rules.router,
+    overrides.router,
+    baselines.router,
+    report.router,
+]

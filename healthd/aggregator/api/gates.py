@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request
+from msgspec import Meta
 
-from healthd.aggregator.api.auth import Scope
-from healthd.aggregator.api.handling import Parts, answer, body_of, needs, parts_of, wait_seconds
-from healthd.aggregator.controller.handshakes import HandshakeBody
+from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, Parts, Wait, parts_of, problems
+from healthd.aggregator.api.records import GateList, GateRow, OutcomeKept
+from healthd.aggregator.controller.controller import Explanation
+from healthd.aggregator.controller.handshakes import HandshakeAnswer, HandshakeBody
 from healthd.aggregator.model import Gate
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
-from healthd.core.model import GateRequest, Verdict
+from healthd.core.model import Decision, GateRequest, Verdict
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
 LEAST_SECONDS = 1.0
 """So long the database has to take a question, however little its asker wants to wait: a commit takes milliseconds."""
 
-router = APIRouter(prefix="/v1/gates")
-Wait = Annotated[float, Depends(wait_seconds)]
+router = APIRouter(prefix="/v1/gates", route_class=ApiRoute, tags=["gates"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +33,12 @@ class OutcomeBody:
     other word of the launcher's is kept and counts as none of them. `message` is for people.
     """
 
-    status: str
-    message: str = ""
+    status: Annotated[str, Meta(min_length=1, max_length=64)]
+    message: Annotated[str, Meta(max_length=4096)] = ""
 
 
-@router.post("", dependencies=[Depends(needs(Scope.GATE))])
-async def ask(request: Request, wait: Wait) -> Response:
+@router.post("", dependencies=[GATE], responses=problems(409))
+async def ask(request: Request, wait: Wait, asked: Body[GateRequest]) -> Answer[Decision]:
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
@@ -47,7 +46,6 @@ async def ask(request: Request, wait: Wait) -> Response:
     """
     began = time.perf_counter()
     parts = parts_of(request)
-    asked = await body_of(request, GateRequest)
     gate = await _asked(parts, asked, wait)
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.member_seconds / 4)  # a member is heard only when it asks
@@ -59,37 +57,37 @@ async def ask(request: Request, wait: Wait) -> Response:
     return response
 
 
-@router.get("", dependencies=[Depends(needs(Scope.READ))])
+@router.get("", dependencies=[READ])
 async def listed(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
     before: str | None = None,
     job: str | None = None,
-) -> Response:
+) -> Answer[GateList]:
     """Gates, newest first; `next` is the `before` of the next page."""
     parts = parts_of(request)
     gates = await parts.engine.gates(limit=limit, before=before, job=job)
-    rows = [_summary(parts, gate) for gate in gates]
-    return answer({"gates": rows, "next": gates[-1].id if len(gates) == limit else None})
+    rows = tuple(_summary(parts, gate) for gate in gates)
+    return Answer(GateList(gates=rows, next=gates[-1].id if len(gates) == limit else None))
 
 
 # A job's name may hold slashes (torchrun's run id is free text), so what is a longer path comes first.
-@router.get("/{gate:path}/evidence", dependencies=[Depends(needs(Scope.READ))])
-async def evidence(request: Request, gate: str) -> Response:
+@router.get("/{gate:path}/evidence", dependencies=[READ])
+async def evidence(request: Request, gate: str) -> Answer[Explanation]:
     """The gate as it is kept, with the states that its decision went by, its leases and how the job ended."""
     parts = parts_of(request)
-    return answer(await parts.engine.explain(await _find(parts, gate)))
+    return Answer(await parts.engine.explain(await _find(parts, gate)))
 
 
-@router.get("/{gate:path}", dependencies=[Depends(needs(Scope.READ))])
-async def follow(request: Request, gate: str, wait: Wait) -> Response:
+@router.get("/{gate:path}", dependencies=[READ])
+async def follow(request: Request, gate: str, wait: Wait) -> Answer[Decision]:
     """The decision of a gate, by its id or by its job (then the newest); held back while it is open."""
     parts = parts_of(request)
     return await _decision(parts, await _find(parts, gate), wait)
 
 
-@router.delete("/{gate}/lease", dependencies=[Depends(needs(Scope.GATE))])
-async def release(request: Request, gate: str) -> Response:
+@router.delete("/{gate}/lease", dependencies=[GATE])
+async def release(request: Request, gate: str) -> Answer[Decision | None]:
     """
     Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat.
 
@@ -97,39 +95,35 @@ async def release(request: Request, gate: str) -> Response:
     """
     engine = parts_of(request).engine
     released = await engine.release(gate)
-    return answer(None if released is None else engine.answer(released))
+    return Answer(None if released is None else engine.answer(released))
 
 
-@router.delete("/{gate}/members/{member:path}", dependencies=[Depends(needs(Scope.GATE))])
-async def leave(request: Request, gate: str, member: str) -> Response:
+@router.delete("/{gate}/members/{member:path}", dependencies=[GATE])
+async def leave(request: Request, gate: str, member: str) -> Answer[Decision]:
     """A member of a group ends without starting the job. Safe to repeat."""
     engine = parts_of(request).engine
-    return answer(engine.answer(await engine.leave(gate, member)))
+    return Answer(engine.answer(await engine.leave(gate, member)))
 
 
-@router.post("/{gate}/outcome", dependencies=[Depends(needs(Scope.GATE))])
-async def outcome(request: Request, gate: str) -> Response:
+@router.post("/{gate}/outcome", dependencies=[GATE])
+async def outcome(request: Request, gate: str, body: Body[OutcomeBody]) -> Answer[OutcomeKept]:
     """Write down how the job ended."""
-    body = await body_of(request, OutcomeBody)
-    if not body.status or len(body.status) > 64 or len(body.message) > 4096:
-        raise BadInputError("outcome: 'status' has 1 to 64 characters, 'message' at most 4096")
     parts = parts_of(request)
     ended = await parts.engine.outcome(gate, body.status, body.message)
     if ended is not None:
         parts.metrics.job_ended(ended)
-    return answer({"gate": gate, "status": body.status})
+    return Answer(OutcomeKept(gate=gate, status=body.status))
 
 
-@router.post("/{gate}/handshake", dependencies=[Depends(needs(Scope.GATE))])
-async def handshake(request: Request, gate: str, wait: Wait) -> Response:
+@router.post("/{gate}/handshake", dependencies=[GATE])
+async def handshake(request: Request, gate: str, wait: Wait, body: Body[HandshakeBody]) -> Answer[HandshakeAnswer]:
     """One step of a preflight's end; held back until there is an outcome, or the job is over."""
     parts = parts_of(request)
-    body = await body_of(request, HandshakeBody)
     found = await parts.engine.get(gate)
     if found.decision is None:
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     came = parts.rollcall.nodes or None
-    return answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
+    return Answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
 
 
 async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
@@ -143,7 +137,7 @@ async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:
         raise StoreError(f"the gate could not be written within {seconds:g} s: {why}") from None
 
 
-async def _decision(parts: Parts, gate_id: str, wait: float) -> Response:
+async def _decision(parts: Parts, gate_id: str, wait: float) -> Answer[Decision]:
     began = time.monotonic()
     decision = await parts.engine.wait(gate_id, wait)
     if parts.hand is not None:
@@ -152,7 +146,7 @@ async def _decision(parts: Parts, gate_id: str, wait: float) -> Response:
     headers = {"location": f"/v1/gates/{gate_id}"}
     if decision.decision is Verdict.HOLD:
         headers["retry-after"] = str(HOLD_RETRY_SECONDS)
-    return answer(decision, headers=headers)
+    return Answer(decision, headers)
 
 
 async def _find(parts: Parts, name: str) -> str:
@@ -166,21 +160,19 @@ async def _find(parts: Parts, name: str) -> str:
         return found[0].id
 
 
-def _summary(parts: Parts, gate: Gate) -> Mapping[str, object]:
-    """A gate in a list: what it is and what came of it, without its excluded nodes."""
+def _summary(parts: Parts, gate: Gate) -> GateRow:
     decision = parts.engine.answer(gate)
-    return {
-        "id": gate.id,
-        "job": gate.request.job,
-        "attempt": gate.request.attempt,
-        # Gates of a group count on by themselves; this is what its members said.
-        "asked_attempt": gate.request.attempt if gate.request.join is None else gate.asked_attempt,
-        "phase": gate.phase,
-        "created_at": gate.created_at,
-        "decision": decision.decision,
-        "would": decision.would,
-        "reasons": decision.reasons[:3],
-        "nodes": len(decision.nodes),
-        "excluded": len(decision.excluded),
-        "duration_seconds": decision.duration_seconds,
-    }
+    return GateRow(
+        id=gate.id,
+        job=gate.request.job,
+        attempt=gate.request.attempt,
+        asked_attempt=gate.request.attempt if gate.request.join is None else gate.asked_attempt,
+        phase=gate.phase,
+        created_at=gate.created_at,
+        decision=decision.decision,
+        would=decision.would,
+        reasons=decision.reasons[:3],
+        nodes=len(decision.nodes),
+        excluded=len(decision.excluded),
+        duration_seconds=decision.duration_seconds,
+    )

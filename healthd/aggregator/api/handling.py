@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import msgspec
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from healthd.aggregator.api.auth import Caller, Guard, Scope
-from healthd.aggregator.api.sync import parse_wait, read_body
+from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
@@ -60,39 +62,92 @@ def parts_of(request: Request) -> Parts:
     return parts
 
 
-def needs(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
+@dataclass(frozen=True)
+class Needs:
     """A dependency: the caller, who may do what `scope` allows."""
 
-    async def caller(request: Request) -> Caller:
-        return parts_of(request).guard.require(request.headers.get("authorization"), scope)
+    scope: Scope
 
-    return caller
-
-
-def answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A record or plain value as JSON."""
-    return Response(encode(value), status_code=status, media_type="application/json", headers=headers)
+    async def __call__(self, request: Request) -> Caller:
+        return parts_of(request).guard.require(request.headers.get("authorization"), self.scope)
 
 
-async def body_of(request: Request, wanted: type[T]) -> T:
-    """The JSON body as a record; a member that the record does not have is an error, since a typo must not be lost."""
-    settings = parts_of(request).settings
-    body = await read_body(
-        request.receive,
-        dict(request.scope["headers"]),
-        max_bytes=settings.max_body_bytes,
-        timeout_seconds=settings.read_timeout_seconds,
-    )
-    known = {item.name: None for item in msgspec.inspect.type_info(wanted).fields}  # type: ignore[attr-defined]
-    members = decode(body, dict[str, msgspec.Raw], what="body")
-    for name in members:
-        if name not in known:
-            raise BadInputError(f"body: unknown member {name[:80]!r}{nearest(name, known)}")
-    return decode(body, wanted, what="body")
+READ = Depends(Needs(Scope.READ))
+GATE = Depends(Needs(Scope.GATE))
+Admin = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
+
+
+class ApiRoute(APIRoute):
+    """
+    A path for programs. Its records are coded by `healthd.core.wire`; FastAPI reads parameters alone.
+
+    A handler names its record by `Body[Record]` and its answer by `-> Answer[Record]`: what these decode and encode is
+    what `healthd.aggregator.api.openapi` describes.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **{**options, "response_model": None})
+
+
+class Answer(Response, Generic[T]):
+    """A record as JSON."""
+
+    media_type = "application/json"
+
+    def __init__(self, value: T, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(encode(value), headers=headers)
+
+
+class BodyOf(Generic[T]):
+    """A dependency: the JSON body as a record. An unknown member is an error, since a typo must not be lost."""
+
+    def __init__(self, wanted: type[T]) -> None:
+        self.wanted = wanted
+
+    async def __call__(self, request: Request) -> T:
+        settings = parts_of(request).settings
+        body = await read_body(
+            request.receive,
+            dict(request.scope["headers"]),
+            max_bytes=settings.max_body_bytes,
+            timeout_seconds=settings.read_timeout_seconds,
+        )
+        members = decode(body, dict[str, msgspec.Raw], what="body")
+        for name in members:
+            if name not in self._known:
+                raise BadInputError(f"body: unknown member {name[:80]!r}{nearest(name, self._known)}")
+        return decode(body, self.wanted, what="body")
+
+    @functools.cached_property
+    def _known(self) -> dict[str, None]:
+        info = msgspec.inspect.type_info(self.wanted)
+        return {item.name: None for item in info.fields}  # type: ignore[attr-defined]
+
+
+if TYPE_CHECKING:
+    Body = Annotated[T, "of the request"]
+else:
+
+    class Body:
+        """`Body[Record]` is the record to the type checker, and to FastAPI the dependency that decodes it."""
+
+        def __class_getitem__(cls, wanted: type) -> Any:
+            return Annotated[wanted, Depends(BodyOf(wanted))]
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route may answer beside what its dependencies do (see `openapi`): for `responses=`."""
+    return {status: {} for status in statuses}
 
 
 def wait_seconds(
-    request: Request, wait: Annotated[str, Query(description="Seconds to hold the answer.")] = "0"
+    request: Request,
+    wait: Annotated[
+        str, Query(description="Seconds to hold the answer back.", json_schema_extra={"pattern": WAIT_PATTERN})
+    ] = "0",
 ) -> float:
     """A dependency: how long the answer may be held back."""
     return min(parse_wait(wait), parts_of(request).settings.hold_seconds)
+
+
+Wait = Annotated[float, Depends(wait_seconds)]

@@ -1,4 +1,4 @@
-"""The paths of nodes and of what people decide: fleet, node, quarantine, leases, override, forget, rekey, recover."""
+"""The paths of the fleet and its nodes, and of what people decide about them: quarantine, leases, forget, rekey."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import bisect
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request
+from msgspec import Meta
 
-from healthd.aggregator.api.auth import Caller, Scope
-from healthd.aggregator.api.handling import Parts, answer, body_of, needs, parts_of
+from healthd.aggregator.api.auth import Caller
+from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, Parts, parts_of, problems
+from healthd.aggregator.api.records import (
+    FleetSummary,
+    Forgotten,
+    NodeDetail,
+    NodeList,
+    NodeRow,
+    Recovered,
+    Rekeyed,
+    Released,
+    Unquarantined,
+)
 from healthd.aggregator.gate import name_resolution
 from healthd.aggregator.inventory.roster import NodeView
-from healthd.aggregator.model import LeaseState, Override
+from healthd.aggregator.model import LeaseState
 from healthd.aggregator.store import changes
 from healthd.aggregator.store.changes import PutDuplicate, PutEvent, PutKey
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
@@ -26,12 +37,8 @@ MOST_LISTED = 1000
 MOST_REASONS = 8
 MOST_EVENTS = 100
 MAX_REASON_LENGTH = 500
-# An override of a year was a mistake.
-MAX_OVERRIDE_SECONDS = 30 * 86400.0
 
-router = APIRouter(prefix="/v1")
-Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
-READ = [Depends(needs(Scope.READ))]
+router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +49,14 @@ class Word:
     `owner` None is the name of the caller's token.
     """
 
-    reason: str
-    owner: str | None = None
+    reason: Annotated[str, Meta(min_length=1, max_length=MAX_REASON_LENGTH)]
+    owner: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     until: float | None = None
     for_seconds: float | None = None
 
 
-@router.get("/fleet", dependencies=READ)
-async def fleet(request: Request) -> Response:
+@router.get("/fleet", dependencies=[READ], tags=["fleet"])
+async def fleet(request: Request) -> Answer[FleetSummary]:
     """The fleet in numbers, and what keeps it from admitting."""
     parts = parts_of(request)
     healths: Counter[Health] = Counter()
@@ -57,24 +64,24 @@ async def fleet(request: Request) -> Response:
     for health, _, quarantine in parts.fleet.survey():
         healths[health] += 1
         quarantined += quarantine is not None
-    return answer(
-        {
-            "issuer": parts.fleet.issuer,
-            "nodes": len(parts.fleet),
-            "health": {health.value: healths[health] for health in Health},
-            "pools": parts.fleet.pools(),
-            "quarantined": quarantined,
-            "leased": len({row.node for row in parts.engine.leases()}),
-            "gates_holding": len(parts.engine.open_gates()),
-            "overrides": parts.engine.overrides(),
-            "recovering": parts.engine.recovering(),
-            "breakers": parts.engine.breakers(),
-            "drifts": parts.learner.book.drifts()[:MOST_REASONS],
-        }
+    return Answer(
+        FleetSummary(
+            issuer=parts.fleet.issuer,
+            nodes=len(parts.fleet),
+            health={health: healths[health] for health in Health},
+            pools=parts.fleet.pools(),
+            quarantined=quarantined,
+            leased=len({row.node for row in parts.engine.leases()}),
+            gates_holding=len(parts.engine.open_gates()),
+            overrides=parts.engine.overrides(),
+            recovering=parts.engine.recovering(),
+            breakers=parts.engine.breakers(),
+            drifts=parts.learner.book.drifts()[:MOST_REASONS],
+        )
     )
 
 
-@router.get("/nodes", dependencies=READ)
+@router.get("/nodes", dependencies=[READ], tags=["nodes"])
 async def nodes(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
@@ -82,7 +89,7 @@ async def nodes(
     health: Health | None = None,
     pool: str | None = None,
     label: Annotated[str | None, Query(description="name=value")] = None,
-) -> Response:
+) -> Answer[NodeList]:
     """Nodes by name; `next` is the `after` of the next page, null on the last."""
     registry = parts_of(request).fleet
     key, separator, value = (label or "").partition("=")
@@ -102,11 +109,12 @@ async def nodes(
         view = registry.view(name)
         if view is not None:
             found.append(view)
-    return answer({"nodes": [_summary(view) for view in found], "next": found[-1].node.node if more else None})
+    rows = tuple(NodeRow(**_row(view)) for view in found)
+    return Answer(NodeList(nodes=rows, next=found[-1].node.node if more else None))
 
 
-@router.get("/nodes/{node}", dependencies=READ)
-async def node(request: Request, node: str) -> Response:
+@router.get("/nodes/{node}", dependencies=[READ], tags=["nodes"], responses=problems(409))
+async def node(request: Request, node: str) -> Answer[NodeDetail]:
     """All that is known of one node, by any of its names: its state with ages as of now, with our verdict in it."""
     parts = parts_of(request)
     view = _meant(parts, node)
@@ -117,39 +125,48 @@ async def node(request: Request, node: str) -> Response:
             state, health=view.health, reasons=view.reasons, quarantine=view.node.quarantine or state.quarantine
         )
     events = await parts.store.read(lambda connection: changes.read_events(connection, node, limit=MOST_EVENTS))
-    leases = [row for row in parts.engine.leases() if row.node == node]
-    more = {"state": state, "orders": view.orders, "reports": view.node.orders, "grants": leases, "events": events}
-    kept = {"rules": parts.engine.remembered(node)}
-    return answer({**_summary(view), "reasons": view.reasons, **more, **kept})
+    return Answer(
+        NodeDetail(
+            **{**_row(view), "reasons": view.reasons},
+            state=state,
+            orders=view.orders,
+            reports=view.node.orders,
+            grants=tuple(row for row in parts.engine.leases() if row.node == node),
+            events=events,
+            rules=parts.engine.remembered(node),
+        )
+    )
 
 
-@router.put("/nodes/{node}/quarantine")
-async def quarantine(request: Request, node: str, caller: Admin, unseen: bool = False) -> Response:
+@router.put("/nodes/{node}/quarantine", tags=["nodes"])
+async def quarantine(
+    request: Request, node: str, caller: Admin, body: Body[Word], unseen: bool = False
+) -> Answer[Quarantine]:
     """Keep a node out of admissions; with `unseen` also one that was never heard of, so that it does not slip in."""
     check_name(node)
-    word, now = await _word(request), parts_of(request).engine.now()
+    word, now = checked(body), parts_of(request).engine.now()
     record = Quarantine(
-        reason=word.reason, owner=_owner(word, caller), owner_kind="person", since=now, until=_until(word, now)
+        reason=word.reason, owner=owner_of(word, caller), owner_kind="person", since=now, until=end_of(word, now)
     )
     if not unseen:
         _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
     await parts_of(request).engine.quarantine(node, record)
-    return answer(record)
+    return Answer(record)
 
 
-@router.delete("/nodes/{node}/quarantine")
-async def unquarantine(request: Request, node: str, caller: Admin) -> Response:
+@router.delete("/nodes/{node}/quarantine", tags=["nodes"], responses=problems(409))
+async def unquarantine(request: Request, node: str, caller: Admin) -> Answer[Unquarantined]:
     """Let a node in again, by any of its names; takes back what the rules hold against it. Safe to repeat."""
     parts = parts_of(request)
     view = _meant(parts, node)
     node = view.node.node
     if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
         await parts.engine.quarantine(node, None, why=f"by {caller.name}")
-    return answer({"node": node, "quarantine": None, "by": caller.name})
+    return Answer(Unquarantined(node=node, by=caller.name))
 
 
-@router.delete("/nodes/{node}")
-async def forget(request: Request, node: str, caller: Admin) -> Response:
+@router.delete("/nodes/{node}", tags=["nodes"], responses=problems(409))
+async def forget(request: Request, node: str, caller: Admin) -> Answer[Forgotten]:
     """Drop a node that is gone, its key and its quarantine; its next sync is a first one. Not while a job has it."""
     parts = parts_of(request)
     _known(parts, node)
@@ -159,19 +176,19 @@ async def forget(request: Request, node: str, caller: Admin) -> Response:
             f"{node} is leased to job {held[0].lease.job!r}; end that first: healthd fleet release-lease {node}"
         )
     await parts.engine.forget(node, caller.name)
-    return answer({"node": node, "forgotten": True})
+    return Answer(Forgotten(node=node))
 
 
-@router.delete("/nodes/{node}/leases")
-async def release_leases(request: Request, node: str, caller: Admin) -> Response:
+@router.delete("/nodes/{node}/leases", tags=["nodes"], responses=problems(409))
+async def release_leases(request: Request, node: str, caller: Admin) -> Answer[Released]:
     """End every lease on a node, whoever gave it; its job is not touched. Safe to repeat."""
     parts = parts_of(request)
     node = _meant(parts, node).node.node
-    return answer({"node": node, "released": await parts.engine.release_node(node, caller.name)})
+    return Answer(Released(node=node, released=await parts.engine.release_node(node, caller.name)))
 
 
-@router.post("/nodes/{node}/rekey")
-async def rekey(request: Request, node: str, caller: Admin) -> Response:
+@router.post("/nodes/{node}/rekey", tags=["nodes"], responses=problems(409))
+async def rekey(request: Request, node: str, caller: Admin) -> Answer[Rekeyed]:
     """The key that was refused last is the node's from now on: for a machine that was replaced and kept its name."""
     parts = parts_of(request)
     _known(parts, node)
@@ -183,42 +200,13 @@ async def rekey(request: Request, node: str, caller: Admin) -> Response:
     settled = PutDuplicate(node=node, duplicate=None)
     await parts.store.write([PutKey(node=node, key_hash=key, seen_at=now), settled, event])
     parts.fleet.rekey(node, key)
-    return answer({"node": node, "rekeyed": True})
+    return Answer(Rekeyed(node=node))
 
 
-@router.get("/overrides/{job:path}", dependencies=READ)
-async def override(request: Request, job: str) -> Response:
-    """The override of a job that is in force."""
-    return answer(_override(parts_of(request), job))
-
-
-@router.put("/overrides/{job:path}")
-async def put_override(request: Request, job: str, caller: Admin) -> Response:
-    """Admit a job by hand, whatever its nodes are, until a time that must be given."""
-    word, now = await _word(request), parts_of(request).engine.now()
-    until = _until(word, now)
-    if until is None or until > now + MAX_OVERRIDE_SECONDS:
-        raise BadInputError("override: 'until' or 'for_seconds' must give an end within 30 days")
-    if not job or len(job) > 256 or not job.isprintable():
-        raise BadInputError("override: the job's name has 1 to 256 printable characters")
-    record = Override(job=job, reason=word.reason, owner=_owner(word, caller), since=now, until=until)
-    await parts_of(request).engine.override(job, record)
-    return answer(record)
-
-
-@router.delete("/overrides/{job:path}")
-async def delete_override(request: Request, job: str, _caller: Admin) -> Response:
-    """Take an override back."""
-    parts = parts_of(request)
-    _override(parts, job)
-    await parts.engine.override(job, None)
-    return answer({"job": job, "override": None})
-
-
-@router.post("/fleet/recover")
-async def recover(request: Request, caller: Admin) -> Response:
+@router.post("/fleet/recover", tags=["fleet"])
+async def recover(request: Request, caller: Admin) -> Answer[Recovered]:
     """Say that the fleet is known again after the loss of the database. `recovered` is false when nothing was lost."""
-    return answer({"recovered": await parts_of(request).engine.recover(caller.name)})
+    return Answer(Recovered(recovered=await parts_of(request).engine.recover(caller.name)))
 
 
 def _known(parts: Parts, node: str, more: str = "; 'healthd fleet status' lists all") -> NodeView:
@@ -236,23 +224,16 @@ def _meant(parts: Parts, name: str) -> NodeView:
     return _known(parts, called[0] if called else name)
 
 
-def _override(parts: Parts, job: str) -> Override:
-    for record in parts.engine.overrides():
-        if record.job == job:
-            return record
-    raise NotFoundError(f"no override of job {job[:80]!r} is in force")
-
-
-async def _word(request: Request) -> Word:
-    word = await body_of(request, Word)
-    if not word.reason.strip() or len(word.reason) > MAX_REASON_LENGTH or not word.reason.isprintable():
+def checked(word: Word) -> Word:
+    """The same; BadInputError for what cannot be shown to people in one line."""
+    if not word.reason.strip() or not word.reason.isprintable():
         raise BadInputError(f"'reason' must be one line of 1 to {MAX_REASON_LENGTH} characters")
-    if word.owner is not None and (not word.owner.isprintable() or not 0 < len(word.owner) <= 64):
-        raise BadInputError("'owner' must be a name of 1 to 64 characters")
+    if word.owner is not None and not word.owner.isprintable():
+        raise BadInputError("'owner' must be a name of 1 to 64 printable characters")
     return word
 
 
-def _until(word: Word, now: float) -> float | None:
+def end_of(word: Word, now: float) -> float | None:
     """When it ends, in seconds since the epoch; None when nobody said. `now` by the clock that will compare them."""
     if word.until is not None and word.for_seconds is not None:
         raise BadInputError("give either 'until' or 'for_seconds'")
@@ -262,15 +243,15 @@ def _until(word: Word, now: float) -> float | None:
     return until
 
 
-def _owner(word: Word, caller: Caller) -> str:
+def owner_of(word: Word, caller: Caller) -> str:
     """Who says so: a name that somebody gave is shown with the token that gave it."""
     if word.owner is None or word.owner == caller.name:
         return caller.name
     return word.owner if caller.name == "loopback" else f"{word.owner} (token {caller.name})"
 
 
-def _summary(view: NodeView) -> dict[str, object]:
-    """A node in a list."""
+def _row(view: NodeView) -> dict[str, Any]:
+    """The members of a NodeRow, which are also some of a NodeDetail."""
     state = view.node.state
     return {
         "node": view.node.node,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
 
-from healthd.aggregator.api.auth import Scope
-from healthd.aggregator.api.handling import answer, body_of, needs, parts_of
-from healthd.aggregator.controller.roll_call import RollCallBody
+from healthd.aggregator.api.handling import GATE, Answer, ApiRoute, Body, parts_of, problems
+from healthd.aggregator.controller.roll_call import RollCallAnswer, RollCallBody
 
-router = APIRouter(prefix="/v1/preflight")
+router = APIRouter(prefix="/v1/preflight", route_class=ApiRoute, tags=["preflight"])
 
 
-@router.post("/ranks", dependencies=[Depends(needs(Scope.GATE))])
-async def ranks(request: Request) -> Response:
+@router.post("/ranks", dependencies=[GATE], responses=problems(409))
+async def ranks(request: Request, body: Body[RollCallBody]) -> Answer[RollCallAnswer]:
     """A rank has come: whether all who have were started alike, and how long the gate will hold. Safe to repeat."""
-    return answer(parts_of(request).rollcall.answer(await body_of(request, RollCallBody)))
+    return Answer(parts_of(request).rollcall.answer(body))

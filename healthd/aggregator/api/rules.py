@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Query, Request
 
-from healthd.aggregator.api.auth import Caller, Scope
-from healthd.aggregator.api.handling import answer, needs, parts_of
+from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, parts_of
+from healthd.aggregator.api.records import BreakersReset, History, OpenBreakers
 from healthd.aggregator.store.history import read_history
 from healthd.core.errors import NotFoundError
 from healthd.core.node_name import check_name
@@ -18,18 +17,16 @@ MOST_EVENTS = 1000
 MOST_ID = 2**63 - 1
 """Of an event: what the databases count with."""
 
-router = APIRouter(prefix="/v1")
-Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
-READ = [Depends(needs(Scope.READ))]
+router = APIRouter(prefix="/v1", route_class=ApiRoute)
 
 
-@router.get("/nodes/{node}/history", dependencies=READ)
+@router.get("/nodes/{node}/history", dependencies=[READ], tags=["nodes"])
 async def history(
     request: Request,
     node: str,
     limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = 100,
     before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
-) -> Response:
+) -> Answer[History]:
     """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
     check_name(node)
     parts = parts_of(request)
@@ -40,16 +37,16 @@ async def history(
     if not found and parts.fleet.view(node) is None:
         raise NotFoundError(f"no node {node[:80]!r} was ever heard of; 'healthd fleet status' lists all")
     page = found[:limit]
-    return answer({"node": node, "events": page, "next": page[-1].id if len(found) > limit else None})
+    return Answer(History(node=node, events=tuple(page), next=page[-1].id if len(found) > limit else None))
 
 
-@router.get("/fleet/breaker", dependencies=READ)
-async def breaker(request: Request) -> Response:
+@router.get("/fleet/breaker", dependencies=[READ], tags=["fleet"])
+async def breaker(request: Request) -> Answer[OpenBreakers]:
     """Breakers of the rules that are open, by pool; the empty name stands for nodes without one."""
-    return answer({"open": parts_of(request).engine.breakers()})
+    return Answer(OpenBreakers(open=parts_of(request).engine.breakers()))
 
 
-@router.post("/fleet/breaker/reset")
-async def reset(request: Request, caller: Admin, pool: str | None = None) -> Response:
+@router.post("/fleet/breaker/reset", tags=["fleet"])
+async def reset_breaker(request: Request, caller: Admin, pool: str | None = None) -> Answer[BreakersReset]:
     """Somebody has looked: rules may quarantine again, everywhere or in one pool. Safe to repeat."""
-    return answer({"reset": await parts_of(request).engine.reset_breaker(caller.name, pool)})
+    return Answer(BreakersReset(reset=await parts_of(request).engine.reset_breaker(caller.name, pool)))

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
 
 from checks.contract import Tier
-from healthd.aggregator.api.auth import Scope
-from healthd.aggregator.api.handling import answer, body_of, needs, parts_of, wait_seconds
+from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, Wait, parts_of
+from healthd.aggregator.api.records import ValidationState
 from healthd.aggregator.model import Gate
 from healthd.aggregator.model.validations import Validation
 from healthd.core.errors import BadInputError, NotFoundError
-from healthd.core.model import GateRequest, Mode
+from healthd.core.model import Decision, GateRequest, Mode
 
-router = APIRouter(prefix="/v1/validations")
-Wait = Annotated[float, Depends(wait_seconds)]
+router = APIRouter(prefix="/v1/validations", route_class=ApiRoute, tags=["validations"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +30,10 @@ class ValidationBody:
     wait_seconds: float | None = None
 
 
-@router.post("", dependencies=[Depends(needs(Scope.GATE))])
-async def start(request: Request, wait: Wait) -> Response:
+@router.post("", dependencies=[GATE])
+async def start(request: Request, wait: Wait, body: Body[ValidationBody]) -> Answer[ValidationState]:
     """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
-    body = await body_of(request, ValidationBody)
     wanted = len(body.nodes) or body.count or 0
     if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
         # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
@@ -58,20 +53,20 @@ async def start(request: Request, wait: Wait) -> Response:
     gate = await parts.engine.ask(asked)
     await parts.engine.wait(gate.id, wait)
     found = await parts.engine.get(gate.id)
-    return answer(_told(found, parts.engine.answer(found)), headers={"location": f"/v1/validations/{gate.id}"})
+    return Answer(_told(found, parts.engine.answer(found)), {"location": f"/v1/validations/{gate.id}"})
 
 
-@router.get("/{gate}", dependencies=[Depends(needs(Scope.READ))])
-async def follow(request: Request, gate: str, wait: Wait) -> Response:
+@router.get("/{gate}", dependencies=[READ])
+async def follow(request: Request, gate: str, wait: Wait) -> Answer[ValidationState]:
     """The validations of a gate or of one started by hand, round by round; held back while it is open."""
     parts = parts_of(request)
     await parts.engine.wait(gate, wait)
     found = await parts.engine.get(gate)
     if not found.terms.collective:
         raise NotFoundError(f"gate {gate} runs no collectives over its nodes")
-    return answer(_told(found, parts.engine.answer(found)))
+    return Answer(_told(found, parts.engine.answer(found)))
 
 
-def _told(gate: Gate, decision: object) -> Mapping[str, object]:
+def _told(gate: Gate, decision: Decision) -> ValidationState:
     runs: tuple[Validation, ...] = gate.past if gate.validation is None else (*gate.past, gate.validation)
-    return {"id": gate.id, "job": gate.request.job, "phase": gate.phase, "decision": decision, "validations": runs}
+    return ValidationState(id=gate.id, job=gate.request.job, phase=gate.phase, decision=decision, validations=runs)

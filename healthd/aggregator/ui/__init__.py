@@ -7,6 +7,6 @@ keeps what is shown in step with the fleet. Nothing is loaded from elsewhere, an
 
 from __future__ import annotations
 
-from healthd.aggregator.ui.routes import add_to
+from healthd.aggregator.ui.routes import ROUTERS, add_to
 
-__all__ = ["add_to"]
+__all__ = ["ROUTERS", "add_to"]

@@ -15,7 +15,7 @@ from healthd.aggregator.api.auth import AuthError
 from healthd.aggregator.api.handling import Parts, parts_of
 from healthd.aggregator.api.rules import MOST_ID
 from healthd.aggregator.store.history import read_history
-from healthd.aggregator.ui import actions, fleet_grid, gate_view, node_view, rendering
+from healthd.aggregator.ui import actions, docs, fleet_grid, gate_view, node_view, rendering
 from healthd.aggregator.ui.events import FLEET, GATES, Feed
 from healthd.aggregator.ui.fleet_grid import Cell
 from healthd.aggregator.ui.formatting import WORST_FIRST
@@ -38,11 +38,12 @@ MOST_NODES_OF_REASON = 200
 def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
     """Give the application the page."""
     app.state.feed = Feed(parts.fleet, parts.engine, parts.stopping.is_set)
-    app.include_router(router, dependencies=dependencies)
-    app.include_router(actions.router, dependencies=dependencies)
+    for one in ROUTERS:
+        app.include_router(one, dependencies=dependencies)
 
 
 router = APIRouter(route_class=PageRoute)
+ROUTERS = (router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/")
