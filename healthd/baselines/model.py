@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from dataclasses import dataclass
@@ -131,3 +132,14 @@ def series_id(kind: Kind, name: str) -> str:
 
     parts = (kind.hardware, kind.accelerator, *(f"{n}={v}" for n, v in kind.versions), name)
     return hashlib.sha256("\n".join(parts).encode(errors="replace")).hexdigest()[:12]
+
+
+def imported(old: Series, new: Series, by: str, now: float) -> Series:
+    """A series with what a file says of it; its version goes on from the one that is here."""
+    in_force = new.in_force
+    if in_force is not None:
+        version = max(in_force.version, 0 if old.in_force is None else old.in_force.version + 1)
+        in_force = dataclasses.replace(in_force, version=version, by=f"{by} (import)", decided_at=now)
+    return dataclasses.replace(
+        old, in_force=in_force or old.in_force, candidate=new.candidate or old.candidate, drift=None
+    )

@@ -8,20 +8,8 @@ from collections.abc import Sequence
 from checks.contract import Action, Tier
 from checks.reasons import action_of
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import (
-    Effect,
-    Facts,
-    Fault,
-    Keep,
-    Latch,
-    Lift,
-    Note,
-    Outcome,
-    Record,
-    Room,
-    Trip,
-    Would,
-)
+from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, Room
+from healthd.aggregator.model.quarantines import Effect, Keep, Latch, Lift, Note, Record, Trip, Would
 from healthd.aggregator.quarantine.judge import judge, released
 from healthd.core.model import Quarantine
 from tests.aggregator.world import NOW

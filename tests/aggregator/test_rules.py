@@ -9,7 +9,8 @@ import pytest
 from checks.contract import Action, Tier
 from checks.reasons import REASONS
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Fault, Record, Room
+from healthd.aggregator.model.quarantine_facts import Fault, Room
+from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Record
 from tests.aggregator.ruling import DAY, HOUR, MINUTE, POLICY, Case, fault, outcome
 
 SLOW, WRONG, LOST = fault("SlowDevice", device="dev:0"), fault("WrongResult", device="dev:0"), fault("DeviceLost")

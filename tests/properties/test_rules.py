@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from checks.reasons import REASONS
-from healthd.aggregator.model.quarantines import Keep, Latch, Lift, Record, Room
+from healthd.aggregator.model.quarantine_facts import Room
+from healthd.aggregator.model.quarantines import Keep, Latch, Lift, Record
 from healthd.aggregator.quarantine.facts import counts, facts_of
 from healthd.aggregator.quarantine.judge import judge
 from healthd.core import wire

@@ -21,7 +21,7 @@ from healthd.aggregator.store.changes import PutEvent
 from healthd.aggregator.store.store import LONG_SECONDS, Store
 from healthd.baselines import sampling
 from healthd.baselines.book import Book, drift_reason, due
-from healthd.baselines.model import Kind, Series, State
+from healthd.baselines.model import Kind, Series, State, imported
 from healthd.baselines.settings import BaselineSettings
 from healthd.core.errors import BadInputError, ConflictError, HealthdError, StoreError
 from healthd.core.model import NodeState
@@ -132,7 +132,7 @@ class Learner:
             if old.in_force is not None and old.in_force.state is State.FROZEN and one.in_force != old.in_force:
                 raise ConflictError(f"{old.id} {old.name} is frozen; approve or revoke it first")
             before.append(old)
-            after.append(_imported(old, one, by, now))
+            after.append(imported(old, one, by, now))
         for one in after:
             self.book.put(one)
         return await self._keep(before, after, by, "imported")
@@ -290,14 +290,3 @@ class Learner:
         lost = tuple(gone)
         if kept or events or lost:
             await self._store.run(lambda connection: rows.write(connection, kept, events, lost))
-
-
-def _imported(old: Series, new: Series, by: str, now: float) -> Series:
-    """A series with what a file says of it; its version goes on from the one that is here."""
-    in_force = new.in_force
-    if in_force is not None:
-        version = max(in_force.version, 0 if old.in_force is None else old.in_force.version + 1)
-        in_force = dataclasses.replace(in_force, version=version, by=f"{by} (import)", decided_at=now)
-    return dataclasses.replace(
-        old, in_force=in_force or old.in_force, candidate=new.candidate or old.candidate, drift=None
-    )

@@ -19,17 +19,16 @@ from healthd.aggregator.controller.quarantine_memory import Memory
 from healthd.aggregator.inventory.machine_identity import differences, identities_in, machine_of
 from healthd.aggregator.model import FleetNode, Registry
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.quarantine_facts import Facts, Room
 from healthd.aggregator.model.quarantines import (
     Breaker,
     Effect,
-    Facts,
     Keep,
     Latch,
     Lift,
     Mode,
     Note,
     Record,
-    Room,
     Rule,
     Trip,
     Would,

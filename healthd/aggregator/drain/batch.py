@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
+from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal
+from healthd.aggregator.drain.plan import why_not_terminated
 from healthd.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class BatchActuator:
 
     def _maybe_terminate(self, found: Found, removal: Removal, instance_id: str) -> Outcome:
         """A later look at an instance that we drain: nothing can be placed on it any more, so empty stays empty."""
-        kept = _kept(removal, self._settings.terminate, found.tasks)
+        kept = why_not_terminated(removal, self._settings.terminate, found.tasks)
         if kept is not None:
             return Outcome(done=Done.OUT, note=f"{instance_id} is DRAINING; {kept}")
         self._clients("ec2").terminate_instances(InstanceIds=[instance_id])
@@ -238,21 +239,6 @@ class BatchActuator:
 
 def _ids(removal: Removal) -> tuple[str, ...]:
     return (removal.instance_id, *removal.names) if removal.instance_id else removal.names
-
-
-def _kept(removal: Removal, terminate: bool, tasks: int) -> str | None:
-    """Why a drained machine is not terminated; None where it may be. Nothing can undo it, so all must speak for it."""
-    if not terminate:
-        return "terminate is off"
-    if removal.injected:
-        return "not terminated: its fault is injected"
-    if removal.by_person:
-        return "not terminated: a person took it out, and may want to look at it"
-    if removal.why is not Why.QUARANTINE:
-        return "not terminated: a gate's reject alone is not enough"
-    if removal.allocated:
-        return "not terminated: a job has it"
-    return f"not terminated: {tasks} tasks run on it" if tasks else None
 
 
 def _value(text: str) -> str:

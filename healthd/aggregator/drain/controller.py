@@ -1,5 +1,5 @@
 """
-The hand: makes real what `desired` says, one bounded call after the other, and holds a reject back until it is done.
+Applies the drain plan to the scheduler, one bounded call after the other, and holds a reject back until it is done.
 
 On the event loop alone. A scheduler that is away costs a line in the log and nothing else: gates answer after their
 time-out, and it is tried again with growing pauses. What came of it is in the node's history.
@@ -11,17 +11,16 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from healthd.aggregator.drain.deferred_rejects import Held
 from healthd.aggregator.drain.model import Actuator, ActuatorError, Done, Removal, Tally
+from healthd.aggregator.drain.pacing import RemovalRate, Retries
 from healthd.aggregator.drain.plan import Plan, Rejected, Sight, culprits, desired
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model import Gate
-from healthd.core.backoff import Backoff
 from healthd.core.errors import StoreError
 from healthd.core.model import Decision
 
@@ -41,14 +40,6 @@ CALL_SECONDS = 30.0
 MOST_ERRORS = 3
 # What is said about no node in particular.
 _AWAY, _RATE = ":away", ":rate"
-
-
-@dataclass
-class _Trouble:
-    """Calls about a node that failed in a row, and when to try again."""
-
-    failures: int
-    at: float
 
 
 class Hand:
@@ -82,8 +73,8 @@ class Hand:
         self._ours: set[str] = set()  # marked, or marked again, by this process: for causes that it knows
         self._rejected: dict[str, Rejected] = {}
         self._held = Held(settings.answer_seconds, clock=clock)
-        self._trouble: dict[str, _Trouble] = {}
-        self._removed_at: deque[float] = deque()
+        self._retries = Retries(FIRST_PAUSE_SECONDS, settings.backoff_max_seconds)
+        self._rate = RemovalRate(settings.removals_per_minute)
         self._told: dict[str, str] = {}
         self._wake = asyncio.Event()
         self._calls: Counter[str] = Counter()
@@ -125,7 +116,7 @@ class Hand:
         return Tally(
             kind=self._actuator.name,
             out=len(self._marked),
-            overdue=max(len(self._trouble), int(self._away)),
+            overdue=max(len(self._retries), int(self._away)),
             calls=dict(self._calls),
             failures=dict(self._failures),
         )
@@ -141,7 +132,7 @@ class Hand:
             except ActuatorError as error:
                 self._say(_AWAY, str(error))
                 failures += 1
-                await asyncio.sleep(self._pause(failures, error))
+                await asyncio.sleep(self._retries.pause(failures, error))
                 continue
             failures = 0
             try:
@@ -181,12 +172,12 @@ class Hand:
         return plan
 
     async def _act(self, plan: Plan, seen: Sight) -> None:
-        errors = 0
+        errors, now = 0, self._clock()
         # New ones first: a job may be waiting for its answer.
         fresh = [removal for node, removal in plan.out.items() if node not in self._standing]
         known = [removal for node, removal in plan.out.items() if node in self._standing and self._old(node)]
         for removal in (*fresh, *known):
-            if errors >= MOST_ERRORS or self._not_yet(removal.node) or not self._room(removal):
+            if errors >= MOST_ERRORS or self._retries.is_pausing(removal.node, now) or not self._may_remove(removal):
                 continue
             errors = errors + 1 if not await self._remove(removal) else 0
         # An aggregator that lost its database knows of no quarantine until the nodes have told theirs; one that never
@@ -194,7 +185,7 @@ class Hand:
         for node in [one for one in self._marked if one not in plan.out]:
             if not seen.knows(node) or (seen.unsure and node not in self._ours):
                 continue
-            if errors >= MOST_ERRORS or self._not_yet(node):
+            if errors >= MOST_ERRORS or self._retries.is_pausing(node, now):
                 continue
             errors = errors + 1 if not await self._restore(node) else 0
 
@@ -206,13 +197,13 @@ class Hand:
         except ActuatorError as error:
             self._failed(node, error)
             return False
-        self._trouble.pop(node, None)
+        self._retries.succeeded(node)
         (self._left.add if outcome.done is Done.LEFT else self._left.discard)(node)
         if outcome.done is Done.OUT:
             self._marked[node] = removal.reason
             self._ours.add(node)
             if new:
-                self._removed_at.append(self._clock())
+                self._rate.removed(self._clock())
                 await self._write(node, "taken out of the way", f"{outcome.note}: {removal.reason}")
         elif outcome.done is Done.LEFT:
             self._marked.pop(node, None)
@@ -229,7 +220,7 @@ class Hand:
         except ActuatorError as error:
             self._failed(node, error)
             return False
-        self._trouble.pop(node, None)
+        self._retries.succeeded(node)
         if outcome.done is Done.WORKING:
             return True
         self._marked.pop(node, None)
@@ -277,41 +268,29 @@ class Hand:
         self._held.forget()
         self._standing = {node: at for node, at in self._standing.items() if node in plan.out}
         self._left &= plan.out.keys() | plan.kept_back.keys()
-        self._trouble = {node: kept for node, kept in self._trouble.items() if node in plan.out or node in self._marked}
+        self._retries.keep(plan.out.keys() | self._marked.keys())
 
     def _old(self, node: str) -> bool:
         return self._clock() - self._standing[node] >= RECHECK_SECONDS
 
-    def _not_yet(self, node: str) -> bool:
-        trouble = self._trouble.get(node)
-        return trouble is not None and self._clock() < trouble.at
-
-    def _room(self, removal: Removal) -> bool:
+    def _may_remove(self, removal: Removal) -> bool:
         """Whether one more may be taken out now; what is out already needs none."""
         if removal.node in self._marked:
             return True
-        while self._removed_at and self._clock() - self._removed_at[0] >= 60.0:
-            self._removed_at.popleft()
-        if len(self._removed_at) < self._settings.removals_per_minute:
+        if self._rate.allows_one(self._clock()):
             self._told.pop(_RATE, None)
             return True
-        self._say(_RATE, f"{self._actuator.name}: {self._settings.removals_per_minute} nodes a minute; the rest waits")
+        self._say(_RATE, f"{self._actuator.name}: {self._rate.most_per_minute} nodes a minute; the rest waits")
         return False
 
     def _failed(self, node: str, error: ActuatorError) -> None:
         self._say(node, f"{node}: {error}")
-        failures = self._trouble[node].failures + 1 if node in self._trouble else 1
-        self._trouble[node] = _Trouble(failures, self._clock() + self._pause(failures, error))
-
-    def _pause(self, failures: int, error: ActuatorError) -> float:
-        """Seconds until the next try: by the failures in a row, or longer where the scheduler asks for it."""
-        most = self._settings.backoff_max_seconds
-        return max(Backoff(FIRST_PAUSE_SECONDS, most).after(failures), min(error.retry_after_seconds or 0.0, most))
+        self._retries.failed(node, error, self._clock())
 
     def _next_look(self) -> float:
         """Sooner than usual while a node is to be tried again or a reject is held."""
         now, look = self._clock(), self._settings.look_seconds
-        soon = [trouble.at - now for trouble in self._trouble.values()]
+        soon = list(self._retries.due_in(now))
         if self._held.nodes():
             soon.append(FIRST_PAUSE_SECONDS)
         return max(0.05, min([look, *soon]))

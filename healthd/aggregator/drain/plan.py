@@ -175,3 +175,18 @@ def culprits(decision: Decision) -> Mapping[str, Reason]:
                 ):
                     found[excluded.node] = reason
     return found
+
+
+def why_not_terminated(removal: Removal, terminate: bool, tasks: int) -> str | None:
+    """Why a drained machine is not terminated; None where it may be. Nothing can undo it, so all must speak for it."""
+    if not terminate:
+        return "terminate is off"
+    if removal.injected:
+        return "not terminated: its fault is injected"
+    if removal.by_person:
+        return "not terminated: a person took it out, and may want to look at it"
+    if removal.why is not Why.QUARANTINE:
+        return "not terminated: a gate's reject alone is not enough"
+    if removal.allocated:
+        return "not terminated: a job has it"
+    return f"not terminated: {tasks} tasks run on it" if tasks else None

@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import (
-    BY_BOOT,
-    COLLECTIVES,
-    INHERITED,
-    Count,
-    Facts,
-    Latch,
-    Owed,
-    Record,
-    Rule,
-)
+from healthd.aggregator.model.quarantine_facts import Facts
+from healthd.aggregator.model.quarantines import BY_BOOT, COLLECTIVES, INHERITED, Count, Latch, Owed, Record, Rule
 from healthd.core.text import moment, span
 
 _ORDER = {Rule.HARD: 0, Rule.ACCUSED: 1, Rule.SOFT: 2}

@@ -6,17 +6,15 @@ import dataclasses
 
 from checks.contract import Tier
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome
 from healthd.aggregator.model.quarantines import (
     COLLECTIVES,
     HARD_ACTIONS,
     Count,
     Effect,
-    Facts,
-    Fault,
     Latch,
     Mark,
     Note,
-    Outcome,
     Record,
     Rule,
     Seen,

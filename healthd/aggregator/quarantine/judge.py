@@ -11,6 +11,7 @@ import dataclasses
 
 from checks.contract import Action, Tier
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.quarantine_facts import Facts, Fault
 from healthd.aggregator.model.quarantines import (
     BY_BOOT,
     COLLECTIVES,
@@ -18,8 +19,6 @@ from healthd.aggregator.model.quarantines import (
     INHERITED,
     Count,
     Effect,
-    Facts,
-    Fault,
     Mark,
     Note,
     Owed,

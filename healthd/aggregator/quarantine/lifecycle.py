@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import Effect, Facts, Keep, Lift, Mode, Record, Room, Trip, Word, Would
+from healthd.aggregator.model.quarantine_facts import Facts, Room
+from healthd.aggregator.model.quarantines import Effect, Keep, Lift, Mode, Record, Trip, Word, Would
 from healthd.aggregator.quarantine.causes import Cause
 from healthd.core.model import Quarantine
 from healthd.core.text import moment, span

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from checks.contract import Tier
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantines import BY_BOOT, Facts, Mode, Probe, Record, Rule
+from healthd.aggregator.model.quarantine_facts import Facts
+from healthd.aggregator.model.quarantines import BY_BOOT, Mode, Probe, Record, Rule
 from healthd.aggregator.quarantine.causes import Cause, rebooted
 
 AGAIN_SECONDS = 30.0
