@@ -93,7 +93,7 @@ class Prometheus:
         return [f"{rule['name']}: {rule['lastError']}" for g in groups for rule in g["rules"] if rule.get("lastError")]
 
     def _get(self, what: str, **params: str) -> httpx.Response:
-        return httpx.get(f"{self.url}/api/v1/{what}", params=params, trust_env=False, timeout=5)
+        return httpx.get(f"{self.url}/api/v1/{what}", params=params, trust_env=False, timeout=30)
 
 
 def start_prometheus(cluster: Cluster, aggregator: str) -> Prometheus:
