@@ -24,6 +24,7 @@ from tests.benchmarks.localize.__main__ import main as localize
 from tests.benchmarks.localize.__main__ import rows
 from tests.benchmarks.processes import children, free_port, memory_bytes, own_cpu_seconds, service
 from tests.benchmarks.simulated import SimulatedNode
+from tests.patience import PATIENCE
 
 FAST = Figure(name="fast", what="a trivial thing", unit="seconds", upper=1.0)
 SLOW = Figure(name="slow", what="a slow thing", unit="seconds", upper=1.0)
@@ -107,12 +108,12 @@ def test_what_could_not_be_measured_is_unknown_never_met() -> None:
 
 def test_a_bench_that_hangs_is_ended_by_its_limit() -> None:
     def hang(_: Scale) -> Iterator[Reading]:
-        time.sleep(30)
+        time.sleep(30 * PATIENCE)
         yield Reading(figure="fast", value=0.1)
 
     began = time.monotonic()
     (reading,) = measure(Bench(name="hangs", figures=(FAST,), run=hang, limit_seconds=0.1))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 * PATIENCE
     assert (reading.value, reading.note) == (None, "TimeoutError: not done in 0.1 s")
 
 

@@ -48,6 +48,9 @@ def proof(ctx: Context[NoParams]) -> Iterator[Finding]:
     yield within(value, name="proof_bytes", target="node", limit=least, reason="SlowDevice", subject="proof")
 '''
 
+# How long the gates of `ask` hold: longer than any test waits for one.
+GATE_SECONDS = 300.0
+
 AGGREGATOR = """
 [policy]
 settle = "3s"
@@ -253,20 +256,25 @@ def ask(
     """
     POST /v1/gates, for tests that need no hook; the decision. `http` is how to ask one that wants TLS and tokens.
 
-    A `wait` of 5 s and more is for what is to be decided: it is patient. A shorter one looks how things are.
+    A `wait` of 5 s and more is for what is to be decided: it is patient, and asks again as hooks do. A shorter one
+    looks how things are.
     """
     patient = wait * PATIENCE if wait >= 5 else wait
-    body = {"job": job, "nodes": nodes, "wait_seconds": 30.0, **more}
+    body = {"job": job, "nodes": nodes, "wait_seconds": GATE_SECONDS, **more}
+    end = time.monotonic() + patient
     with contextlib.nullcontext(http) if http else httpx.Client(trust_env=False) as client:
-        answer = client.post(f"{url}/v1/gates", params={"wait": patient}, json=body, timeout=patient + 10)
-    assert answer.status_code == 200, answer.text
-    decision: dict[str, Any] = answer.json()
-    return decision
+        while True:
+            left = max(0.0, end - time.monotonic())
+            answer = client.post(f"{url}/v1/gates", params={"wait": min(left, 20.0)}, json=body, timeout=60)
+            assert answer.status_code == 200, answer.text
+            decision: dict[str, Any] = answer.json()
+            if decision["decision"] != "hold" or time.monotonic() >= end:
+                return decision
 
 
 def release(url: str, gate: str) -> None:
     """Give the lease of a gate back."""
-    answer = httpx.delete(f"{url}/v1/gates/{gate}/lease", trust_env=False, timeout=10)
+    answer = httpx.delete(f"{url}/v1/gates/{gate}/lease", trust_env=False, timeout=60)
     assert answer.status_code == 200, answer.text
 
 

@@ -81,7 +81,7 @@ class Service:
         return self.process.wait(seconds * PATIENCE)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", trust_env=False, timeout=more.pop("timeout", 10.0), **more)
+        return httpx.get(f"{self.url}{path}", trust_env=False, timeout=more.pop("timeout", 60.0), **more)
 
     def health(self, query: str = "") -> int:
         return self.get(f"/health{query}").status_code

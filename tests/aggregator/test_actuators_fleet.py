@@ -40,7 +40,7 @@ async def running(
     async with (
         asyncio.timeout(20.0 * PATIENCE),
         aggregator(settings, POLICY, actuator=actuator) as (address, _),
-        httpx.AsyncClient(base_url=f"http://{address}", timeout=10.0) as client,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60.0) as client,
     ):
         yield client
     with warnings.catch_warnings():
@@ -62,12 +62,12 @@ def test_reject_comes_when_the_node_is_tainted_and_the_retry_is_admitted_elsewhe
             living(client, "n1", "n3"),
             living(client, "n2", status=Status.FAIL),
         ):
-            got = (await client.post("/v1/gates?wait=8", json={"job": "train", "nodes": ["n1", "n2"]})).json()
+            got = (await client.post("/v1/gates?wait=25", json={"job": "train", "nodes": ["n1", "n2"]})).json()
             assert got["decision"] == "reject", got
             assert [taint["key"] for taint in kube.taints("n2")] == [KEY], "at the moment of the answer"
             assert kube.taints("n1") == []
             again = {"job": "train", "attempt": 1, "nodes": ["n1", "n3"]}
-            assert (await client.post("/v1/gates?wait=8", json=again)).json()["decision"] == "admit"
+            assert (await client.post("/v1/gates?wait=25", json=again)).json()["decision"] == "admit"
             told = (await client.get("/v1/nodes/n2/history")).json()["events"]
             assert any(event["kind"] == "taken out of the way" for event in told), told
 
@@ -99,9 +99,9 @@ def test_reject_is_answered_in_time_though_the_right_is_missing(tmp_path: Path) 
     async def play(kube: Cluster) -> None:
         async with running(tmp_path, kube, answer=1.0) as client, living(client, "n2", status=Status.FAIL):
             began = time.monotonic()
-            got = (await client.post("/v1/gates?wait=8", json={"job": "train", "nodes": ["n2"]})).json()
+            got = (await client.post("/v1/gates?wait=25", json={"job": "train", "nodes": ["n2"]})).json()
             assert got["decision"] == "reject"
-            assert time.monotonic() - began < 6.0
+            assert time.monotonic() - began < 20.0
 
     with cluster(tmp_path / "account") as kube:
         kube.add("n2")
@@ -128,7 +128,7 @@ def test_persons_quarantine_taints_and_their_release_takes_it_away(tmp_path: Pat
 def test_observing_hand_touches_nothing(tmp_path: Path) -> None:
     async def play(kube: Cluster) -> None:
         async with running(tmp_path, kube, mode="observe") as client, living(client, "n2", status=Status.FAIL):
-            got = (await client.post("/v1/gates?wait=8", json={"job": "train", "nodes": ["n2"]})).json()
+            got = (await client.post("/v1/gates?wait=25", json={"job": "train", "nodes": ["n2"]})).json()
             assert got["decision"] == "reject"
 
     with cluster(tmp_path / "account") as kube:

@@ -53,7 +53,7 @@ def test_sigterm_answers_held_requests_and_ends_in_time(tmp_path: Path) -> None:
         question = {"job": "j", "nodes": ["nobody"], "wait_seconds": 100}
 
         async def run() -> None:
-            async with httpx.AsyncClient(base_url=url, timeout=10.0, verify=False) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=60.0, verify=False) as client:
                 waiting = asyncio.create_task(client.post("/v1/gates?wait=25", json=question))
                 while not (await client.get("/v1/gates")).json()["gates"]:  # noqa: ASYNC110 - the state of a server
                     await asyncio.sleep(0.01)
@@ -62,8 +62,8 @@ def test_sigterm_answers_held_requests_and_ends_in_time(tmp_path: Path) -> None:
 
         asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
         began = time.monotonic()
-        _, errors = process.communicate(timeout=10)
-        assert (process.returncode, time.monotonic() - began < 5) == (0, True), errors
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, time.monotonic() - began < 4 * PATIENCE) == (0, True), errors
     finally:
         process.kill()
         process.wait()

@@ -18,6 +18,7 @@ from healthd.aggregator.store.store import Store
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError, StoreError
 from healthd.core.model import Decision, GateRequest, Mode, OrderReport, Quarantine, Verdict
 from tests.aggregator.world import NOW, POLICY, World, good_results, lease, with_wrong
+from tests.patience import PATIENCE
 
 
 @dataclasses.dataclass
@@ -570,10 +571,10 @@ def test_time_alone_ends_a_gate_on_the_real_clock() -> None:
         engine = Engine(store=store, registry=world, policy=POLICY, clock=clock)
         task = asyncio.create_task(engine.run(), name="engine")
         gate = await engine.ask(GateRequest(job="train", nodes=("n1",), wait_seconds=0.2))
-        decision = await engine.wait(gate.id, 5)
+        decision = await engine.wait(gate.id, 5 * PATIENCE)
         assert decision.reasons[0].code == "Expired"
         assert decision.retryable
-        assert 0.2 <= decision.duration_seconds < 3
+        assert 0.2 <= decision.duration_seconds < 5 * PATIENCE
         task.cancel()
         store.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aggregator.cluster import AGGREGATOR, Cluster, ask, asked, release
+from tests.aggregator.cluster import AGGREGATOR, GATE_SECONDS, Cluster, ask, asked, release
 from tests.aggregator.service import until
 
 NODES = ("n1", "n2", "n3")
@@ -54,7 +54,7 @@ def test_health_turns_503_200_503_200_as_curl_sees_it(cluster: Cluster) -> None:
 
     def curl() -> str:
         done = subprocess.run(
-            ["curl", "-si", f"{node.url}/health"], capture_output=True, text=True, timeout=10, check=True
+            ["curl", "-si", f"{node.url}/health"], capture_output=True, text=True, timeout=60, check=True
         )
         return done.stdout
 
@@ -176,10 +176,10 @@ def test_lost_answer_is_asked_for_again_and_is_the_same_decision(fleet: Cluster)
     first = ask(url, "lost", ["n1"], wait=10)
     again = ask(url, "lost", ["n1"], wait=10)
     assert again == first
-    hook = fleet.gate(url, "lost", "--node", "n1", wait="30s")
+    hook = fleet.gate(url, "lost", "--node", "n1", wait=f"{GATE_SECONDS:g}s")
     assert hook.code == 0
     assert hook.json["id"] == first["id"]
-    other = fleet.gate(url, "lost", "--node", "n2", wait="30s")
+    other = fleet.gate(url, "lost", "--node", "n2", wait=f"{GATE_SECONDS:g}s")
     assert other.code == 2
     assert "lost" in other.line
     newer = ask(url, "lost", ["n1"], wait=10, attempt=1)

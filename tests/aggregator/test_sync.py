@@ -65,7 +65,7 @@ async def serving(tmp_path: Path, guard: Guard | None = None, **changes: Any) ->
     app = SyncEndpoint(nothing_behind, fleet=registry, guard=guard or Guard(None), settings=settings)
     async with (
         Server(app, [sock]),
-        httpx.AsyncClient(base_url=f"http://{address_of(sock)}", timeout=10.0, verify=False) as client,
+        httpx.AsyncClient(base_url=f"http://{address_of(sock)}", timeout=60.0, verify=False) as client,
     ):
         yield registry, Line(registry, client)
         registry.release_all()
@@ -169,7 +169,7 @@ def test_time_is_up_after_the_wait_and_never_later_than_hold(tmp_path: Path) -> 
         await line.join()
         began = time.monotonic()
         await line.say(None, wait="?wait=9999")
-        assert 0.05 <= time.monotonic() - began < 2
+        assert 0.05 <= time.monotonic() - began < 5 * PATIENCE
 
     scenario(test, tmp_path, hold_seconds=0.1)
 

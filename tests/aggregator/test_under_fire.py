@@ -185,7 +185,7 @@ def test_frozen_aggregator_answers_the_hook_when_it_goes_on(cluster: Cluster) ->
 
 
 def test_stopped_aggregator_lets_its_hooks_go_on_waiting_for_the_next(cluster: Cluster) -> None:
-    """SIGTERM: exit 0 in under 5 seconds, held requests are answered, and nothing of the gate is lost."""
+    """SIGTERM: exit 0 at once, held requests are answered, and nothing of the gate is lost."""
     aggregator = cluster.fleet("n1")
     first = ask(aggregator.url, "first", ["n1"], wait=10)
     hook = cluster.start("gate", "--aggregator", aggregator.url, "--job", "next", "--node", "n1", "--wait", "40s")
@@ -193,7 +193,7 @@ def test_stopped_aggregator_lets_its_hooks_go_on_waiting_for_the_next(cluster: C
     began = time.monotonic()
     aggregator.signal(signal.SIGTERM)
     assert aggregator.ended() == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 4 * PATIENCE
     aggregator.start()
     release(aggregator.url, first["id"])
     assert hook.said().code == 0
@@ -281,7 +281,7 @@ def test_lost_database_admits_nothing_until_a_person_says_so_and_never_a_leased_
         file.unlink()
     # SQLite itself would go on writing into the deleted file, and answer what no restart knows of.
     question = {"job": "next", "nodes": ["n2"]}
-    answer = httpx.post(f"{aggregator.url}/v1/gates", json=question, trust_env=False, timeout=10)
+    answer = httpx.post(f"{aggregator.url}/v1/gates", json=question, trust_env=False, timeout=60)
     assert answer.status_code == 503
     assert "was deleted or replaced while in use" in answer.json()["detail"]
     aggregator.kill()

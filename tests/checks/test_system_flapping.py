@@ -12,6 +12,7 @@ from checks.host.machine import Host
 from checks.system.kernel.fault_lines import PATTERNS, find_fault
 from checks.system.processes import processes
 from tests.hosts.machine import Machine
+from tests.patience import PATIENCE
 
 
 def hung(machine: Machine, before: Evidence | None, seconds: float) -> tuple[Status, Evidence]:
@@ -44,7 +45,7 @@ def test_a_line_of_any_length_is_searched_in_a_moment(start: str) -> None:
     line = start * 100_000
     begun = time.monotonic()
     find_fault(line)
-    assert time.monotonic() - begun < 2  # it takes milliseconds; without a bound on the length, minutes
+    assert time.monotonic() - begun < 5 * PATIENCE  # it takes milliseconds; without a bound on the length, minutes
 
 
 def test_every_kind_of_fault_says_what_to_do_and_how_bad_it_is() -> None:

@@ -54,7 +54,7 @@ class SpeakingNode:
         self._stopped.set()
 
     def _run(self) -> None:
-        with httpx.Client(trust_env=False, timeout=10.0) as http:
+        with httpx.Client(trust_env=False, timeout=60.0) as http:
             while not self._stopped.is_set():
                 try:
                     self._sync(http)

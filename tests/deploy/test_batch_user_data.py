@@ -21,7 +21,7 @@ SCRIPT = ROOT / "deploy/batch/user-data.sh"
 
 
 def test_the_script_is_bash() -> None:
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True, timeout=10)
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True, timeout=60)
     text = SCRIPT.read_text(encoding="ascii")
     assert text.startswith("#!/bin/bash\n")
     for line in text.splitlines():

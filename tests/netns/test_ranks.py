@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.system("ip", root=True)]
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
 
 
 class Node:

@@ -154,7 +154,7 @@ def test_work_that_hangs_is_left_and_not_started_twice(tmp_path: Path) -> None:
 
         def hang() -> int:
             started.append(1)
-            end.wait(10)
+            end.wait(30 * PATIENCE)
             return 1
 
         assert await asked._bounded("x", hang, 0.05) is None
@@ -173,7 +173,7 @@ def test_loop_ends_although_a_look_hangs() -> None:
     end = threading.Event()
 
     async def scenario() -> None:
-        in_thread("hanging", lambda: end.wait(30))
+        in_thread("hanging", lambda: end.wait(30 * PATIENCE))
 
     began = time.monotonic()
     asyncio.run(scenario())

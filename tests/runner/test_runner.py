@@ -33,7 +33,7 @@ def test_plain_check_passes_with_times_and_executor() -> None:
     assert result.status is Status.PASS
     assert result.executor == "test"
     assert abs(result.started_at - time.time()) < 60
-    assert 0 < result.duration_seconds < 5
+    assert 0 < result.duration_seconds < 5 * PATIENCE
     assert (result.attempts, result.error, result.injected, result.age_seconds) == (1, None, False, 0.0)
 
 
@@ -125,7 +125,7 @@ def test_nobody_waits_for_a_pipe_that_a_grandchild_holds(tmp_path: Path) -> None
     assert only(results["leaves_grandchild"]) == (Status.UNKNOWN, "Crashed")
     assert results["leaves_grandchild"].findings[0].message == "before"
     assert results["fine"].status is Status.PASS
-    assert time.monotonic() - start < 15  # the grandchild lives for 30 s
+    assert time.monotonic() - start < 15 * PATIENCE  # the grandchild lives for two minutes
     assert wait_gone(int((tmp_path / "grandchild").read_text()))
 
 
