@@ -38,7 +38,7 @@ COMMON = {
     "healthd.core.redaction",
     "healthd.core.tasks",
     "healthd.core.threads",
-    "healthd.tls",
+    "healthd.core.http.tls",
     "healthd",
 }
 ROOMS = {

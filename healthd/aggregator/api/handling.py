@@ -11,6 +11,7 @@ import msgspec
 from fastapi import Query, Request
 from starlette.responses import Response
 
+from healthd.aggregator.accusations import Accusations
 from healthd.aggregator.api.auth import Caller, Guard, Scope
 from healthd.aggregator.api.sync import parse_wait, read_body
 from healthd.aggregator.baselines.service import Learner
@@ -48,6 +49,7 @@ class Parts:
     handshakes: Handshakes
     learner: Learner
     ungated: UngatedJobs
+    accusations: Accusations
     hand: Hand | None = None
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)

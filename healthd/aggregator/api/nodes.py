@@ -64,6 +64,7 @@ async def fleet(request: Request) -> Response:
             "health": {health.value: healths[health] for health in Health},
             "pools": parts.fleet.pools(),
             "quarantined": quarantined,
+            "accused": len(parts.accusations.all()),
             "leased": len({row.node for row in parts.engine.leases()}),
             "gates_holding": len(parts.engine.open_gates()),
             "overrides": parts.engine.overrides(),
@@ -102,7 +103,8 @@ async def nodes(
         view = registry.view(name)
         if view is not None:
             found.append(view)
-    return answer({"nodes": [_summary(view) for view in found], "next": found[-1].node.node if more else None})
+    parts = parts_of(request)
+    return answer({"nodes": [_summary(parts, view) for view in found], "next": found[-1].node.node if more else None})
 
 
 @router.get("/nodes/{node}", dependencies=READ)
@@ -120,7 +122,7 @@ async def node(request: Request, node: str) -> Response:
     leases = [row for row in parts.engine.leases() if row.node == node]
     more = {"state": state, "orders": view.orders, "reports": view.node.orders, "grants": leases, "events": events}
     kept = {"rules": parts.engine.remembered(node)}
-    return answer({**_summary(view), "reasons": view.reasons, **more, **kept})
+    return answer({**_summary(parts, view), "reasons": view.reasons, **more, **kept})
 
 
 @router.put("/nodes/{node}/quarantine")
@@ -145,6 +147,7 @@ async def unquarantine(request: Request, node: str, caller: Admin) -> Response:
     node = view.node.node
     if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
         await parts.engine.quarantine(node, None, why=f"by {caller.name}")
+    parts.accusations.clear(node)
     return answer({"node": node, "quarantine": None, "by": caller.name})
 
 
@@ -159,6 +162,7 @@ async def forget(request: Request, node: str, caller: Admin) -> Response:
             f"{node} is leased to job {held[0].lease.job!r}; end that first: healthd fleet release-lease {node}"
         )
     await parts.engine.forget(node, caller.name)
+    parts.accusations.clear(node)
     return answer({"node": node, "forgotten": True})
 
 
@@ -269,7 +273,7 @@ def _owner(word: Word, caller: Caller) -> str:
     return word.owner if caller.name == "loopback" else f"{word.owner} (token {caller.name})"
 
 
-def _summary(view: NodeView) -> dict[str, object]:
+def _summary(parts: Parts, view: NodeView) -> dict[str, object]:
     """A node in a list."""
     state = view.node.state
     return {
@@ -280,6 +284,8 @@ def _summary(view: NodeView) -> dict[str, object]:
         "confirmed": view.node.confirmed,
         "duplicate": view.node.duplicate,
         "quarantine": view.node.quarantine or (state.quarantine if state else None),
+        "accused": parts.accusations.of(view.node.node),
+        "removed": None if parts.hand is None else parts.hand.out().get(view.node.node),
         "pool": state.labels.get("pool") if state else None,
         "labels": state.labels if state else {},
         "instance_type": state.instance_type if state else None,

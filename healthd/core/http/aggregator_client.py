@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import httpx
 
-from healthd import tls
 from healthd.core import wire
 from healthd.core.admission import why_unanswered
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.core.file_trust import check_file
+from healthd.core.http import tls
 from healthd.core.model import Decision, GateRequest, Verdict
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
@@ -134,7 +134,7 @@ class Aggregator:
         """
         The body of a good answer; UnreachableError where nobody answers (5xx too), RefusedError with the reason.
 
-        ConfigError where no try can succeed with this address and CA: see `healthd.tls`.
+        ConfigError where no try can succeed with this address and CA: see `healthd.core.http.tls`.
 
         `hold_seconds` is how long the other side may hold the answer back, as it was asked to.
         """
