@@ -38,7 +38,7 @@ OF_NODE = {
 }
 OF_AGGREGATOR = {
     "healthd_fleet_nodes",
-    "healthd_fleet_node_age_seconds_bucket",
+    "healthd_fleet_nodes_heard",
     "healthd_gate_decisions_total",
     "healthd_gate_duration_seconds_bucket",
     "healthd_gate_device_seconds_total",

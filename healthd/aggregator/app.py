@@ -25,6 +25,7 @@ from healthd.aggregator.drain.build import make_hand
 from healthd.aggregator.drain.controller import Hand
 from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
@@ -130,6 +131,7 @@ async def aggregator(
                 settings, policy, guard, store, baseline or BaselineSettings(), actuator or ActuatorSettings()
             )
             tasks = parts.tasks
+            parts.accusations.load(await parts.engine.gates(limit=MOST_GATES_READ))
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
             tasks.supervise("baselines", parts.learner.run)
@@ -197,6 +199,8 @@ def _build(
         now=clock,
     )
     observer.metrics = metrics
+    accusations = Accusations(keep_seconds=policy.accused_window_seconds, clock=clock)
+    observer.accusations = accusations
     observer.hand = make_hand(actuator, engine, fleet)
     metrics.add(ActuatorCollector(observer.hand))
 
@@ -215,6 +219,7 @@ def _build(
         handshakes=Handshakes(settings.handshake_seconds),
         learner=learner,
         ungated=ungated,
+        accusations=accusations,
         hand=observer.hand,
         tasks=tasks,
     )
@@ -225,6 +230,7 @@ class _Observer:
 
     metrics: FleetMetrics | None = None
     hand: Hand | None = None
+    accusations: Accusations | None = None
 
     def gate_ready(self, gate: Gate, seconds: float) -> None:
         if self.metrics is not None:
@@ -233,6 +239,8 @@ class _Observer:
     def gate_decided(self, gate: Gate) -> None:
         if self.metrics is not None:
             self.metrics.gate_decided(gate)
+        if self.accusations is not None:
+            self.accusations.gate_decided(gate)
         if self.hand is not None:
             self.hand.gate_decided(gate)
 

@@ -21,7 +21,8 @@ from tests.aggregator.parts import Clock, Node, fleet, state
 
 CONTRACT = {
     "healthd_fleet_nodes": "gauge",
-    "healthd_fleet_node_age_seconds": "histogram",
+    "healthd_fleet_nodes_heard": "gauge",
+    "healthd_fleet_node_age_max_seconds": "gauge",
     "healthd_gate_decisions": "counter",
     "healthd_gate_duration_seconds": "histogram",
     "healthd_gate_device_seconds": "counter",
@@ -122,10 +123,9 @@ def test_the_fleet_is_counted_by_health_age_and_owner_of_quarantine() -> None:
         found = samples(make(registry))
         counts = {key[1][0][1]: value for key, value in found.items() if key[0] == "healthd_fleet_nodes"}
         assert counts == {"healthy": 1, "degraded": 0, "unknown": 1, "unhealthy": 1}
-        assert found["healthd_fleet_node_age_seconds_bucket", (("le", "10.0"),)] == 0
-        assert found["healthd_fleet_node_age_seconds_bucket", (("le", "15.0"),)] == 2
-        assert found["healthd_fleet_node_age_seconds_count", ()] == 2
-        assert found["healthd_fleet_node_age_seconds_sum", ()] == 24
+        assert found["healthd_fleet_nodes_heard", (("within_seconds", "10"),)] == 0
+        assert found["healthd_fleet_nodes_heard", (("within_seconds", "15"),)] == 2
+        assert found["healthd_fleet_node_age_max_seconds", ()] == 12
         assert found["healthd_quarantined_nodes", (("owner_kind", "rule"),)] == 1
         assert found["healthd_quarantined_nodes", (("owner_kind", "person"),)] == 0
 

@@ -6,11 +6,13 @@ import dataclasses
 
 import pytest
 
-from checks.contract import Action, Tier
+from checks.contract import Action, Blame, Status, Tier
 from checks.reasons import REASONS
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Fault, Room
-from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Record
+from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Note, Record
+from healthd.aggregator.quarantine.facts import accusation
+from healthd.core.model import Reason
 from tests.aggregator.ruling import DAY, HOUR, MINUTE, POLICY, Case, fault, outcome
 
 SLOW, WRONG, LOST = fault("SlowDevice", device="dev:0"), fault("WrongResult", device="dev:0"), fault("DeviceLost")
@@ -354,12 +356,32 @@ def test_what_an_injected_fault_did_is_undone_when_it_is_cleared(code: str) -> N
     for _ in range(3):
         case.result(fault(code, device="dev:0", injected=True))
     assert case.quarantine is not None
-    assert "(injected)" in case.quarantine.reason
+    assert case.quarantine.reason.count("(injected)") == 1
     case.injected = ()
     case.look()
     assert case.quarantine is None
     assert not any(case.latches.values())
     assert (case.record.repeats, case.record.active) == (0, False)
+
+
+def test_an_injected_accusation_says_so_once() -> None:
+    """What a validation says of an injected fault ends with the mark already."""
+    told = Reason(
+        code="CollectiveFault",
+        message="n3 fails in collectives with n1 (injected)",
+        status=Status.FAIL,
+        blame=Blame.NODE,
+        action=Action.INSPECT,
+        injected=True,
+    )
+    case = Case(injected=("all_reduce=corrupt",))
+    for _ in range(2):
+        case.look(accusations=(accusation(told),))
+    assert case.quarantine is not None
+    notes = [effect.message for effect in case.effects if isinstance(effect, Note)]
+    assert "(injected)" in " ".join(notes)
+    for text in (case.quarantine.reason, *notes):
+        assert text.count("(injected)") <= 1, text
 
 
 def test_a_real_fault_beside_an_injected_one_stays() -> None:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import pytest
+
+from healthd.cli.demo_stage import Stage, accuses
+from healthd.core.errors import HealthdError
 from tests.aggregator.service import free_port
 from tests.patience import PATIENCE
+from tests.ui.stage import POLICY, stage
+
+NAMED = ("--node", "n1", "--node", "n2", "--node", "n3")
 
 # One command of the demonstration, with a spinner of two seconds: nobody listens there.
 ONE_COMMAND = """
 import pathlib, sys
-from healthd.cli.demo import Stage
+from healthd.cli.demo_stage import Stage
 with Stage(pathlib.Path(sys.argv[1])) as stage:
     stage.healthd("gate", "--aggregator", sys.argv[2], "--job", "j", "--node", "n1", "--wait", "2s", expect=75)
 """
@@ -35,6 +47,28 @@ def test_on_a_terminal_a_command_leaves_its_answer_and_no_frames_of_its_spinner(
     assert "not admitted" in text
     assert "exit code 75" in text
     assert text.count("\n") < 12, text
+
+
+def test_an_act_that_does_not_end_as_it_is_told_is_tried_again_and_then_said_plainly(tmp_path: Path) -> None:
+    """An aggregator whose nodes never get their ranks started in time, as on a machine that is too slow."""
+    late = dataclasses.replace(POLICY, collective=True, collective_contact_seconds=0.2, validation_seconds=1.0)
+    shown = io.StringIO()
+    with stage(tmp_path, policy=late) as fleet, contextlib.redirect_stdout(shown):
+        fleet.say("n1", "n2", "n3")
+        port = int(fleet.url.rpartition(":")[2])
+        with Stage(tmp_path, ports={"aggregator": port}) as demo, pytest.raises(HealthdError) as caught:
+            demo.gate("train-4", *NAMED, expect=75, names=("CollectiveFault", "n3"), wait="2s")
+    assert re.match(r"this machine is too slow or too busy .* did not name n3 for CollectiveFault", str(caught.value))
+    assert shown.getvalue().count("healthd gate --aggregator") == 3
+    assert "--attempt 2" in shown.getvalue()
+
+
+def test_a_decision_is_held_against_what_is_told_of_it() -> None:
+    reason = {"code": "CollectiveFault", "node": "n3"}
+    assert accuses({"reasons": [reason], "excluded": []}, "CollectiveFault", "n3")
+    assert accuses({"reasons": [], "excluded": [{"node": "n3", "reasons": [reason]}]}, "CollectiveFault", "n3")
+    assert not accuses({"reasons": [{"code": "Undecided", "node": None}]}, "CollectiveFault", "n3")
+    assert not accuses({"reasons": [reason]}, "CollectiveFault", "n2")
 
 
 def _read(terminal: int, *, seconds: float) -> bytes:

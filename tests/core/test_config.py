@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_unknown_variable_is_an_error_with_the_nearest_name(tmp_path: Path) -> N
         ConfigError, match=r"environment: unknown variable 'HEALTHD_LISTN'; did you mean 'HEALTHD_LISTEN'"
     ):
         read("", tmp_path, {"HEALTHD_LISTN": "x"})
+
+
+def test_every_variable_that_the_code_reads_is_known(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    text = "".join(file.read_text() for room in ("healthd", "checks") for file in (root / room).rglob("*.py"))
+    names = set(re.findall(r"HEALTHD_[A-Z_]*[A-Z]\b", text))
+    assert "HEALTHD_IMDS" in names
+    defaults = {"node.name": "n1", "node.state_dir": tmp_path, "node.run_dir": tmp_path}
+    for name in sorted(names):
+        said = ""
+        try:
+            load(WholeSettings, file=None, environ={name: "1"}, arguments={}, sections=("node",), defaults=defaults)
+        except ConfigError as error:  # a value that is not the right one
+            said = str(error)
+        assert "unknown variable" not in said
 
 
 def test_variables_that_kubernetes_injects_are_ignored(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from checks.catalog import TYPES
 from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
@@ -137,6 +138,14 @@ def test_all_components_together_are_valid(whole: tuple[dict[str, Any], ...]) ->
     for item in whole:
         strictly(item)
     assert {item["kind"] for item in (*whole, *examples())} >= OTHERS
+
+
+def test_every_known_instance_type_with_neuron_devices_gets_the_daemon() -> None:
+    (term,) = node_pod("eks-neuron/active")["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+    (types,) = (one["values"] for one in term["matchExpressions"])
+    assert set(types) == {name for name, known in TYPES.items() if known.chip.accelerator == "neuron"}
 
 
 def test_examples_are_valid() -> None:

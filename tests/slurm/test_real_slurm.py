@@ -151,7 +151,7 @@ def test_rejected_job_goes_back_and_lands_elsewhere(site: Site) -> None:
     try:
         number = site.slurm.submit("-N1")
         drained = site.slurm.node_is("n1", lambda node: node.drained)
-        assert drained.reason.startswith(MARK + "n1 is quarantined"), drained
+        assert drained.reason.startswith(MARK + "Quarantined: n1 is quarantined"), drained
         site.slurm.job_is(number, "PENDING")
         shown = site.slurm.said("scontrol", "show", "job", number)
         assert "AdminComment=healthd: n1 is quarantined" in shown  # its owner can read why

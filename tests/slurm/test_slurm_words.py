@@ -189,7 +189,9 @@ def test_only_what_is_proved_against_a_node_itself_drains_it() -> None:
         decided_at=0.0,
         duration_seconds=0.0,
     )
-    assert at_fault(decision) == (("n1", "n1 WrongResult"), ("n5", "n5 Quarantined"))
+    assert at_fault(decision) == (("n1", "WrongResult: n1 WrongResult"), ("n5", "Quarantined: n5 Quarantined"))
+    (text,) = (reason_text(MARK, why) for node, why in at_fault(decision) if node == "n1")
+    assert text[:20] == "healthd: WrongResult", "what sinfo -R shows of it"
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def test_static_files_are_named_by_their_content_and_kept(open_stage: Stage) -> 
         assert client.get("/static/..%2f..%2fapi.py").status_code == 404
 
 
+def test_a_gate_that_ended_before_its_collectives_is_not_shown_as_validated(open_stage: Stage) -> None:
+    with open_stage.http() as client:
+        asked = {"job": "too-many", "pool": "train", "count": 60, "collective": True}
+        decision = client.post("/v1/gates?wait=5", json=asked).json()
+        assert decision["reasons"][0]["code"] == "TooFewNodes"
+        for path in ("/gates?job=too-many", f"/gates/{decision['id']}"):
+            text = client.get(path).text
+            assert "TooFewNodes" in text
+            assert "alidat" not in text
+
+
 @pytest.mark.parametrize(
     "path",
     ["/nodes/nobody", "/gates/g-none", "/reasons/Nothing", "/?health=ill", "/?wat=1", "/gates?before=" + 99 * "x"],

@@ -283,6 +283,10 @@ def test_a_validation_under_way_shows_its_groups_as_running() -> None:
             break
     (found,) = gate_view.pictures(current)
     assert (found.tone, found.rounds[0].boxes[0].tone) == ("running", "running")
+    decided = dataclasses.replace(current, decision=lab.decide(current))
+    (left,) = gate_view.pictures(decided)
+    assert (left.outcome, left.rounds) == ("not finished when the gate ended", ()), "nothing runs any more"
+    assert not decided.validated
 
 
 def rendered(gate: Gate) -> str:

@@ -20,6 +20,7 @@ from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.controller.roll_call import RollCall
 from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
@@ -50,6 +51,7 @@ class Parts:
     handshakes: Handshakes
     learner: Learner
     ungated: UngatedJobs
+    accusations: Accusations
     hand: Hand | None = None
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)

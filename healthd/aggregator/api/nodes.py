@@ -71,6 +71,7 @@ async def fleet(request: Request) -> Answer[FleetSummary]:
             health={health: healths[health] for health in Health},
             pools=parts.fleet.pools(),
             quarantined=quarantined,
+            accused=len(parts.accusations.all()),
             leased=len({row.node for row in parts.engine.leases()}),
             gates_holding=len(parts.engine.open_gates()),
             overrides=parts.engine.overrides(),
@@ -109,7 +110,8 @@ async def nodes(
         view = registry.view(name)
         if view is not None:
             found.append(view)
-    rows = tuple(NodeRow(**_row(view)) for view in found)
+    parts = parts_of(request)
+    rows = tuple(NodeRow(**_row(parts, view)) for view in found)
     return Answer(NodeList(nodes=rows, next=found[-1].node.node if more else None))
 
 
@@ -127,7 +129,7 @@ async def node(request: Request, node: str) -> Answer[NodeDetail]:
     events = await parts.store.read(lambda connection: changes.read_events(connection, node, limit=MOST_EVENTS))
     return Answer(
         NodeDetail(
-            **{**_row(view), "reasons": view.reasons},
+            **{**_row(parts, view), "reasons": view.reasons},
             state=state,
             orders=view.orders,
             reports=view.node.orders,
@@ -162,6 +164,7 @@ async def unquarantine(request: Request, node: str, caller: Admin) -> Answer[Unq
     node = view.node.node
     if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
         await parts.engine.quarantine(node, None, why=f"by {caller.name}")
+    parts.accusations.clear(node)
     return Answer(Unquarantined(node=node, by=caller.name))
 
 
@@ -176,6 +179,7 @@ async def forget(request: Request, node: str, caller: Admin) -> Answer[Forgotten
             f"{node} is leased to job {held[0].lease.job!r}; end that first: healthd fleet release-lease {node}"
         )
     await parts.engine.forget(node, caller.name)
+    parts.accusations.clear(node)
     return Answer(Forgotten(node=node))
 
 
@@ -250,7 +254,7 @@ def owner_of(word: Word, caller: Caller) -> str:
     return word.owner if caller.name == "loopback" else f"{word.owner} (token {caller.name})"
 
 
-def _row(view: NodeView) -> dict[str, Any]:
+def _row(parts: Parts, view: NodeView) -> dict[str, Any]:
     """The members of a NodeRow, which are also some of a NodeDetail."""
     state = view.node.state
     return {
@@ -261,6 +265,8 @@ def _row(view: NodeView) -> dict[str, Any]:
         "confirmed": view.node.confirmed,
         "duplicate": view.node.duplicate,
         "quarantine": view.node.quarantine or (state.quarantine if state else None),
+        "accused": parts.accusations.of(view.node.node),
+        "removed": None if parts.hand is None else parts.hand.out().get(view.node.node),
         "pool": state.labels.get("pool") if state else None,
         "labels": state.labels if state else {},
         "instance_type": state.instance_type if state else None,

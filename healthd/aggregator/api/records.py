@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from healthd.aggregator.inventory.accusations import Accusation
 from healthd.aggregator.model import LeaseRow, Override, Phase
 from healthd.aggregator.model.quarantines import Breaker, Record
 from healthd.aggregator.model.validations import Validation
@@ -93,6 +94,7 @@ class FleetSummary:
     health: Mapping[Health, int]
     pools: Mapping[str, int]
     quarantined: int
+    accused: int
     leased: int
     gates_holding: int
     overrides: tuple[Override, ...]
@@ -106,8 +108,9 @@ class NodeRow:
     """
     A node in a list. `heard_seconds` is how long ago it was heard last, None: never since the aggregator started.
 
-    `confirmed`: it has answered the aggregator. `duplicate`: two daemons seem to have this name. What only the node
-    can tell is None or empty until it has.
+    `confirmed`: it has answered the aggregator. `duplicate`: two daemons seem to have this name. `accused` is the
+    newest accusation by a validation that stands; `removed` why the node is out of the scheduler's way. What only the
+    node can tell is None or empty until it has.
     """
 
     node: str
@@ -117,6 +120,8 @@ class NodeRow:
     confirmed: bool
     duplicate: bool
     quarantine: Quarantine | None
+    accused: Accusation | None
+    removed: str | None
     pool: str | None
     labels: Mapping[str, str]
     instance_type: str | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from healthd.aggregator.inventory.registry import Fleet
@@ -15,7 +15,7 @@ from healthd.core.http.exposition import task_errors_metric
 from healthd.core.model import Health
 
 # A node is heard every 25 s when all is well, and silent after 60 s.
-AGE_BUCKETS = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 900.0, 3600.0)
+AGE_BOUNDS = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0, 900.0, 3600.0)
 OWNER_KINDS = ("person", "rule")
 
 
@@ -38,24 +38,31 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = dict.fromkeys(Health, 0)
-        buckets = [0] * (len(AGE_BUCKETS) + 1)
-        total = 0.0
+        within = [0] * (len(AGE_BOUNDS) + 1)
+        longest = 0.0
         owners = dict.fromkeys(OWNER_KINDS, 0)
         for health, heard_seconds, quarantine in self._fleet.survey():
             counts[health] += 1
             if heard_seconds is not None:
-                buckets[bisect_left(AGE_BUCKETS, heard_seconds)] += 1
-                total += heard_seconds
+                within[bisect_left(AGE_BOUNDS, heard_seconds)] += 1
+                longest = max(longest, heard_seconds)
             if quarantine is not None and quarantine.owner_kind in owners:
                 owners[quarantine.owner_kind] += 1
         nodes = GaugeMetricFamily("healthd_fleet_nodes", "Known nodes by health.", labels=("health",))
         for health, count in counts.items():
             nodes.add_metric((health.value,), count)
         yield nodes
-        ages = HistogramMetricFamily("healthd_fleet_node_age_seconds", "Seconds since each node was heard, now.")
-        bounds = [*(str(bound) for bound in AGE_BUCKETS), "+Inf"]
-        ages.add_metric((), [(bound, sum(buckets[: i + 1])) for i, bound in enumerate(bounds)], sum_value=total)
-        yield ages
+        heard = GaugeMetricFamily(
+            "healthd_fleet_nodes_heard", "Nodes that were heard within so many seconds.", labels=("within_seconds",)
+        )
+        for i, bound in enumerate(AGE_BOUNDS):
+            heard.add_metric((f"{bound:g}",), sum(within[: i + 1]))
+        yield heard
+        yield GaugeMetricFamily(
+            "healthd_fleet_node_age_max_seconds",
+            "Seconds since the node was heard that is silent the longest; nodes that were never heard do not count.",
+            value=longest,
+        )
         quarantined = GaugeMetricFamily(
             "healthd_quarantined_nodes", "Nodes kept out of admissions, by who said so.", labels=("owner_kind",)
         )

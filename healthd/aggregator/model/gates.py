@@ -141,6 +141,11 @@ class Gate:
         return self.request.join is not None and not self.roster
 
     @property
+    def validated(self) -> bool:
+        """Whether collectives over its nodes were run to a verdict; false where the gate ended before that."""
+        return any(run.verdict is not None for run in (*self.past, self.validation) if run is not None)
+
+    @property
     def since(self) -> float:
         """Since when its nodes are known, which is what bounds of waiting count from."""
         return self.created_at if self.began_at is None else self.began_at

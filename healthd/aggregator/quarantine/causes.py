@@ -41,7 +41,7 @@ def rebooted(latch: Latch, facts: Facts) -> bool:
 
 def _cause(rule: Rule, code: str, key: str, reason: str, policy: Policy, *, injected: bool) -> Cause:
     observed = rule.value in policy.rules_observe or code in policy.rules_observe
-    text = reason + (" (injected)" if injected else "")
+    text = reason.removesuffix(" (injected)") + (" (injected)" if injected else "")
     return Cause(
         rule=rule, code=code, key=f"{rule.value} {key}", reason=text[:900], injected=injected, observed=observed
     )

@@ -91,11 +91,13 @@ def counts(reason: Reason) -> bool:
 
 def accusation(reason: Reason) -> Fault:
     """A validation's word as a fault of the machine: which of its devices it was, collectives do not tell."""
+    # Who shows a fault says by itself that it was injected.
+    said = reason.message.removesuffix(" (injected)")
     return Fault(
         code=reason.code,
         check=COLLECTIVES,
         target=plain(reason.target or "node", 128),
-        message=plain(reason.message, MOST_MESSAGE),
+        message=plain(said, MOST_MESSAGE),
         action=reason.action,
         device=None,
         injected=reason.injected,

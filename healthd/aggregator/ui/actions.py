@@ -93,6 +93,7 @@ async def release(request: Request, node: str) -> Response:
     _known(request, node)
     reason = _reason(fields.get("reason", ""))
     await parts_of(request).engine.quarantine(node, None, why=f"by {visitor.caller.name}: {reason}")
+    parts_of(request).accusations.clear(node)
     return _to(f"/nodes/{quote(node, safe='')}?done=released")
 
 

@@ -106,17 +106,17 @@ def left_out(decision: Decision) -> list[ExcludedNode]:
 def pictures(gate: Gate) -> list[Picture]:
     """The validations of a gate, oldest first."""
     runs = gate.past if gate.validation is None else (*gate.past, gate.validation)
-    return [picture(run) for run in runs]
+    return [picture(run, ended=gate.decision is not None) for run in runs]
 
 
-def picture(run: Validation) -> Picture:
-    """One validation."""
+def picture(run: Validation, *, ended: bool = False) -> Picture:
+    """One validation; `ended`: its gate is decided, so that nothing of it is under way any more."""
     culprits = tuple(culprit.member for culprit in run.verdict.culprits) if run.verdict else ()
     by_round: dict[int, list[Box]] = {}
     for tested in (*run.history, *run.done):
         by_round.setdefault(tested.round, []).append(_box(tested, culprits))
     tested_now = {one.members for one in run.done if one.round == run.round}
-    if run.verdict is None:
+    if run.verdict is None and not ended:
         for group in run.groups:
             if group.members not in tested_now:
                 by_round.setdefault(run.round, []).append(_under_way(group.members))
@@ -129,7 +129,7 @@ def picture(run: Validation) -> Picture:
         )
         for number, boxes in sorted(by_round.items())[:MOST_ROUNDS]
     )
-    tone, sign, outcome = _outcome(run.verdict, rounds)
+    tone, sign, outcome = _outcome(run.verdict, rounds, ended=ended)
     return Picture(
         id=run.id,
         members=len(run.members),
@@ -194,7 +194,9 @@ def _under_way(members: Sequence[str]) -> Box:
     )
 
 
-def _outcome(verdict: Verdict | None, rounds: Sequence[Round]) -> tuple[str, str, str]:
+def _outcome(verdict: Verdict | None, rounds: Sequence[Round], *, ended: bool) -> tuple[str, str, str]:
+    if verdict is None and ended:
+        return "unknown", "?", "not finished when the gate ended"
     if verdict is None:
         return "running", "…", "under way"
     if verdict.culprits:

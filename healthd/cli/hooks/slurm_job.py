@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from checks.contract import Blame, Status
 from healthd.cli.settings.hooks import GateSettings
 from healthd.core.errors import ConfigError
-from healthd.core.model import Decision, GateRequest
+from healthd.core.model import Decision, GateRequest, Reason
 from healthd.core.platforms.slurm import WORKLOAD, Scontrol, SlurmError, gate_name
 from healthd.hooks.launchers.slurm import expand
 
@@ -103,6 +103,11 @@ def outcome_of(environ: Mapping[str, str]) -> tuple[str, str]:
     return "failed", f"exit code {code or 'unknown'}" + (f", signal {number}" if number not in ("", "0") else "")
 
 
+def _coded(reason: Reason) -> str:
+    """The code first: `sinfo -R` shows twenty columns, of which our mark takes nine."""
+    return reason.message if reason.message.startswith(reason.code) else f"{reason.code}: {reason.message}"
+
+
 def at_fault(decision: Decision) -> tuple[tuple[str, str], ...]:
     """
     The nodes that a decision leaves out for their own fault, with the reason: what failed by positive evidence.
@@ -113,6 +118,6 @@ def at_fault(decision: Decision) -> tuple[tuple[str, str], ...]:
     for node in decision.excluded:
         for reason in node.reasons:
             if reason.code == "Quarantined" or (reason.status is Status.FAIL and reason.blame is Blame.NODE):
-                found.append((node.asked or node.node, reason.message))
+                found.append((node.asked or node.node, _coded(reason)))
                 break
     return tuple(found)

@@ -48,6 +48,8 @@ OUTCOME_SIGNS = {
     "fail": "[bold red]✗ fail[/]",
 }
 MOST_TESTS = 40
+# What `fleet status` counts beside health: a node that is healthy by its own checks may be one of them.
+ASIDE = {"quarantined": "quarantined", "accused": "accused by validations"}
 
 _DEVICE = re.compile(r"^[a-z]+:\d+: ")  # a message that begins with its device, as those of workers do
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f]{12}\b")
@@ -331,7 +333,8 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
     console = out()
     counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
     holding = _count(summary["gates_holding"], "gate")
-    console.print(f"[bold]{_count(summary['nodes'], 'node')}[/]: {counts}; {holding} holding")
+    aside = [f"{summary[name]} {said}" for name, said in ASIDE.items() if summary.get(name)]
+    console.print(f"[bold]{_count(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}")
     if summary["recovering"]:
         console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
     for breaker in summary.get("breakers", {}).values():
@@ -346,12 +349,22 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
     order = list(HEALTH_SIGNS)
     for node in sorted(nodes, key=lambda n: (-order.index(Health(n["health"])), n["node"])):
         holders = ", ".join(claim["holder"] for claim in node["allocated"])
-        why = node["reasons"][0]["message"] if node["reasons"] else ""
-        if node["quarantine"]:
-            why = f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
         heard = ago(node["heard_seconds"])
-        table.add_row(escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(why))
+        table.add_row(
+            escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(_why(node))
+        )
     console.print(table)
+
+
+def _why(node: Mapping[str, Any]) -> str:
+    """What there is to know of a node first; a node that is healthy by its own checks may be accused all the same."""
+    if node["quarantine"]:
+        return f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
+    if node["reasons"]:
+        return str(node["reasons"][0]["message"])
+    if accused := node.get("accused"):
+        return f"{accused['code']} in gate {accused['gate']} of job {accused['job']}: {accused['message']}"
+    return f"out of the scheduler's way: {node['removed']}" if node.get("removed") else ""
 
 
 def print_node(record: Mapping[str, Any]) -> None:
@@ -365,6 +378,8 @@ def print_node(record: Mapping[str, Any]) -> None:
         )
     else:
         show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
+    if record.get("accused") and not record["quarantine"]:
+        console.print(f"[yellow]! accused:[/] {escape(_why({**record, 'reasons': ()}))}")
     heard = record["heard_seconds"]
     console.print(f"[dim]last heard: {ago(heard)}[/]")
     for line in event_lines(record["events"][:5]):

@@ -25,8 +25,11 @@ PREFIX = "HEALTHD_"
 
 # What Kubernetes injects for a Service named healthd: no setting of ours.
 _INJECTED_BY_KUBERNETES = re.compile(r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$")
-# What we set for others: the job's environment after a preflight, and makefile switches.
-_OURS_FOR_OTHERS = frozenset({"HEALTHD_RANK", "HEALTHD_NNODES", "HEALTHD_MAIN", "HEALTHD_HOSTFILE", "HEALTHD_CONFIG"})
+# Read or set by other means: the job's environment after a preflight, the file's own name, whether the metadata service
+# is asked (checks.host.identity), and what mpirun hands on to healthd-rsh.
+_NO_SETTINGS = frozenset(
+    f"HEALTHD_{word}" for word in ["RANK", "NNODES", "MAIN", "HOSTFILE", "CONFIG", "IMDS", "RSH_SOCKET", "RSH_ROUND"]
+)
 
 
 def load(
@@ -146,7 +149,7 @@ def _variables(
     }
     # A full name that is set beats its short form, so short forms come first.
     for name in sorted(environ, key=lambda name: (name in known, name)):
-        if not name.startswith(PREFIX) or name in _OURS_FOR_OTHERS or _INJECTED_BY_KUBERNETES.match(name):
+        if not name.startswith(PREFIX) or name in _NO_SETTINGS or _INJECTED_BY_KUBERNETES.match(name):
             continue
         if name in known or name in here:
             path, annotation = known.get(name) or here[name]

@@ -1,0 +1,91 @@
+"""
+What validations found lately: nodes at fault, and faults between nodes. For people, who see it beside a node's health.
+
+A node that a validation names may be healthy by its own checks. It is shown with the accusation until it passes a
+later validation, until a person releases it, or until the accusation is too old. Nothing is decided by it: gates and
+rules have records of their own. Kept in memory, and read from the newest gates on disk when the aggregator starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from healthd.aggregator.model import Gate
+from healthd.core.model import Decision, Reason, Verdict
+
+CODES = frozenset({"CollectiveFault", "SlowNode", "PathFault", "TopologyFault", "Ambiguous"})
+"""The reasons by which a validation speaks of single nodes, at fault or at the end of a bad path."""
+
+MOST_GATES_READ = 200
+"""Gates that are read at the start: those of some hours in a busy fleet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accusation:
+    """The newest of a node. `at` is when the gate of `job` was decided, in seconds of the engine's clock."""
+
+    node: str
+    code: str
+    message: str
+    injected: bool
+    gate: str
+    job: str
+    at: float
+
+
+class Accusations:
+    """On the event loop alone. `keep_seconds` is how long an accusation is shown; `clock` is the engine's."""
+
+    def __init__(self, *, keep_seconds: float, clock: Callable[[], float]) -> None:
+        self._keep_seconds = keep_seconds
+        self._clock = clock
+        self._found: dict[str, Accusation] = {}
+
+    def load(self, gates: Iterable[Gate]) -> None:
+        """Take in gates in the order in which they were decided."""
+        for gate in sorted(gates, key=lambda gate: gate.decision.decided_at if gate.decision else 0.0):
+            self.gate_decided(gate)
+
+    def gate_decided(self, gate: Gate) -> None:
+        """Take in a decision: whom it accuses, and who has passed."""
+        decision = gate.decision
+        if decision is None or not gate.validated:
+            return
+        if decision.decision is Verdict.ADMIT and decision.would in (None, Verdict.ADMIT):
+            for passed in decision.nodes:
+                self.clear(passed.node)
+        for node, reason in _named(decision):
+            self._found[node] = Accusation(
+                node=node,
+                code=reason.code,
+                message=reason.message,
+                injected=reason.injected,
+                gate=gate.id,
+                job=gate.request.job,
+                at=decision.decided_at,
+            )
+
+    def clear(self, node: str) -> None:
+        """Nothing is said of this node any more: it has passed, a person has released it, or it is gone."""
+        self._found.pop(node, None)
+
+    def of(self, node: str) -> Accusation | None:
+        """The accusation that stands against a node."""
+        found = self._found.get(node)
+        if found is not None and found.at < self._clock() - self._keep_seconds:
+            del self._found[node]
+            return None
+        return found
+
+    def all(self) -> tuple[Accusation, ...]:
+        """All that stand, the newest first."""
+        standing = (self.of(node) for node in list(self._found))
+        return tuple(sorted((one for one in standing if one is not None), key=lambda one: (-one.at, one.node)))
+
+
+def _named(decision: Decision) -> Iterator[tuple[str, Reason]]:
+    """The nodes that a decision names, each with the reason that does."""
+    told = [(one.node, reason) for one in decision.excluded for reason in one.reasons]
+    told += [(reason.node, reason) for reason in decision.reasons if reason.node is not None]
+    yield from ((node, reason) for node, reason in told if reason.code in CODES)
