@@ -12,7 +12,7 @@ import jsonschema
 
 from healthd.aggregator.api import preflight as api_preflight
 from healthd.aggregator.api.application import ROUTERS
-from healthd.aggregator.openapi import describe
+from healthd.aggregator.api.openapi import describe
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 

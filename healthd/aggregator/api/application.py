@@ -1,7 +1,8 @@
 """
 The aggregator over HTTP: the application, its errors, and the paths for machines (liveness, metrics, targets).
 
-Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in `sync`, before all of this.
+Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in `sync`, before all of this. What all of
+them take and answer is described by `openapi`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
-from healthd.aggregator import api_overrides
-from healthd.aggregator.api import baselines, report, validations
+from healthd.aggregator.api import baselines, overrides, report, validations
 from healthd.aggregator.api import gates as api_gates
 from healthd.aggregator.api import nodes as api_nodes
 from healthd.aggregator.api import preflight as api_preflight
 from healthd.aggregator.api import rules as api_rules
 from healthd.aggregator.api.handling import READ, Answer, ApiRoute, Parts, parts_of
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
-from healthd.aggregator.api_records import TargetGroup
+from healthd.aggregator.api.records import TargetGroup
 from healthd.aggregator.controller.bulkheads import Fault, Where
 from healthd.aggregator.ui import ROUTERS as PAGE_ROUTERS
 from healthd.aggregator.ui import add_to as add_page_to
@@ -52,7 +52,7 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The description of the API; it takes a tenth of a second to make, once."""
         if self.openapi_schema is None:
-            from healthd.aggregator.openapi import describe
+            from healthd.aggregator.api.openapi import describe
 
             self.openapi_schema = describe(route for one in self.routers for route in one.routes)
         return self.openapi_schema
@@ -242,7 +242,7 @@ ROUTERS = [
     validations.router,
     api_nodes.router,
     api_rules.router,
-    api_overrides.router,
+    overrides.router,
     baselines.router,
     report.router,
 ]

@@ -82,7 +82,7 @@ class ApiRoute(APIRoute):
     A path for programs. Its records are coded by `healthd.core.wire`; FastAPI reads parameters alone.
 
     A handler names its record by `Body[Record]` and its answer by `-> Answer[Record]`: what these decode and encode is
-    what `healthd.aggregator.openapi` describes.
+    what `healthd.aggregator.api.openapi` describes.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -136,7 +136,7 @@ else:
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route may answer beside what its dependencies do (see `healthd.aggregator.openapi`): for `responses=`."""
+    """What a route may answer beside what its dependencies do (see `healthd.aggregator.api.openapi`): for `responses=`."""
     return {status: {} for status in statuses}
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from healthd.aggregator.api.auth import Caller
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, Parts, parts_of, problems
-from healthd.aggregator.api_records import (
+from healthd.aggregator.api.records import (
     FleetSummary,
     Forgotten,
     NodeDetail,

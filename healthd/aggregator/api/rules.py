@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, parts_of
-from healthd.aggregator.api_records import BreakersReset, History, OpenBreakers
+from healthd.aggregator.api.records import BreakersReset, History, OpenBreakers
 from healthd.aggregator.store.history import read_history
 from healthd.core.errors import NotFoundError
 from healthd.core.node_name import check_name

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from checks.contract import Tier
 from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, Wait, parts_of
-from healthd.aggregator.api_records import ValidationState
+from healthd.aggregator.api.records import ValidationState
 from healthd.aggregator.model import Gate
 from healthd.aggregator.model.validations import Validation
 from healthd.core.errors import BadInputError, NotFoundError
