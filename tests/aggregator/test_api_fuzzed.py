@@ -36,6 +36,26 @@ CONFORMANCE: list[Callable[..., Any]] = [
     checks.response_headers_conformance,
     checks.response_schema_conformance,
 ]
+
+
+def meant(**members: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {name: one if isinstance(one, st.SearchStrategy) else st.just(one) for name, one in members.items()}
+    )
+
+
+WORDS = st.text("ab é-", min_size=1, max_size=20).map(lambda text: f"w{text}")
+NODES = {"nodes": ["n1", "n3"], "pool": None, "count": None, "min_nodes": None, "wait_seconds": 1.0}
+# What makes sense together: of the rest alone most bodies contradict themselves, and come no further than that.
+MEANT: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "POST /v1/gates": meant(**NODES, job=WORDS, attempt=0, workload=None, join=None, max_age_seconds=60.0),
+    "POST /v1/validations": meant(**NODES),
+    "POST /v1/gates/{gate}/handshake": meant(node="n1"),
+    "POST /v1/nodes/{node}/sync": meant(protocol=1, incarnation="i1", seq=1000),
+    "PUT /v1/nodes/{node}/quarantine": meant(reason=WORDS, owner=None, until=None, for_seconds=60.0),
+    "PUT /v1/overrides/{job}": meant(reason=WORDS, owner=None, until=None, for_seconds=60.0),
+    "POST /v1/preflight/ranks": meant(node="n1", rank=0, local_rank=0, wait_seconds=1.0),
+}
 HEADERS = {"x-healthd-node-key": KEY}
 
 
@@ -102,6 +122,8 @@ def test_every_answer_is_as_described(served: Served, operation: Any) -> None:
         case = data.draw(operation.as_strategy())
         if named and data.draw(st.booleans()):
             case.path_parameters = data.draw(st.fixed_dictionaries(named))
+        if operation.label in MEANT and data.draw(st.booleans()):
+            case.body.update(data.draw(MEANT[operation.label]))
         send(served, case, CONFORMANCE)
 
     ask()

@@ -1,7 +1,8 @@
 """
 The aggregator over HTTP: the application, its errors, and the paths for machines (liveness, metrics, targets).
 
-Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in `sync`, before all of this.
+Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in `sync`, before all of this. What all of
+them take and answer is described by `openapi`.
 """
 
 from __future__ import annotations
