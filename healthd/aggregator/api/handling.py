@@ -139,7 +139,6 @@ else:
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What a route may answer beside what its dependencies do (see `openapi`): for `responses=`."""
-    """What a route may answer beside what its dependencies do (see `healthd.aggregator.api.openapi`): for `responses=`."""
     return {status: {} for status in statuses}
 
 
