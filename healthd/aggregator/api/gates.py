@@ -174,7 +174,7 @@ def _summary(parts: Parts, gate: Gate) -> Mapping[str, object]:
         "job": gate.request.job,
         "attempt": gate.request.attempt,
         # Gates of a group count on by themselves; this is what its members said.
-        "asked_attempt": gate.request.attempt if gate.request.join is None else gate.asked_attempt,
+        "asked_attempt": gate.request.attempt if gate.group is None else gate.group.asked_attempt,
         "phase": gate.phase,
         "created_at": gate.created_at,
         "decision": decision.decision,

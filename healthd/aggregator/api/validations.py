@@ -14,7 +14,6 @@ from checks.contract import Tier
 from healthd.aggregator.api.auth import Scope
 from healthd.aggregator.api.handling import answer, body_of, needs, parts_of, wait_seconds
 from healthd.aggregator.model import Gate
-from healthd.aggregator.model.validations import Validation
 from healthd.core.errors import BadInputError, NotFoundError
 from healthd.core.model import GateRequest, Mode
 
@@ -73,5 +72,5 @@ async def follow(request: Request, gate: str, wait: Wait) -> Response:
 
 
 def _told(gate: Gate, decision: object) -> Mapping[str, object]:
-    runs: tuple[Validation, ...] = gate.past if gate.validation is None else (*gate.past, gate.validation)
-    return {"id": gate.id, "job": gate.request.job, "phase": gate.phase, "decision": decision, "validations": runs}
+    about = {"id": gate.id, "job": gate.request.job, "phase": gate.phase, "decision": decision}
+    return {**about, "validations": gate.validations}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from checks.contract import Action, Tier
-from healthd.core.model import Quarantine
+from healthd.core.model import OrderStatus, Quarantine
 
 COLLECTIVES = "collectives"
 """The name under which accusations by validations are counted, in the place of a check's."""
@@ -119,7 +119,7 @@ class Facts:
     kept: bool
     room: Room
     accusations: tuple[Fault, ...] = ()
-    probe_status: str = ""
+    probe_status: OrderStatus | None = None
     compile_seconds: float = 0.0
 
     def identity_of(self, device: str | None) -> str:
