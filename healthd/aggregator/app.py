@@ -176,6 +176,7 @@ def _build(
         enrol=lambda node, key: store.enrol(node, key, now=clock()),
         silent_seconds=policy.silent_seconds,
         max_nodes=settings.max_nodes,
+        clock=clock,
         first_seq=store.term * ANSWERS_EACH_START,
         keep_duplicate=lambda node, duplicate: store.write([PutDuplicate(node=node, duplicate=duplicate)]),
     )

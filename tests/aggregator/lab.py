@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthd.aggregator.gate.machine import step
 from healthd.aggregator.model import Accuse, Claim, ClaimKind, Effect, FleetNode, Gate, Reserve, Unreserve, WakeAt
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.validation.groups import orders_of
 from healthd.core.model import RANK_READY, CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
-from tests.aggregator.world import NOW, gate, lease, node, state, view
+from tests.aggregator.world import NOW, gate, lease, node, state, step, view
 
 POLICY = Policy(settle_seconds=0.0, collective_checks=("all_reduce",))
 RANKS = 2

@@ -22,6 +22,7 @@ from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
 from healthd.aggregator.drain.plan import PoolSize, Rejected, Sight, Suspect, culprits, desired
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
+from healthd.aggregator.model import Decided
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, StoreError
 from healthd.core.evidence import reason
@@ -256,7 +257,7 @@ class Scene:
 
     def reject(self, gate_id: str, *names: str) -> Decision:
         answer = decided(*((name, fault()) for name in names), gate_id=gate_id)
-        self.hand.gate_decided(dataclasses.replace(gate(nodes=names), id=gate_id, decision=answer))
+        self.hand.gate_decided(dataclasses.replace(gate(nodes=names), id=gate_id, progress=Decided(decision=answer)))
         return answer
 
     @contextlib.asynccontextmanager

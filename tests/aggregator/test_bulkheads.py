@@ -34,10 +34,10 @@ class Faulty(World):
         self.untold = 0
         super().__init__(*names)
 
-    def node(self, name: str) -> FleetNode | None:
+    def node(self, name: str, now: float | None = None) -> FleetNode | None:
         if name in self.bad:
             raise ZeroDivisionError(f"planted in {name}")
-        return super().node(name)
+        return super().node(name, now)
 
     def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
         if self.untold:
@@ -106,7 +106,7 @@ def test_gate_that_cannot_be_stepped_ends_with_its_time(mode: Mode, verdict: Ver
             gate = await asked(run, "j", "n3", mode=mode, wait_seconds=30.0)
             world.bad = {"n3"}
             world.now += 700
-            await run.engine.turn()
+            await run.engine.run_once()
             decision = await run.engine.wait(gate, 0)
             assert (decision.decision, decision.retryable) == (verdict, verdict is Verdict.REJECT), decision
             assert "InternalError" in [reason.code for reason in decision.reasons]
@@ -119,12 +119,12 @@ def test_request_that_fails_is_told_and_changes_nothing_and_its_neighbours_are_c
         async with running(World("n1", "n2")) as run:
 
             def breaks(batch: Batch) -> None:
-                run.engine._ledger.put_quarantine(batch, "n1", QUARANTINE)
+                run.engine._fleet_state.put_quarantine(batch, "n1", QUARANTINE)
                 raise ZeroDivisionError("planted")
 
             results = await asyncio.gather(
                 run.engine.quarantine("n2", QUARANTINE),
-                run.engine._do(breaks),
+                run.engine.submit(breaks),
                 run.engine.note("n2", "kind", "message"),
                 return_exceptions=True,
             )
@@ -140,7 +140,7 @@ def test_accusation_that_cannot_be_judged_stops_its_node_alone() -> None:
     async def main() -> None:
         async with running(World("n1", "n2")) as run:
             planted = Accuse(node="n1", reason=None)  # type: ignore[arg-type]
-            await run.engine._do(lambda batch: batch.accused.append(planted))
+            await run.engine.submit(lambda batch: batch.accused.append(planted))
             assert run.engine.internal_errors()["node"] == 1
             _, decision = await run.admit(nodes=("n2",))
             assert decision.decision is Verdict.ADMIT
@@ -154,7 +154,7 @@ def test_accusation_of_a_node_that_cannot_be_looked_up_stops_it_alone() -> None:
         async with running(world) as run:
             world.bad = {"n1"}
             planted = Accuse(node="n1", reason=reason("WrongResult", "wrong", node="n1"))
-            await run.engine._do(lambda batch: batch.accused.append(planted))
+            await run.engine.submit(lambda batch: batch.accused.append(planted))
             assert run.engine.internal_errors() == {"gate": 0, "node": 1, "request": 0, "turn": 0}
 
     asyncio.run(main())
@@ -189,7 +189,7 @@ def test_pruning_is_one_transaction(tmp_path: Path) -> None:
                 )
             world.now += 86400.0  # the node's last word is to be written down
             world.sync("n1")
-            await run.engine.turn()
+            await run.engine.run_once()
             await run.engine._prune()
             count = sa.text("SELECT count(*) FROM events WHERE subject = 'n9'")
             assert await run.store.read(lambda c: c.execute(count).scalar()) == 1, "only a part of it was committed"
@@ -212,7 +212,7 @@ def test_readiness_page_and_metrics_tell_of_internal_errors(tmp_path: Path) -> N
                 assert (await client.get("/readyz?verbose")).text == (await client.get("/readyz")).text == "ok\n"
                 world.bad = {"n1"}
                 gate = await asked(run, "j", "n1")
-                await run.engine.turn()
+                await run.engine.run_once()
                 plain, told = await client.get("/readyz"), await client.get("/readyz?verbose")
                 assert (plain.status_code, told.status_code) == (200, 200)
                 assert "internal errors stop gates or nodes (1)" in plain.text

@@ -25,7 +25,7 @@ async def claim(run: Running, node: str, lease_id: str, **of: object) -> None:
     """The node says that it holds this lease, and the engine hears it."""
     run.world.renew(node, leases=(lease(lease_id, **of),))  # type: ignore[arg-type]
     run.world.tell(node)
-    await run.engine.turn()
+    await run.engine.run_once()
 
 
 async def proved(run: Running) -> None:

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.aggregator.controller.admission import check
-from healthd.aggregator.gate.machine import step
+from healthd.aggregator.gate.rendezvous import group_of
 from healthd.aggregator.model import Gate, LeaseState, Override, Phase, WakeAt
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
 from tests.aggregator.test_engine import Running, of_states, running
-from tests.aggregator.world import POLICY, World, result, with_wrong
+from tests.aggregator.world import POLICY, World, result, step, with_wrong
 
 POLICY = dataclasses.replace(POLICY, join_seconds=600.0, member_seconds=60.0, silent_seconds=1e6)
 NODES = ("n0", "n1", "n2", "n3")
@@ -218,7 +218,7 @@ def test_a_member_that_is_lost_while_nodes_are_checked_takes_the_group_back_to_c
         del hooks.alive["m2"]
         await hooks.go_on(75)
         found = await hooks.gate(gate)
-        assert (found.phase, found.reserved, found.roster) == (Phase.COLLECTING, (), ())
+        assert (found.phase, found.reserved, group_of(found).roster) == (Phase.COLLECTING, (), ())
 
     case(test)
 
@@ -257,7 +257,7 @@ def test_a_replaced_member_opens_a_new_generation_and_the_others_go_on_with_it()
         await hooks.run.settle()
         after = await hooks.gate(gate)
         assert again.id == gate.id
-        assert (before.generation, after.generation) == (0, 1)
+        assert (group_of(before).generation, group_of(after).generation) == (0, 1)
         assert after.tag != before.tag, "no id of an order is used twice"
         told = await hooks.decision(gate)
         assert [node.node for node in told.nodes] == ["n0", "n3", "n2"]
@@ -545,8 +545,9 @@ def test_whatever_happens_only_whole_groups_of_living_members_are_admitted_and_n
 
 def _admitted_well(gate: Gate, last_heard: dict[str, float], now: float, least: int | None) -> None:
     assert gate.decision is not None
-    roster = {m.member: m for m in gate.members if m.member in gate.roster}
-    assert len({m.rank for m in roster.values()}) == len(roster) == len(gate.roster)
+    group = group_of(gate)
+    roster = {m.member: m for m in gate.members if m.member in group.roster}
+    assert len({m.rank for m in roster.values()}) == len(roster) == len(group.roster)
     assert len(roster) == 3 or (least is not None and len(roster) >= least)
     assert {n.node for n in gate.decision.nodes} <= {m.node for m in roster.values()}
     assert len(gate.decision.nodes) >= (least or 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from healthd.aggregator.gate.machine import step
 from healthd.aggregator.inventory.executors import joined
 from healthd.aggregator.model import FleetNode, OrderRun
 from healthd.aggregator.model.nodes import MOST_COMPILE_SECONDS
@@ -17,7 +16,7 @@ from healthd.core.model import CollectiveOrder, OrderReport, RankReport
 from healthd.localize import Outcome
 from tests.aggregator.lab import POLICY, inventory
 from tests.aggregator.ruling import Case, fault
-from tests.aggregator.world import NOW, gate, node, state, view
+from tests.aggregator.world import NOW, gate, node, state, step, view
 
 NAMES = ("n1", "n2")
 BARE = POLICY.collective_start_seconds + POLICY.collective_join_seconds

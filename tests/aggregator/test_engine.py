@@ -34,7 +34,7 @@ class Running:
         for _ in range(rounds):
             for name in self.world.daemons:
                 self.world.sync(name)
-            await self.engine.turn()
+            await self.engine.run_once()
 
     async def admit(self, **request: object) -> tuple[Gate, Decision]:
         gate = await self.engine.ask(GateRequest(**{"job": "train", **request}))  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ async def running(
         if hear:
             for name in world.daemons:
                 world.tell(name)
-            await engine.turn()
+            await engine.run_once()
         yield Running(engine, store, world)
     finally:
         task.cancel()
@@ -158,7 +158,7 @@ def test_asking_again_after_the_lease_ended_is_a_conflict_and_never_an_admission
         async with running(World("n1")) as run:
             await run.admit(nodes=("n1",))
             run.world.end_job("n1")
-            await run.engine.turn()
+            await run.engine.run_once()
             with pytest.raises(ConflictError, match="has ended"):
                 await run.engine.ask(GateRequest(job="train", nodes=("n1",)))
 
@@ -218,7 +218,7 @@ def test_a_node_that_has_lost_its_lease_is_not_free_and_takes_it_again() -> None
             daemon.done.clear()
             run.world.renew("n1", leases=())
             run.world.tell("n1")
-            await run.engine.turn()
+            await run.engine.run_once()
             assert of_states(run) == {"n1": LeaseState.ACKNOWLEDGED}
             gate, held = await run.admit(job="other", nodes=("n1",))
             assert held.decision is Verdict.HOLD
@@ -239,7 +239,7 @@ def test_a_lease_that_is_ending_is_over_once_the_node_no_longer_shows_it() -> No
             run.world.daemons["n1"].reports.clear()
             run.world.renew("n1", leases=())
             run.world.tell("n1")
-            await run.engine.turn()
+            await run.engine.run_once()
             assert run.engine.leases() == ()
 
     asyncio.run(main())
@@ -299,7 +299,7 @@ def test_a_node_not_heard_since_the_restart_is_told_nothing(database: str) -> No
         async with running(world, database) as run:
             await run.admit(nodes=("n1",))
         async with running(world, database, hear=False) as run:
-            await run.engine.turn()
+            await run.engine.run_once()
             assert world.daemons["n1"].orders is None
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ from checks.contract import Blame, Status, Tier
 from checks.reasons import action_of
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
-from healthd.aggregator.model import Gate, OrderedRun, Phase, Terms, validations
+from healthd.aggregator.model import Decided, Gate, OrderedRun, Terms, validations
 from healthd.core.model import Decision, ExcludedNode, GateRequest, Mode, Quarantine, Reason, Verdict
 from healthd.localize import Outcome
 from tests.aggregator.parts import Clock, Node, fleet, state
@@ -73,9 +73,8 @@ def decided(code: str, ordered: dict[str, OrderedRun] | None = None) -> Gate:
         terms=terms,
         created_at=100.0,
         deadline=200.0,
-        phase=Phase.DECIDED,
         ordered=ordered or {},
-        decision=decision,
+        progress=Decided(decision=decision),
     )
 
 
@@ -165,8 +164,8 @@ def test_validations_of_a_gate_are_counted_with_their_length_and_what_they_cost(
     metrics = make()
     gate = decided("CollectiveFault")
     past, last = (validation(100.0, 104.0), validation(104.0, 104.5)), validation(105.0, 111.0)
-    metrics.gate_decided(dataclasses.replace(gate, past=past, validation=last))
-    metrics.gate_decided(dataclasses.replace(gate, validation=validation(100.0, None)))
+    metrics.gate_decided(dataclasses.replace(gate, ended=(*past, last)))
+    metrics.gate_decided(dataclasses.replace(gate, ended=(validation(100.0, None),)))
     metrics.gate_decided(gate)
     found = samples(metrics)
     assert found["healthd_validation_duration_seconds_count", ()] == 3, "one that never ended has no length"

@@ -9,8 +9,7 @@ import pytest
 
 from checks.contract import Blame, Status, Tier
 from healthd.aggregator.gate import decisions
-from healthd.aggregator.gate.eligibility import JudgeMemory, judge
-from healthd.aggregator.gate.machine import step
+from healthd.aggregator.gate.eligibility import JudgeCache, judge
 from healthd.aggregator.model import (
     Claim,
     ClaimKind,
@@ -30,7 +29,7 @@ from healthd.aggregator.model import (
 from healthd.aggregator.model.policy import Policy
 from healthd.core import wire
 from healthd.core.model import Allocation, Decision, Health, Mode, OrderReport, Quarantine, Verdict
-from tests.aggregator.world import NOW, POLICY, gate, good_results, lease, node, result, state, view, with_wrong
+from tests.aggregator.world import NOW, POLICY, gate, good_results, lease, node, result, state, step, view, with_wrong
 
 Effects = tuple[Effect, ...]
 
@@ -224,7 +223,7 @@ def test_a_fault_that_is_not_the_nodes_makes_it_unknown_never_unhealthy(blame: B
 
 
 def test_the_memory_of_verdicts_gives_the_same_verdicts() -> None:
-    memory = JudgeMemory()
+    memory = JudgeCache()
     for behind in (0.0, 3000.0, 3594.0, 3595.0, 3596.0, 9000.0):
         for results in (good_results(), with_wrong(), (), good_results(age=float("nan"))):
             for _ in range(2):
@@ -240,7 +239,7 @@ def test_the_memory_of_verdicts_gives_the_same_verdicts() -> None:
 
 
 def test_the_memory_of_verdicts_outlives_new_ages_and_is_never_younger_than_the_truth() -> None:
-    memory = JudgeMemory()
+    memory = JudgeCache()
     for age in (5.0, 3000.0, 3599.0, 3601.0, 9000.0):
         for version, results in enumerate((good_results(age=age), with_wrong(age))):
             seen = node("n1", state("n1", results), version=version, oldest_seconds=age)

@@ -38,7 +38,7 @@ async def lives_on(run: Running, *names: str, days: float) -> None:
         for name in names:
             run.world.renew(name)
             run.world.tell(name)
-        await run.engine.turn()
+        await run.engine.run_once()
 
 
 def fleet(size: int) -> list[str]:
@@ -50,10 +50,10 @@ def test_quarantined_nodes_that_are_gone_leave_their_places_below_the_breaker_to
         async with running(World(*fleet(30))) as run:
             for name in ("n00", "n01", "n02"):
                 measured(run, name, with_wrong(1.0), after=1.0)
-            await run.engine.turn()
+            await run.engine.run_once()
             await lives_on(run, *fleet(30)[3:], days=1.5)
             measured(run, "n03", with_wrong(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n03") is not None
             assert run.engine.breakers() == {}
             assert kept(run, "n00") is not None, "it is kept out as before"
@@ -67,7 +67,7 @@ def test_names_of_nodes_that_are_gone_do_not_make_a_pool_large() -> None:
             await lives_on(run, *fleet(10), days=1.5)
             for name in ("n00", "n01", "n02"):
                 measured(run, name, with_wrong(1.0), after=1.0)
-            await run.engine.turn()
+            await run.engine.run_once()
             assert [name for name in fleet(10) if kept(run, name)] == ["n00", "n01"]
             assert "rules keep 2 of 10 nodes out and may keep 2" in run.engine.breakers()["a"].reason
 
@@ -83,7 +83,7 @@ def test_after_a_restart_who_has_not_spoken_yet_still_counts_and_who_was_gone_do
         world.now += 10 * DAY  # nobody listened: that is no silence of theirs
         async with running(world, url, hear=False) as run:
             measured(run, "n00", with_wrong(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert run.engine._rules._room(world.now, "a").size == 30
 
     asyncio.run(main())
@@ -92,7 +92,7 @@ def test_after_a_restart_who_has_not_spoken_yet_still_counts_and_who_was_gone_do
 async def pruned(run: Running) -> None:
     """What the engine does once an hour, and the turn after it."""
     await run.engine._prune()
-    await run.engine.turn()
+    await run.engine.run_once()
 
 
 def test_a_node_silent_for_weeks_is_forgotten_quarantined_by_rule_or_not(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_node_silent_for_weeks_is_forgotten_quarantined_by_rule_or_not(tmp_pat
             assert "bad" not in run.engine.quarantines()
             assert "forgotten" in await kinds(run, "bad")
             world.add("bad", results=with_wrong())
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "bad") is not None, "what is latched on the machine is not forgotten"
 
     asyncio.run(main())
@@ -190,11 +190,11 @@ def test_fresh_database_gives_nothing_back_until_it_has_proved_itself(tmp_path: 
             world.add("n1")
             world.now += policy.settle_seconds + 1
             world.sync("n1")
-            await run.engine.turn()
+            await run.engine.run_once()
             assert sight(run.engine, world, {}).unsure
             world.now += policy.recovery_seconds
             world.sync("n1")
-            await run.engine.turn()
+            await run.engine.run_once()
             assert not sight(run.engine, world, {}).unsure
         async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
             assert sight(run.engine, world, {}).unsure, "it has just started"

@@ -21,7 +21,7 @@ from healthd.aggregator.calibration.report import ExitRule, exit_of, needed, rep
 from healthd.aggregator.calibration.shares import quantile, share, wilson
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
-from healthd.aggregator.model import Gate, OrderedRun, Override
+from healthd.aggregator.model import Decided, Gate, OrderedRun, Override, Waiting
 from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, Way
 from healthd.aggregator.store.calibration_rows import read_counts, read_facts
 from healthd.aggregator.store.changes import Change, PutFacts, PutGate, PutOutcome
@@ -236,7 +236,7 @@ def decided(mode: Mode = Mode.ENFORCE, *, lease: bool = True, **changes: Any) ->
         decided_at=NOW + 30,
         duration_seconds=30.0,
     )
-    return dataclasses.replace(gate, decision=dataclasses.replace(decision, **changes))
+    return dataclasses.replace(gate, progress=Decided(decision=dataclasses.replace(decision, **changes)))
 
 
 def test_observed_with_a_failing_check_on_a_node_of_the_job_is_alarmed() -> None:
@@ -277,7 +277,7 @@ def test_what_an_admitted_job_went_without_is_kept_and_does_not_alarm() -> None:
 
 def test_an_answer_without_nodes_is_no_job_and_an_open_gate_has_no_facts() -> None:
     assert facts_of(decided(lease=False), ()) is None
-    assert facts_of(dataclasses.replace(decided(), decision=None), ()) is None
+    assert facts_of(dataclasses.replace(decided(), progress=Waiting()), ()) is None
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_hard_fault_keeps_the_node_out_over_passes_and_a_restart_until_a_perso
         url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "n2", "n3")
         async with running(world, url) as run:
             measured(run, "n1", with_wrong(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             found = kept(run, "n1")
             assert found is not None
             assert (found.owner, found.owner_kind, found.until) == ("rule:hard", "rule", None)
@@ -73,7 +73,7 @@ def test_a_hard_fault_keeps_the_node_out_over_passes_and_a_restart_until_a_perso
             codes = [reason.code for reason in decision.excluded[0].reasons]
             assert (codes[0], codes[-1]) == ("WrongResult", "Quarantined")
             measured(run, "n1", good_results(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
         async with running(world, url) as run:
             _, decision = await run.admit(job="b", nodes=("n1",))
             assert decision.decision is Verdict.REJECT
@@ -94,12 +94,12 @@ def test_the_latch_follows_the_device_to_another_node(tmp_path: Path) -> None:
         url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "n2", "n3")
         async with running(world, url) as run:
             measured(run, "n1", with_wrong(1.0), inventory=serials("S0", "S1"))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n1") is not None
         async with running(world, url) as run:
             measured(run, "n2", good_results(1.0), inventory=serials("S5", "S0"))
             measured(run, "n1", good_results(1.0), inventory=serials("S9", "S1"), boot_id="b2")
-            await run.engine.turn()
+            await run.engine.run_once()
             moved, waits = kept(run, "n2"), kept(run, "n1")
             assert moved is not None
             assert "serial:S0" in moved.reason
@@ -108,7 +108,7 @@ def test_the_latch_follows_the_device_to_another_node(tmp_path: Path) -> None:
             assert {"replaced", "device replaced", "booted"} <= set(await kinds(run, "n1"))
             await run.engine.quarantine("n1", None)
             measured(run, "n2", good_results(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert (kept(run, "n1"), kept(run, "n2")) == (None, moved), "the other node's latch is not released with it"
 
     asyncio.run(main())
@@ -120,13 +120,13 @@ def test_too_many_failures_keep_it_out_until_ordered_runs_pass() -> None:
         async with running(world) as run:
             for _ in range(3):
                 measured(run, "n1", slow_results())
-                await run.engine.turn()
+                await run.engine.run_once()
             found = kept(run, "n1")
             assert found is not None
             assert found.owner == "rule:soft"
             assert "3 of its last 3 results" in found.reason
             measured(run, "n1", slow_results(), after=660.0)
-            await run.engine.turn()
+            await run.engine.run_once()
             orders = run.world.daemons["n1"].orders
             assert orders is not None
             assert [order.kind for order in orders] == ["run"]
@@ -149,14 +149,14 @@ def test_time_alone_ends_a_quarantine_that_has_nothing_left_to_wait_for() -> Non
         async with running(World("n1", "n2", "n3")) as run:
             for results in (*[slow_results()] * 3, good_results(1.0), good_results(1.0)):
                 measured(run, "n1", results)
-                await run.engine.turn()
+                await run.engine.run_once()
             found = kept(run, "n1")
             assert found is not None
             assert found.until is not None
             run.world.now = found.until + 1
             for daemon in run.world.daemons.values():
                 daemon.heard_at = run.world.now
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n1") is None
 
     asyncio.run(main())
@@ -170,21 +170,21 @@ def test_the_breaker_trips_at_a_tenth_of_the_pool_says_so_and_stays_open_over_a_
         async with running(world, url) as run:
             for i in range(5):
                 measured(run, f"n{i:02}", with_wrong(1.0), after=1.0)
-            await run.engine.turn()
+            await run.engine.run_once()
             assert [name for name in sorted(world.daemons) if kept(run, name)] == ["n00", "n01", "n02"]
             assert "rules keep 3 of 30 nodes out and may keep 3" in run.engine.breakers()["a"].reason
             assert run.engine.rule_words()["hard", Mode.HELD.value] == 2
             assert await kinds(run, "fleet") == ["breaker tripped"]
             measured(run, "lone", with_wrong(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "lone") is not None, "another pool has a breaker of its own"
         async with running(world, url) as run:
             assert list(run.engine.breakers()) == ["a"]
             await run.engine.quarantine("n00", None)
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n03") is None, "open until somebody resets it, however few are out"
             assert await run.engine.reset_breaker("ana", None) == ("a",)
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n03") is not None
             assert list(run.engine.breakers()) == ["a"], "n04 is still one too many"
 
@@ -196,7 +196,7 @@ def test_two_nodes_of_a_small_fleet_may_be_kept_out_and_a_third_not() -> None:
         async with running(World("n1", "n2", "n3", "n4")) as run:
             for name in ("n1", "n2", "n3"):
                 measured(run, name, with_wrong(1.0), after=1.0)
-            await run.engine.turn()
+            await run.engine.run_once()
             assert [name for name in run.world.daemons if kept(run, name)] == ["n1", "n2"]
             _, decision = await run.admit(nodes=("n3",))
             assert decision.decision is Verdict.REJECT, "what fails its evidence is not admitted, breaker or not"
@@ -211,7 +211,7 @@ def test_a_persons_quarantine_is_left_alone_and_its_end_by_a_person_forgives_eve
             await run.engine.quarantine("n1", word)
             for _ in range(4):
                 measured(run, "n1", with_wrong(1.0))
-                await run.engine.turn()
+                await run.engine.run_once()
             assert kept(run, "n1") == word
             await run.engine.quarantine("n1", None)
             await run.settle()
@@ -224,15 +224,15 @@ def test_a_persons_quarantine_that_runs_out_gives_way_to_the_rules() -> None:
     async def main() -> None:
         async with running(World("n1", "n2", "n3")) as run:
             measured(run, "n1", with_wrong(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             until = run.world.now + 100
             word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=0.0, until=until)
             await run.engine.quarantine("n1", word)
             measured(run, "n1", good_results(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n1") == word
             measured(run, "n1", good_results(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             found = kept(run, "n1")
             assert found is not None
             assert found.owner == "rule:hard"
@@ -245,10 +245,10 @@ def test_an_injected_fault_keeps_the_node_out_while_it_is_in_force_and_leaves_no
         async with running(World("n1", "n2", "n3")) as run:
             wrong = tuple(dataclasses.replace(r, injected=r.status is Status.FAIL) for r in with_wrong(1.0))
             measured(run, "n1", wrong, faults=("matmul=corrupt",))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n1") is not None
             measured(run, "n1", good_results(1.0), faults=())
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n1") is None
             assert run.engine.remembered("n1") is None
 
@@ -260,20 +260,24 @@ def test_a_write_that_fails_leaves_the_rules_where_the_disk_is(tmp_path: Path) -
         async with running(World("n1", "n2", "n3"), f"sqlite:///{tmp_path}/a.db") as run:
             for _ in range(2):
                 measured(run, "n1", slow_results())
-                await run.engine.turn()
+                await run.engine.run_once()
             before = run.engine.remembered("n1")
             moved = (tmp_path / "a.db").rename(tmp_path / "away.db")
             measured(run, "n1", slow_results())
-            await run.engine.turn()
-            assert run.engine.remembered("n1") == before
-            assert kept(run, "n1") is None
+            await run.engine.run_once()
+            assert run.engine.recovering()
+            assert run.engine.unsure(), "what was worked out is not on disk, and that cannot be read either"
             word = Quarantine(reason="x", owner="ana", owner_kind="person", since=0.0, until=None)
             with pytest.raises(StoreError):
                 await run.engine.quarantine("n2", word)
             moved.rename(tmp_path / "a.db")
+            assert await run.engine._rebuild()
+            assert run.engine.recovering() is None
+            assert run.engine.remembered("n1") == before
+            assert kept(run, "n1") is None
             run.world.now += 5
             run.world.tell("n1")
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n1") is not None
 
     asyncio.run(main())
@@ -305,13 +309,13 @@ def test_accusations_count_in_the_transaction_that_accuses() -> None:
                 action=Action.INSPECT,
                 node="n1",
             )
-            assert not run.engine._rules.doubted("n1")
+            assert "n1" not in run.engine._rules.doubted()
             for number in range(2):
-                await run.engine._do(lambda batch: batch.accused.append(Accuse(node="n1", reason=reason)))
+                await run.engine.submit(lambda batch: batch.accused.append(Accuse(node="n1", reason=reason)))
                 run.world.now += HOUR
                 assert (kept(run, "n1") is not None) is (number == 1)
-                assert run.engine._rules.doubted("n1")  # from the first on: it is no partner for others
-            assert not run.engine._rules.doubted("n2")
+                assert "n1" in run.engine._rules.doubted()  # from the first on: it is no partner for others
+            assert "n2" not in run.engine._rules.doubted()
 
     asyncio.run(main())
 
@@ -321,7 +325,7 @@ def test_with_rules_off_nothing_is_remembered() -> None:
         policy = dataclasses.replace(POLICY, rules=False)
         async with running(World("n1", "n2"), policy=policy) as run:
             measured(run, "n1", with_wrong(1.0))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n1") is None
             assert run.engine.remembered("n1") is None
 
@@ -338,7 +342,7 @@ def test_a_node_at_rest_writes_nothing_and_is_not_looked_at_again() -> None:
             for _ in range(3):
                 run.world.now += 25
                 run.world.tell("n1")
-                await run.engine.turn()
+                await run.engine.run_once()
             assert run.engine.remembered("n1") == before
             assert len(await kinds(run, "n1")) == writes
 
@@ -352,7 +356,7 @@ def test_what_no_machine_would_say_is_cut_and_breaks_no_write(tmp_path: Path) ->
             wrong = result("matmul", age=1.0, status=Status.FAIL, code="WrongResult", message="a\0b\n" * 5000)
             odd = serials("S" * 5000, "x\0y")
             measured(run, "n1", (good[0], wrong, good[2]), inventory=odd, instance_id="i" * 999, boot_id="\0")
-            await run.engine.turn()
+            await run.engine.run_once()
             found = kept(run, "n1")
             assert found is not None
             assert found.reason.isprintable()
@@ -373,7 +377,7 @@ def test_what_a_node_says_without_sense_ends_nobody_but_at_most_itself(target: s
             finding = dataclasses.replace(wrong.findings[0], target=target)
             odd = dataclasses.replace(wrong, findings=(finding,), age_seconds=age)
             measured(run, "n1", (odd,), inventory=serials("S0", "S1"))
-            await run.engine.turn()
+            await run.engine.run_once()
             assert kept(run, "n2") is None
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.inventory.compact_state import KeptState
+from healthd.aggregator.inventory.compact_state import CompactState
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
@@ -25,9 +25,9 @@ class Counting(Fleet):
         super().__init__(issuer=issuer, enrol=enrol_anybody, silent_seconds=60.0, max_nodes=100)
         self.looks: Counter[str] = Counter()
 
-    def node(self, name: str) -> FleetNode | None:
+    def node(self, name: str, now: float | None = None) -> FleetNode | None:
         self.looks[name] += 1
-        return super().node(name)
+        return super().node(name, now)
 
 
 def test_each_node_that_was_heard_is_looked_up_once_a_turn(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_each_node_that_was_heard_is_looked_up_once_a_turn(tmp_path: Path) -> No
                 for node in nodes:
                     request = decode(node.body(full=full), SyncRequest, what="sync")
                     await fleet.sync(node.name, "key", request, 0.0)
-                await engine.turn()
+                await engine.run_once()
                 assert fleet.looks == {"n0": 1, "n1": 1, "n2": 1}
         finally:
             store.close()
@@ -51,7 +51,7 @@ def test_each_node_that_was_heard_is_looked_up_once_a_turn(tmp_path: Path) -> No
 
 
 def test_the_oldest_age_follows_every_sync() -> None:
-    kept = KeptState(state(age=5.0), at=100.0)
+    kept = CompactState(state(age=5.0), at=100.0)
     assert kept.oldest_seconds == kept.oldest_seconds == 5.0
     kept.refresh({}, at=103.0)
     assert kept.oldest_seconds == 8.0

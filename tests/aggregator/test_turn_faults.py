@@ -12,19 +12,27 @@ import pytest
 
 from healthd.aggregator.api.application import make_app
 from healthd.aggregator.controller.bulkheads import Fault
+from healthd.aggregator.gate.rendezvous import with_group
 from healthd.aggregator.store.changes import PutEvidence, PutOutcome
 from healthd.aggregator.store.session import RefusedWorkError
 from healthd.core.errors import HealthdError, NotFoundError, StoreError
 from healthd.core.model import GateRequest, Join, Verdict
 from tests.aggregator.application import parts_of_test
 from tests.aggregator.parts import fleet
-from tests.aggregator.test_engine import Running, running
+from tests.aggregator.test_engine import Running, full, running
 from tests.aggregator.test_store import QUARANTINE
 from tests.aggregator.world import World
 from tests.node.node_kit import eventually
 
 ORPHAN = PutEvidence(gate="gone", states=())
 """Its row refers to a gate that is not there: the database refuses it."""
+
+
+class Unreadable:
+    """What was planted in a member of a gate."""
+
+    def __bool__(self) -> bool:
+        raise ZeroDivisionError("planted")
 
 
 class Broken(World):
@@ -40,6 +48,24 @@ class Broken(World):
 
 def turn_faults(run: Running) -> list[Fault]:
     return [fault for fault in run.engine.faults() if fault.where.value == "turn"]
+
+
+def test_write_that_fails_leaves_no_gate_and_times_of_members_outlive_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(World("n1", "n2"), f"sqlite:///{tmp_path}/a.db") as run:
+            join = Join(group="g", rank=0, size=2, member="m0", node="n1")
+            request = GateRequest(job="j", join=join, wait_seconds=600.0)
+            gate = await run.engine.ask(request)
+            run.world.now += 40
+            heard = await run.engine.ask(request)
+            await full(run.store, True)
+            with pytest.raises(StoreError):
+                await run.engine.quarantine("n2", dataclasses.replace(QUARANTINE, reason="x" * 100_000))
+            assert run.engine.quarantines() == run.store.load().quarantines
+            assert (await run.engine.get(gate.id)).members == heard.members
+            assert run.engine._reconciler.settling(run.world.now) is None, "nodes were heard all the time"
+
+    asyncio.run(main())
 
 
 async def ask(run: Running, job: str, node: str, **more: object) -> str:
@@ -93,7 +119,7 @@ def test_what_one_request_may_not_write_is_refused_to_it_alone(caplog: pytest.Lo
         async with running(World("n1", "n2")) as run:
             results = await asyncio.gather(
                 run.engine.quarantine("n1", QUARANTINE),
-                run.engine._do(lambda batch: batch.changes.append(ORPHAN)),
+                run.engine.submit(lambda batch: batch.changes.append(ORPHAN)),
                 run.engine.quarantine("n2", QUARANTINE),
                 return_exceptions=True,
             )
@@ -101,7 +127,7 @@ def test_what_one_request_may_not_write_is_refused_to_it_alone(caplog: pytest.Lo
             assert run.store.load().quarantines.keys() == {"n1", "n2"}
             assert turn_faults(run) == []
             with pytest.raises(StoreError):
-                await run.engine._do(lambda batch: batch.changes.append(ORPHAN))
+                await run.engine.submit(lambda batch: batch.changes.append(ORPHAN))
 
     asyncio.run(main())
     assert sum("FOREIGN KEY" in record.message for record in caplog.records) == 1, "each text is logged once"
@@ -112,7 +138,7 @@ def test_rows_that_are_refused_turn_after_turn_are_a_fault_of_the_turn() -> None
         async with running(World("n1")) as run:
             for _ in range(3):
                 with pytest.raises(StoreError):
-                    await run.engine._do(lambda batch: batch.changes.append(ORPHAN))
+                    await run.engine.submit(lambda batch: batch.changes.append(ORPHAN))
             (fault,) = turn_faults(run)
             assert "FOREIGN KEY" in fault.message
             await run.engine.note("n1", "kind", "message")
@@ -141,8 +167,9 @@ def test_gate_whose_executors_cannot_be_told_is_held_alone() -> None:
         async with running(World("n1", "n2")) as run:
             join = Join(group="g", rank=0, size=2, member="m0", node="n1")
             bad = (await run.engine.ask(GateRequest(job="bad", join=join, wait_seconds=600.0))).id
-            gates = run.engine._ledger.gates
-            gates[bad] = dataclasses.replace(gates[bad], members=(None,))  # type: ignore[arg-type]
+            gates = run.engine._fleet_state.gates
+            planted = dataclasses.replace(gates[bad].members[0], execute=Unreadable())  # type: ignore[arg-type]
+            gates[bad] = with_group(gates[bad], members=(planted,))
             good = await ask(run, "good", "n2")
             await run.settle()
             assert (await run.engine.wait(good, 0)).decision is Verdict.ADMIT
@@ -154,16 +181,19 @@ def test_gate_whose_executors_cannot_be_told_is_held_alone() -> None:
 def test_quarantine_that_cannot_end_keeps_no_other_from_ending() -> None:
     async def main() -> None:
         async with running(World("n1", "n2", "n3")) as run:
-            run.world.now += 3600.0  # pruning is due
             ended = dataclasses.replace(QUARANTINE, until=1.0)
             for name in ("n1", "n2"):
                 await run.engine.quarantine(name, ended)
-            kept = run.engine._ledger.quarantines
+            kept = run.engine._fleet_state.quarantines
             kept["n1"] = dataclasses.replace(ended, until="soon")  # type: ignore[arg-type]
             await run.engine._prune()
-            await run.engine.turn()
-            assert run.engine.quarantines().keys() == {"n1"}
+            await run.engine.run_once()
+            assert run.engine.quarantines().keys() == {"n1"}, "memory is what is on disk again; its end waits"
             assert [(fault.where.value, fault.name) for fault in run.engine.faults()] == [("node", "n1")]
             await run.engine.note("n3", "kind", "message")
+            run.world.now += 2
+            await run.engine._prune()
+            await run.engine.run_once()
+            assert run.engine.quarantines() == {}
 
     asyncio.run(main())

@@ -11,8 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from checks.contract import Blame, Finding, Status, Tier
 from healthd.aggregator.controller.admission import new_gate
+from healthd.aggregator.gate import machine as gates
 from healthd.aggregator.gate.eligibility import judge
-from healthd.aggregator.model import Claim, FleetNode, FleetView, Gate, Override
+from healthd.aggregator.gate.transitions import Move
+from healthd.aggregator.model import Claim, Effect, FleetNode, Gate, Override, Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.core.model import (
     Allocation,
@@ -132,20 +134,34 @@ def view(
     recovering: str | None = None,
     settling: str | None = None,
     doubted: Collection[str] = (),
-) -> FleetView:
-    def pool(name: str) -> Sequence[str]:
-        return sorted(n.node for n in nodes if n.state is not None and n.state.labels.get("pool") == name)
-
-    return FleetView(
+) -> Snapshot:
+    pools: dict[str, list[str]] = {}
+    for one in sorted(nodes, key=lambda one: one.node):
+        if one.state is not None and "pool" in one.state.labels:
+            pools.setdefault(one.state.labels["pool"], []).append(one.node)
+    return Snapshot(
+        now=NOW,
+        called={},
         nodes={n.node: n for n in nodes},
-        pool=pool,
+        pools=pools,
         claims=claims or {},
         overrides=overrides or {},
         recovering=recovering,
         settling=settling,
         judge=judge,
-        doubted=lambda name: name in doubted,
+        doubted=frozenset(doubted),
     )
+
+
+MOVES: set[Move] = set()
+"""All changes of phase that were seen in this process."""
+
+
+def step(now: float, before: Gate, seen: Snapshot, policy: Policy) -> tuple[Gate, tuple[Effect, ...]]:
+    """A step of the gate at this time."""
+    after, effects, moves = gates.step(before, dataclasses.replace(seen, now=now), policy)
+    MOVES.update(moves)
+    return after, effects
 
 
 def gate(policy: Policy = POLICY, **request: object) -> Gate:
@@ -214,7 +230,7 @@ class World:
 
     # --- as a registry ---
 
-    def node(self, name: str) -> FleetNode | None:
+    def node(self, name: str, now: float | None = None) -> FleetNode | None:
         daemon = self.daemons.get(name)
         if daemon is None:
             return None
@@ -222,8 +238,8 @@ class World:
             node=name,
             state=daemon.state,
             version=daemon.version,
-            behind_seconds=self.now - daemon.received_at,
-            heard_seconds=self.now - daemon.heard_at,
+            behind_seconds=(now or self.now) - daemon.received_at,
+            heard_seconds=(now or self.now) - daemon.heard_at,
             confirmed=daemon.confirmed,
             duplicate=daemon.duplicate,
             quarantine=daemon.quarantine,

@@ -305,9 +305,9 @@ class GateMachine(RuleBasedStateMachine):
             self._restart()
             return None
         finally:
-            if self.engine._unsure:
+            if self.engine._stale:
                 # What came through is on disk and not in memory until that is read anew, which the next turn would do.
-                assert self.loop.run_until_complete(self.engine._read_anew())
+                assert self.loop.run_until_complete(self.engine._rebuild())
             self._new_decisions()
 
     async def _work(self, call: Coroutine[Any, Any, object] | None) -> object:
@@ -315,12 +315,12 @@ class GateMachine(RuleBasedStateMachine):
         await asyncio.sleep(0)
         try:
             for _ in range(4):
-                await self.engine.turn()
+                await self.engine.run_once()
                 await asyncio.sleep(0)
             while task is not None and not task.done():
                 # It may have to read from the database before it has something to do.
                 await asyncio.sleep(0.001)
-                await self.engine.turn()
+                await self.engine.run_once()
         except Killed:
             if task is not None:
                 task.cancel()

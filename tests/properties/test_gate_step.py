@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from checks.contract import Blame, Status, Tier
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.gate.machine import step
 from healthd.aggregator.model import (
     Answer,
     Claim,
@@ -26,7 +25,7 @@ from healthd.aggregator.model import (
 )
 from healthd.core import wire
 from healthd.core.model import Allocation, CheckResult, GateRequest, Mode, OrderReport, Verdict
-from tests.aggregator.world import NOW, POLICY, good_results, lease, node, result, state, view
+from tests.aggregator.world import NOW, POLICY, good_results, lease, node, result, state, step, view
 
 NAMES = ("n1", "n2", "n3", "n4")
 ages = st.sampled_from([0.0, 5.0, 3599.0, 3601.0, math.nan, math.inf])

@@ -166,7 +166,7 @@ def _summary(parts: Parts, gate: Gate) -> GateRow:
         id=gate.id,
         job=gate.request.job,
         attempt=gate.request.attempt,
-        asked_attempt=gate.request.attempt if gate.request.join is None else gate.asked_attempt,
+        asked_attempt=gate.request.attempt if gate.group is None else gate.group.asked_attempt,
         phase=gate.phase,
         created_at=gate.created_at,
         decision=decision.decision,

@@ -224,7 +224,7 @@ def _meant(parts: Parts, name: str) -> NodeView:
     """The node of this name, or the only one that is also known by it. NotFoundError; ConflictError names several."""
     called = parts.fleet.called(name)
     if len(called) > 1:
-        raise ConflictError(name_resolution.ambiguous(name[:80], called))
+        raise ConflictError(name_resolution.ambiguous_text(name[:80], called))
     return _known(parts, called[0] if called else name)
 
 

@@ -11,7 +11,6 @@ from checks.contract import Tier
 from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, Wait, parts_of
 from healthd.aggregator.api.records import ValidationState
 from healthd.aggregator.model import Gate
-from healthd.aggregator.model.validations import Validation
 from healthd.core.errors import BadInputError, NotFoundError
 from healthd.core.model import Decision, GateRequest, Mode
 
@@ -68,5 +67,6 @@ async def follow(request: Request, gate: str, wait: Wait) -> Answer[ValidationSt
 
 
 def _told(gate: Gate, decision: Decision) -> ValidationState:
-    runs: tuple[Validation, ...] = gate.past if gate.validation is None else (*gate.past, gate.validation)
-    return ValidationState(id=gate.id, job=gate.request.job, phase=gate.phase, decision=decision, validations=runs)
+    return ValidationState(
+        id=gate.id, job=gate.request.job, phase=gate.phase, decision=decision, validations=gate.validations
+    )

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from checks.contract import Status, Tier
 from healthd.aggregator.model import Closing, Gate
 from healthd.aggregator.model.calibration import STARTED, Fault, GateFacts, Way
-from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import judge_tier
 from healthd.core.model import Decision, Mode, NodeState, Reason, Verdict
@@ -82,16 +81,12 @@ def _run_on(gate: Gate, decision: Decision, states: Mapping[str, NodeState]) -> 
         state = states[name]
         if any(result.status is Status.FAIL for result in state.results):
             found.extend(judge_tier(state, gate.terms.tier, gate.terms.max_age_seconds)[1])
-    for validation in _validations(gate):
+    for validation in gate.validations:
         if validation.verdict is not None:
             found.extend(consequence(validation).out.values())
     for why in found:
         if why.status is Status.FAIL and why.node in given:
             yield Fault(node=why.node, check=why.check or "collectives", code=why.code, out=False)
-
-
-def _validations(gate: Gate) -> tuple[Validation, ...]:
-    return gate.past if gate.validation is None else (*gate.past, gate.validation)
 
 
 # --- what it cost -----------------------------------------------------------------------------------------------------
@@ -102,7 +97,7 @@ def device_seconds(gate: Gate, states: Mapping[str, NodeState]) -> float:
     runs = sum(run_seconds(gate, name, states[name]) for name in gate.ordered if name in states)
     return runs + sum(
         tested.seconds * sum(validation.ranks.get(name, 0) for name in tested.members)
-        for validation in _validations(gate)
+        for validation in gate.validations
         for tested in validation.history
     )
 

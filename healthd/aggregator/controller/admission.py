@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
-from healthd.aggregator.controller.fleet_state import Batch, Ledger
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.gate import decisions, rendezvous
-from healthd.aggregator.model import Closing, Gate, Phase, Terms
+from healthd.aggregator.model import Closing, Collecting, Gate, GateGroup, Terms
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import BadInputError, ConflictError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join
@@ -19,7 +20,7 @@ LONGEST_JOB = 256
 LONGEST_MEMBER = 128
 
 
-def check(request: GateRequest, policy: Policy) -> None:
+def check_request(request: GateRequest, policy: Policy) -> None:
     """BadInputError with one sentence when the request cannot be meant."""
     if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
         raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
@@ -96,17 +97,17 @@ def new_gate(gate_id: str, request: GateRequest, policy: Policy, now: float) -> 
     gate = Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
     if request.join is None:
         return gate
-    shared = dataclasses.replace(rendezvous.common(request), attempt=request.attempt)
+    shared = dataclasses.replace(rendezvous.shared_request(request), attempt=request.attempt)
     return dataclasses.replace(
         gate,
         request=shared,
-        phase=Phase.COLLECTING,
+        progress=Collecting(),
         deadline=now + policy.join_seconds,
-        asked_attempt=request.attempt,
+        group=GateGroup(asked_attempt=request.attempt),
     )
 
 
-def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
+def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState) -> None:
     """
     ConflictError unless the request is the one that the gate answers, and its admission still stands.
 
@@ -116,7 +117,7 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
     """
     who = f"job {request.job} attempt {request.attempt}"
     if request.join is not None or gate.request.join is not None:
-        rendezvous.alike(gate, request)
+        rendezvous.check_same_question(gate, request)
     elif gate.as_asked != request:
         raise ConflictError(
             f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
@@ -125,7 +126,7 @@ def same(gate: Gate, request: GateRequest, ledger: Ledger) -> None:
     if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
         return
     if gate.granted:
-        ended = [name for name, grant in gate.granted.items() if not ledger.holds(grant.lease_id)]
+        ended = [name for name, grant in gate.granted.items() if not fleet_state.lease_stands(grant.lease_id)]
         if ended:
             raise ConflictError(
                 f"{who} was admitted (gate {gate.id}) and its lease on {', '.join(sorted(ended)[:5])} has ended; "
@@ -148,136 +149,148 @@ def _shown(value: object) -> str:
     return "not given" if value is None else str(getattr(value, "value", value))[:80]
 
 
-def open_gate(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, decided: Gate | None = None) -> Gate:
+def open_gate(
+    batch: Batch, fleet_state: FleetState, policy: Policy, request: GateRequest, decided: Gate | None = None
+) -> Gate:
     """
     The gate of this job and attempt: the open one, or a new one, which takes the place of earlier attempts.
 
     `decided` is the newest gate of a group's job where that is decided and not in memory.
     """
     if request.join is not None:
-        return _join(batch, ledger, policy, request, request.join, decided)
+        return _open_group(batch, fleet_state, policy, request, request.join, decided)
     key = (request.job, request.attempt)
-    known = ledger.gates.get(ledger.keys.get(key, "")) or ledger.decided.get(ledger.keys.get(key, ""))
+    known = fleet_state.gates.get(fleet_state.keys.get(key, "")) or fleet_state.decided.get(
+        fleet_state.keys.get(key, "")
+    )
     if known is not None:
-        same(known, request, ledger)
+        check_same_request(known, request, fleet_state)
         return known
-    if key in ledger.keys:
+    if key in fleet_state.keys:
         raise StoreError(f"job {request.job} attempt {request.attempt} was just read from the database; ask again")
-    _check_room(ledger, policy)
-    gate = new_gate(ledger.new_id(batch.now), request, policy, batch.now)
-    newest = ledger.newest.get(request.job)
-    ledger.add(gate)
+    _check_room(fleet_state, policy)
+    gate = new_gate(fleet_state.new_id(batch.now), request, policy, batch.now)
+    newest = fleet_state.newest.get(request.job)
+    fleet_state.add(gate)
     if newest is not None and newest > request.attempt:
         text = f"attempt {newest} of job {request.job} was asked before this one"
         after, effects = decisions.close(batch.now, gate, policy, Closing.SUPERSEDED, text)
-        ledger.carry_out(batch, after, effects, ())
+        fleet_state.carry_out(batch, after, effects, ())
         return after
-    _take_the_place(batch, ledger, policy, gate, first=newest is None)
+    _supersede_earlier(batch, fleet_state, policy, gate, first=newest is None)
     # Written even when its first step changes nothing: who asked must be able to ask after it.
-    ledger.carry_out(batch, gate, (), ())
+    fleet_state.carry_out(batch, gate, (), ())
     return gate
 
 
-def _check_room(ledger: Ledger, policy: Policy) -> None:
-    if len(ledger.gates) >= policy.max_open_gates:
+def _check_room(fleet_state: FleetState, policy: Policy) -> None:
+    if len(fleet_state.gates) >= policy.max_open_gates:
         raise StoreError(f"{policy.max_open_gates} gates are open already; ask again later, or raise max_open_gates")
 
 
-def _join(batch: Batch, ledger: Ledger, policy: Policy, request: GateRequest, join: Join, decided: Gate | None) -> Gate:
+def _open_group(
+    batch: Batch, fleet_state: FleetState, policy: Policy, request: GateRequest, join: Join, decided: Gate | None
+) -> Gate:
     """
     The gate of this member's group: the open one, the decided one if it answers this member, or the group's next.
 
     Gates of a group are counted on by their attempts, whatever attempt its members ask for: a group whose members were
     replaced after the answer comes together anew. What they ask for tells restarts of the whole job apart.
     """
-    newest = ledger.newest.get(request.job)
-    key = ledger.keys.get((request.job, newest)) if newest is not None else None
-    gate = ledger.gates.get(key or "") or ledger.decided.get(key or "") or decided
-    if gate is not None and gate.asked_attempt > request.attempt and gate.request.join is not None:
-        raise ConflictError(
-            f"attempt {request.attempt} of group {join.group} is over: attempt {gate.asked_attempt} was asked meanwhile"
-        )
-    if gate is not None and (gate.request.join is None or gate.asked_attempt == request.attempt):
+    newest = fleet_state.newest.get(request.job)
+    key = fleet_state.keys.get((request.job, newest)) if newest is not None else None
+    gate = fleet_state.gates.get(key or "") or fleet_state.decided.get(key or "") or decided
+    group = None if gate is None else gate.group
+    if group is not None and group.asked_attempt > request.attempt:
+        text = f"attempt {request.attempt} of group {join.group} is over"
+        raise ConflictError(f"{text}: attempt {group.asked_attempt} was asked meanwhile")
+    if gate is not None and (group is None or group.asked_attempt == request.attempt):
         if gate.decision is None:
-            rendezvous.alike(gate, request)
-            return _arrived(batch, ledger, gate, request, join)
+            rendezvous.check_same_question(gate, request)
+            return _add_member(batch, fleet_state, gate, request, join)
         leases = [grant.lease_id for grant in gate.granted.values()]
-        over = bool(leases) and not any(ledger.holds(lease_id) for lease_id in leases)
-        if gate.request.join is not None and rendezvous.belongs(gate, join, over=over):
-            same(gate, request, ledger)
+        over = bool(leases) and not any(fleet_state.lease_stands(lease_id) for lease_id in leases)
+        if group is not None and rendezvous.answers_member(gate, join, over=over):
+            check_same_request(gate, request, fleet_state)
             return gate
-    _check_room(ledger, policy)
+    _check_room(fleet_state, policy)
     attempt = request.attempt if newest is None else max(request.attempt, newest + 1)
     if attempt > LARGEST_ATTEMPT:
         raise ConflictError(f"job {request.job} has used up its attempts ({LARGEST_ATTEMPT}); name the job otherwise")
-    opened = new_gate(ledger.new_id(batch.now), dataclasses.replace(request, attempt=attempt), policy, batch.now)
-    opened = dataclasses.replace(opened, asked_attempt=request.attempt)
-    if gate is not None and gate.request.join is not None and gate.asked_attempt == request.attempt:
-        ranks = {one.node: one.rank for one in gate.members}
+    opened = new_gate(fleet_state.new_id(batch.now), dataclasses.replace(request, attempt=attempt), policy, batch.now)
+    former: Mapping[str, int] = {}
+    if gate is not None and group is not None and group.asked_attempt == request.attempt:
+        ranks = {one.node: one.rank for one in group.members}
         own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
-        opened = dataclasses.replace(opened, former={**gate.former, **own})
-    ledger.add(opened)
-    if not opened.former:
-        _take_the_place(batch, ledger, policy, opened, first=newest is None)
-    return _arrived(batch, ledger, opened, request, join)
+        former = {**group.former, **own}
+    opened = rendezvous.with_group(opened, asked_attempt=request.attempt, former=former)
+    fleet_state.add(opened)
+    if not former:
+        _supersede_earlier(batch, fleet_state, policy, opened, first=newest is None)
+    return _add_member(batch, fleet_state, opened, request, join)
 
 
-def _arrived(batch: Batch, ledger: Ledger, gate: Gate, request: GateRequest, join: Join) -> Gate:
+def _add_member(batch: Batch, fleet_state: FleetState, gate: Gate, request: GateRequest, join: Join) -> Gate:
     """Take in a member that asks; what its rank still has of the group's gate before this one ends."""
-    after = rendezvous.arrive(batch.now, gate, join, request.workload)
-    if durable(after) == durable(gate) and gate.members:
-        ledger.heard(after)
+    after = rendezvous.add_member(batch.now, gate, join, request.workload)
+    if stored_part(after) == stored_part(gate) and gate.members:
+        fleet_state.update_members(after)
         return after
-    for lease_id, rank in gate.former.items():
+    for lease_id, rank in rendezvous.group_of(gate).former.items():
         if rank == join.rank:
-            ledger.end_lease(batch, lease_id, f"rank {rank} of group {join.group} asks anew (gate {gate.id})")
-    ledger.carry_out(batch, after, (), ())
+            fleet_state.end_lease(batch, lease_id, f"rank {rank} of group {join.group} asks anew (gate {gate.id})")
+    fleet_state.carry_out(batch, after, (), ())
     return after
 
 
-def free_for_executor(batch: Batch, ledger: Ledger, gate: Gate, node: str) -> None:
+def end_leases_for_executor(batch: Batch, fleet_state: FleetState, gate: Gate, node: str) -> None:
     """
     A hook has the devices of a node that has no daemon: jobs before it are over there, and nobody else could say so.
     """
-    for lease_id in ledger.leases_of.get(node, ()):
-        row = ledger.leases[lease_id]
+    for lease_id in fleet_state.leases_of.get(node, ()):
+        row = fleet_state.leases[lease_id]
         if row.lease.gate != gate.id:
-            ledger.close_lease(batch, row, f"a hook of job {gate.request.job} has the devices; no daemon is there")
+            fleet_state.close_lease(batch, row, f"a hook of job {gate.request.job} has the devices; no daemon is there")
 
 
-def left(batch: Batch, ledger: Ledger, gate: Gate, member: str) -> Gate:
+def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str) -> Gate:
     """Take in that a member's hook ends without starting the job: its rank is free, its node too."""
-    open_one = ledger.gates.get(gate.id)
+    open_one = fleet_state.gates.get(gate.id)
     if open_one is not None:
-        after = rendezvous.leave(open_one, member)
+        after = rendezvous.remove_member(open_one, member)
         if after != open_one:
-            ledger.carry_out(batch, after, (), ())
+            fleet_state.carry_out(batch, after, (), ())
         return after
     for one in gate.members:
         if one.member == member and one.node in gate.granted:
-            ledger.end_lease(batch, gate.granted[one.node].lease_id, f"the hook of rank {one.rank} ended")
+            fleet_state.end_lease(batch, gate.granted[one.node].lease_id, f"the hook of rank {one.rank} ended")
     return gate
 
 
-def _take_the_place(batch: Batch, ledger: Ledger, policy: Policy, gate: Gate, *, first: bool) -> None:
+def _supersede_earlier(batch: Batch, fleet_state: FleetState, policy: Policy, gate: Gate, *, first: bool) -> None:
     """
     End what earlier attempts of the job have, open or admitted. `first`: this database knows of none; another one may
     have given leases.
     """
     job, attempt, group = gate.request.job, gate.request.attempt, gate.request.join is not None
     text = f"attempt {attempt} of job {job} takes its place (gate {gate.id})"
-    for other in [g for g in ledger.gates.values() if g.request.job == job and g.id != gate.id]:
+    for other in [g for g in fleet_state.gates.values() if g.request.job == job and g.id != gate.id]:
         after, effects = decisions.close(batch.now, other, policy, Closing.SUPERSEDED, text)
-        ledger.carry_out(batch, after, effects, ())
-    rows = [ledger.leases[lease_id] for lease_id in ledger.adopted] if first else [*ledger.leases.values()]
+        fleet_state.carry_out(batch, after, effects, ())
+    rows = (
+        [fleet_state.leases[lease_id] for lease_id in fleet_state.adopted] if first else [*fleet_state.leases.values()]
+    )
     for row in rows:
         # Gates of a group count on by themselves, and how far another database had counted is not known here.
         earlier = row.lease.attempt < attempt or (group and row.adopted)
         if row.lease.job == job and earlier:
-            ledger.end_lease(batch, row.lease.id, text)
+            fleet_state.end_lease(batch, row.lease.id, text)
 
 
-def durable(gate: Gate) -> Gate:
+def stored_part(gate: Gate) -> Gate:
     """The gate without what is not kept on disk."""
-    members = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.members)
-    return dataclasses.replace(gate, waiting=(), members=members)
+    gate = dataclasses.replace(gate, waiting=())
+    if gate.group is None:
+        return gate
+    members = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.group.members)
+    return rendezvous.with_group(gate, members=members)

@@ -13,7 +13,7 @@ from healthd.aggregator.calibration.report import word_of
 from healthd.aggregator.controller import admission as requests
 from healthd.aggregator.controller.bulkheads import Fault
 from healthd.aggregator.controller.fleet_state import MOST_MESSAGE, Batch
-from healthd.aggregator.controller.loop import Turns, steady_clock
+from healthd.aggregator.controller.loop import Loop, steady_clock
 from healthd.aggregator.gate import decisions
 from healthd.aggregator.model import Closing, Gate, LeaseRow, Override
 from healthd.aggregator.model.calibration import Ended
@@ -39,7 +39,7 @@ class Explanation:
     outcome: PutOutcome | None
 
 
-class Engine(Turns):
+class Engine(Loop):
     """
     Give it a store and a registry, run `run()` as a task, ask it things. All on one event loop.
 
@@ -53,32 +53,32 @@ class Engine(Turns):
         BadInputError for a request that cannot be meant, ConflictError for a different request under the same key or
         one whose admission is over, StoreError when it cannot be written.
         """
-        requests.check(request, self.policy)
+        requests.check_request(request, self.policy)
         if request.join is not None:
             return await self._ask_to_join(request)
-        known = self._ledger.keys.get((request.job, request.attempt))
-        if known is not None and known not in self._ledger.gates:
+        known = self._fleet_state.keys.get((request.job, request.attempt))
+        if known is not None and known not in self._fleet_state.gates:
             gate = await self.get(known)
-            requests.same(gate, request, self._ledger)
+            requests.check_same_request(gate, request, self._fleet_state)
             return gate
-        return await self._do(lambda batch: requests.open_gate(batch, self._ledger, self.policy, request))
+        return await self.submit(lambda batch: requests.open_gate(batch, self._fleet_state, self.policy, request))
 
     async def _ask_to_join(self, request: GateRequest) -> Gate:
         """The gate of a group, which is stepped again: a member was heard."""
-        newest = self._ledger.newest.get(request.job)
-        known = self._ledger.keys.get((request.job, newest)) if newest is not None else None
-        decided = await self.get(known) if known is not None and known not in self._ledger.gates else None
+        newest = self._fleet_state.newest.get(request.job)
+        known = self._fleet_state.keys.get((request.job, newest)) if newest is not None else None
+        decided = await self.get(known) if known is not None and known not in self._fleet_state.gates else None
 
         def act(batch: Batch) -> Gate:
-            gate = requests.open_gate(batch, self._ledger, self.policy, request, decided)
+            gate = requests.open_gate(batch, self._fleet_state, self.policy, request, decided)
             self._stepper.dirty.add(gate.id)
             join = request.join
             executes = join is not None and join.execute and gate.decision is None
             if join is not None and executes and not self._registry.has_daemon(join.node):
-                requests.free_for_executor(batch, self._ledger, gate, join.node)
+                requests.end_leases_for_executor(batch, self._fleet_state, gate, join.node)
             return gate
 
-        return await self._do(act)
+        return await self.submit(act)
 
     async def leave(self, gate_id: str, member: str) -> Gate:
         """A member of a group ends without starting the job. Safe to repeat; NotFoundError."""
@@ -86,14 +86,14 @@ class Engine(Turns):
 
         def act(batch: Batch) -> Gate:
             self._stepper.dirty.add(gate_id)
-            return requests.left(batch, self._ledger, gate, member)
+            return requests.remove_member(batch, self._fleet_state, gate, member)
 
-        return await self._do(act)
+        return await self.submit(act)
 
     async def get(self, gate_id: str) -> Gate:
         """A gate, open or decided; NotFoundError."""
-        gate = self._ledger.gates.get(gate_id) or self._ledger.decided.get(gate_id)
-        if gate is None and gate_id in self._ledger.gate_ids:
+        gate = self._fleet_state.gates.get(gate_id) or self._fleet_state.decided.get(gate_id)
+        if gate is None and gate_id in self._fleet_state.gate_ids:
             gate = await self._store.read(lambda connection: changes.read_gate(connection, gate_id))
         if gate is None:
             raise NotFoundError(f"no gate {gate_id}; it may have been long ago")
@@ -120,7 +120,7 @@ class Engine(Turns):
 
     def answer(self, gate: Gate) -> Decision:
         """What to tell of a gate now."""
-        return decisions.answer_of(self._clock(), gate, self.policy)
+        return decisions.current_decision(self._clock(), gate, self.policy)
 
     async def release(self, gate_id: str) -> Gate | None:
         """
@@ -128,36 +128,38 @@ class Engine(Turns):
 
         None for a gate of a database that was lost, whose leases were adopted.
         """
-        if gate_id not in self._ledger.gate_ids and (adopted := self._leases(lambda row: row.lease.gate == gate_id)):
-            await self._do(lambda batch: self._end(batch, adopted, "released by the one who asked"))
+        if gate_id not in self._fleet_state.gate_ids and (
+            adopted := self._leases(lambda row: row.lease.gate == gate_id)
+        ):
+            await self.submit(lambda batch: self._end(batch, adopted, "released by the one who asked"))
             return None
         gate = await self.get(gate_id)
 
         def act(batch: Batch) -> Gate:
-            current = self._ledger.gates.get(gate_id)
+            current = self._fleet_state.gates.get(gate_id)
             if current is not None:
                 text = "the one who asked withdrew it; ask with the next attempt"
                 after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
-                self._ledger.carry_out(batch, after, effects, ())
+                self._fleet_state.carry_out(batch, after, effects, ())
                 return after
             for grant in gate.granted.values():
-                self._ledger.end_lease(batch, grant.lease_id, "released by the one who asked")
+                self._fleet_state.end_lease(batch, grant.lease_id, "released by the one who asked")
             return gate
 
-        return await self._do(act)
+        return await self.submit(act)
 
     async def release_node(self, node: str, owner: str) -> tuple[LeaseRow, ...]:
         """End every lease on a node, whoever gave it; those that end now, or did before and the node still holds."""
         held = self._leases(lambda row: row.node == node)
-        await self._do(lambda batch: self._end(batch, held, f"released by {owner}"))
+        await self.submit(lambda batch: self._end(batch, held, f"released by {owner}"))
         return held
 
     def _leases(self, wanted: Callable[[LeaseRow], bool]) -> tuple[LeaseRow, ...]:
-        return tuple(row for row in self._ledger.leases.values() if wanted(row))
+        return tuple(row for row in self._fleet_state.leases.values() if wanted(row))
 
     def _end(self, batch: Batch, rows: Sequence[LeaseRow], why: str) -> None:
         for row in rows:
-            self._ledger.end_lease(batch, row.lease.id, why)
+            self._fleet_state.end_lease(batch, row.lease.id, why)
 
     async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
         """
@@ -181,7 +183,7 @@ class Engine(Turns):
             message=plain(message, MOST_MESSAGE),
             told_at=self._clock(),
         )
-        await self._do(lambda batch: batch.changes.append(told))
+        await self.submit(lambda batch: batch.changes.append(told))
         if await self._store.read(lambda connection: changes.read_outcome(connection, gate_id)) is None:
             raise NotFoundError(f"no gate {gate_id!r}; it was dropped because it is old")
         if facts is None or (before is not None and before.status == status):
@@ -198,23 +200,23 @@ class Engine(Turns):
         def act(batch: Batch) -> None:
             if quarantine is None:
                 self._rules.release(batch, node)
-            if quarantine is not None or node in self._ledger.quarantines:
-                self._ledger.put_quarantine(batch, node, quarantine, why=why)
+            if quarantine is not None or node in self._fleet_state.quarantines:
+                self._fleet_state.put_quarantine(batch, node, quarantine, why=why)
 
-        await self._do(act)
+        await self.submit(act)
 
     async def override(self, job: str, override: Override | None) -> None:
         """Admit a job by hand, whatever its nodes are; None ends that. Written into the audit trail."""
 
         def act(batch: Batch) -> None:
-            self._ledger.put_override(batch, job, override)
-            self._stepper.dirty.update(gate.id for gate in self._ledger.gates.values() if gate.request.job == job)
+            self._fleet_state.put_override(batch, job, override)
+            self._stepper.dirty.update(gate.id for gate in self._fleet_state.gates.values() if gate.request.job == job)
 
-        await self._do(act)
+        await self.submit(act)
 
     async def recover(self, owner: str) -> bool:
         """A person says that the fleet is known again: admit from now on. False when nothing was to recover from."""
-        return await self._do(lambda batch: self._reports.recover(batch, owner))
+        return await self.submit(lambda batch: self._reconciler.recover(batch, owner))
 
     async def explain(self, gate_id: str) -> Explanation:
         """A gate with its stored evidence; NotFoundError."""
@@ -236,13 +238,13 @@ class Engine(Turns):
 
         def act(batch: Batch) -> None:
             self._rules.forget(batch, node)
-            self._reports.forget(batch, node, owner)
+            self._reconciler.forget(batch, node, owner)
 
-        await self._do(act)
+        await self.submit(act)
 
     async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
         """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""
-        return await self._do(lambda batch: self._rules.reset_breaker(batch, owner, pool))
+        return await self.submit(lambda batch: self._rules.reset_breaker(batch, owner, pool))
 
     def breakers(self) -> Mapping[str, Breaker]:
         """Breakers of the rules that have tripped, by pool ("": nodes without one)."""
@@ -258,15 +260,15 @@ class Engine(Turns):
 
     def quarantines(self) -> Mapping[str, Quarantine]:
         """All, by node; those whose time is over may still be among them."""
-        return dict(self._ledger.quarantines)
+        return dict(self._fleet_state.quarantines)
 
     def pool_of(self, node: str) -> str | None:
         """The pool of a node as it said last; None for one without, or never heard of."""
-        return self._reports.pool_of(node)
+        return self._reconciler.pool_of(node)
 
     async def note(self, subject: str, kind: str, message: str) -> None:
         """A line of the history of a node or job."""
-        await self._do(lambda batch: batch.event(subject, kind, message))
+        await self.submit(lambda batch: batch.event(subject, kind, message))
 
     def remembered(self, node: str) -> Record | None:
         """What the rules remember of a node; None: nothing."""
@@ -278,21 +280,21 @@ class Engine(Turns):
 
     def open_gates(self) -> tuple[Gate, ...]:
         """All that are not decided, oldest first."""
-        return tuple(sorted(self._ledger.gates.values(), key=lambda gate: gate.id))
+        return tuple(sorted(self._fleet_state.gates.values(), key=lambda gate: gate.id))
 
     def waits(self) -> tuple[float, ...]:
         """For how many seconds each open gate has waited."""
         now = self._clock()
-        return tuple(max(0.0, now - gate.created_at) for gate in self._ledger.gates.values())
+        return tuple(max(0.0, now - gate.created_at) for gate in self._fleet_state.gates.values())
 
     def leases(self) -> tuple[LeaseRow, ...]:
         """All that are not closed."""
-        return tuple(self._ledger.leases.values())
+        return tuple(self._fleet_state.leases.values())
 
     def overrides(self) -> tuple[Override, ...]:
         """Those in force."""
         now = self._clock()
-        return tuple(override for override in self._ledger.overrides.values() if override.until > now)
+        return tuple(override for override in self._fleet_state.overrides.values() if override.until > now)
 
     def now(self) -> float:
         """Seconds since the epoch by the clock that gates, quarantines and overrides go by; see `steady_clock`."""
@@ -300,12 +302,14 @@ class Engine(Turns):
 
     def present(self, node: str) -> bool:
         """Whether the node was heard within a day."""
-        return self._reports.present(node, self._clock())
+        return self._reconciler.present(node, self._clock())
 
     def unsure(self) -> bool:
         """Whether nodes may be out for reasons that are not known here, or not yet."""
-        return self._reports.unsure(self._clock())
+        return self._stale or self._reconciler.unsure(self._clock())
 
     def recovering(self) -> str | None:
         """Why nothing is admitted at all; None in good days."""
-        return self._reports.recovering(self._clock())
+        if self._stale:
+            return "a write failed, and what is on disk could not be read since"
+        return self._reconciler.recovering(self._clock())

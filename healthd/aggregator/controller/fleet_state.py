@@ -1,8 +1,8 @@
 """
 What the engine holds in memory of what is on disk: open gates, reservations, leases, quarantines, overrides.
 
-One `Batch` collects what a turn of the engine changes; when its transaction fails, `undo` takes the memory back to
-where the disk is. Nothing here waits, talks or decides.
+One `Batch` collects what a turn of the engine changes. When its transaction fails, this memory is dropped and made
+anew from what is on disk. Nothing here waits, talks or decides.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from healthd.aggregator.calibration.facts import facts_of
 from healthd.aggregator.controller.bulkheads import Where, contained
@@ -27,7 +26,6 @@ from healthd.aggregator.model import (
     LeaseState,
     OrderRun,
     Override,
-    Phase,
     Reserve,
     RevokeLease,
     RunStatus,
@@ -47,7 +45,7 @@ from healthd.aggregator.store.changes import (
     PutQuarantine,
 )
 from healthd.aggregator.validation.groups import orders_of
-from healthd.core.model import Lease, NodeState, Order, Quarantine, RunOrder
+from healthd.core.model import Lease, NodeState, Order, OrderKind, Quarantine, RunOrder
 from healthd.core.text import plain
 
 MOST_DECIDED = 2000
@@ -77,7 +75,7 @@ class Batch:
         self.changes.append(PutEvent(at=self.now, subject=subject, kind=kind, message=plain(message, MOST_MESSAGE)))
 
 
-class Ledger:
+class FleetState:
     """See the module. `store_id` is the issuer of leases."""
 
     def __init__(self, loaded: Loaded, *, store_id: str, policy: Policy) -> None:
@@ -93,11 +91,11 @@ class Ledger:
         self.adopted: set[str] = set()
         self.reserved: dict[str, str] = {}
         self.claims: dict[str, Claim] = {}
+        self._current_claims: Mapping[str, Claim] | None = None
         self.quarantines: dict[str, Quarantine] = dict(loaded.quarantines)
         self.overrides: dict[str, Override] = dict(loaded.overrides)
         self.probes: dict[str, Order] = {}
         self.last_id = max(self.gate_ids, default="")
-        self._saved: dict[str, Any] | None = None
         for job, attempt in self.keys:
             self.newest[job] = max(attempt, self.newest.get(job, attempt))
         for row in loaded.leases:
@@ -106,36 +104,6 @@ class Ledger:
             self.reserved.update(dict.fromkeys(gate.held, gate.id))
         for node in {*self.reserved, *self.leases_of}:
             self._claim(node)
-
-    _KEPT = (
-        "gates",
-        "keys",
-        "newest",
-        "leases",
-        "leases_of",
-        "adopted",
-        "reserved",
-        "claims",
-        "quarantines",
-        "overrides",
-        "probes",
-    )
-
-    def begin(self) -> None:
-        """A new batch: what it changes can be undone."""
-        self._saved = None
-
-    def undo(self) -> None:
-        """Back to where the batch began."""
-        for name, value in (self._saved or {}).items():
-            setattr(self, name, value)
-        self._saved = None
-        self.gate_ids = set(self.keys.values())
-
-    def _save(self) -> None:
-        """Before the first change of a batch: copies, cheap because every value in them is immutable."""
-        if self._saved is None:
-            self._saved = {name: getattr(self, name).copy() for name in self._KEPT}
 
     def new_id(self, now: float) -> str:
         """A gate id that sorts after all before it, whatever the clock does."""
@@ -149,7 +117,6 @@ class Ledger:
 
     def add(self, gate: Gate) -> None:
         """A gate that was just asked."""
-        self._save()
         self.gates[gate.id] = gate
         key = (gate.request.job, gate.request.attempt)
         self.keys[key] = gate.id
@@ -158,15 +125,14 @@ class Ledger:
 
     def carry_out(self, batch: Batch, gate: Gate, effects: Iterable[Effect], states: Iterable[NodeState]) -> None:
         """Take in what a step made of a gate; `states` are the evidence of a decision."""
-        self._save()
-        before = self.gates.get(gate.id)
+        before, effects = self.gates.get(gate.id), tuple(effects)
         for effect in effects:
             self._carry_out(batch, gate, effect)
         self.gates[gate.id] = gate
-        if before is not None and before.ready_at is None and gate.ready_at is not None:
+        if before is not None and not before.grants and any(isinstance(effect, GrantLease) for effect in effects):
             batch.ready.append(gate)
         batch.changes.append(PutGate(gate=gate))
-        if gate.phase is Phase.DECIDED and gate.decision is not None:
+        if gate.decision is not None:
             del self.gates[gate.id]
             batch.decided.append(gate)
             states = tuple(states)
@@ -176,9 +142,20 @@ class Ledger:
             why = gate.decision.reasons[0].message if gate.decision.reasons else f"{len(gate.decision.nodes)} nodes"
             batch.event(f"job:{gate.request.job}", gate.decision.decision.value, f"gate {gate.id}: {why}")
 
-    def heard(self, gate: Gate) -> None:
+    def update_members(self, gate: Gate) -> None:
         """Nothing is new of the gate but when its members were heard, which is not written."""
         self.gates[gate.id] = gate
+
+    def keep_times_heard(self, before: FleetState, now: float) -> None:
+        """Take over from the memory before this one when members were heard, which is not on disk; else it is `now`."""
+        for gate in self.gates.values():
+            if gate.group is None:
+                continue
+            known = before.gates.get(gate.id)
+            update_members = {one.member: one.heard_at for one in known.members} if known is not None else {}
+            members = tuple(dataclasses.replace(m, heard_at=update_members.get(m.member, now)) for m in gate.members)
+            group = dataclasses.replace(gate.group, members=members)
+            self.gates[gate.id] = dataclasses.replace(gate, group=group)
 
     def remember(self, gate: Gate) -> None:
         """Keep a decided gate for those who ask again."""
@@ -229,7 +206,6 @@ class Ledger:
 
     def put_lease(self, batch: Batch, row: LeaseRow) -> None:
         """A lease that is new or changed; a closed one is gone from memory."""
-        self._save()
         known = self.leases.get(row.lease.id)
         if known is None or known.state is not row.state:
             batch.event(
@@ -255,7 +231,7 @@ class Ledger:
         ended = row.why or why
         self.put_lease(batch, dataclasses.replace(row, state=LeaseState.CLOSED, closed_at=batch.now, why=ended))
 
-    def holds(self, lease_id: str) -> bool:
+    def lease_stands(self, lease_id: str) -> bool:
         """Whether a lease still stands."""
         row = self.leases.get(lease_id)
         return row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED)
@@ -274,8 +250,15 @@ class Ledger:
             if row.adopted:
                 self.adopted.add(row.lease.id)
 
+    def current_claims(self) -> Mapping[str, Claim]:
+        """Who has which node at this moment: what changes later does not show in it."""
+        if self._current_claims is None:
+            self._current_claims = dict(self.claims)
+        return self._current_claims
+
     def _claim(self, node: str) -> None:
         """Work out anew who has a node: a lease before a reservation."""
+        self._current_claims = None
         held = self.leases_of.get(node, ())
         gate = self.gates.get(self.reserved.get(node, ""))
         if held:
@@ -297,23 +280,24 @@ class Ledger:
         run = gate.ordered.get(node) if gate is not None else None
         if gate is not None and run is not None and run.status is RunStatus.OPEN:
             work = RunOrder(tier=gate.terms.tier, workload=gate.asker_on(node))
-            found.append(Order(id=run.order_id, kind="run", deadline_seconds=run.deadline_seconds, run=work))
+            found.append(Order(id=run.order_id, kind=OrderKind.RUN, deadline_seconds=run.deadline_seconds, run=work))
         if gate is not None and gate.validation is not None:
             found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker_on(node)))
         if node in self.probes:
             found.append(self.probes[node])
         within = self.policy.lease_ack_seconds
         for lease_id in self.leases_of.get(node, ()):
-            row, ended = self.leases[lease_id], not self.holds(lease_id)
+            row, ended = self.leases[lease_id], not self.lease_stands(lease_id)
             # To leave it out ends a lease of ours. The node may not know yet that an adopted one is ours now.
             if row.adopted or not ended:
-                order = Order(id=lease_id, kind="lease", deadline_seconds=within, withdrawn=ended, lease=row.lease)
+                order = Order(
+                    id=lease_id, kind=OrderKind.LEASE, deadline_seconds=within, withdrawn=ended, lease=row.lease
+                )
                 found.append(order)
         return tuple(found)
 
     def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
         """The aggregator's word on a node; None lifts it, and `why` is for people."""
-        self._save()
         known = self.quarantines.get(node)
         if quarantine is None:
             self.quarantines.pop(node, None)
@@ -328,12 +312,10 @@ class Ledger:
 
     def set_probe(self, node: str, order: Order | None) -> None:
         """A run that the rules ordered on a node they keep out; None: there is none any more."""
-        if self.probes.get(node) != order:
-            self._save()
-            if order is None:
-                self.probes.pop(node, None)
-            else:
-                self.probes[node] = order
+        if order is None:
+            self.probes.pop(node, None)
+        else:
+            self.probes[node] = order
 
     def drop(self, gate_ids: Iterable[str]) -> None:
         """Gates that are no longer in the store: their job and attempt may be asked anew."""
@@ -363,7 +345,6 @@ class Ledger:
 
     def put_override(self, batch: Batch, job: str, override: Override | None) -> None:
         """A person's word on a job; None takes it back."""
-        self._save()
         if override is None:
             self.overrides.pop(job, None)
             batch.event(f"job:{job}", "override ended", "")

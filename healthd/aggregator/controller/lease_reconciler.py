@@ -13,14 +13,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 from healthd.aggregator.controller.bulkheads import Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, Ledger
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.recovery import Recovery
 from healthd.aggregator.model import FleetNode, LeaseRow, LeaseState, Registry
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.changes import ForgetNode, Loaded, PutNode
-from healthd.core.model import Lease, NodeState
-
-FINAL = ("done", "refused", "cancelled")
+from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus
 
 GONE_SECONDS = 86400.0
 """A node that was silent for so long counts neither as one of its pool nor among those that are kept out of it. A day:
@@ -32,25 +30,23 @@ _LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
 """The id of a lease as aggregators give it (see `gate` and `answers`)."""
 
 
-class Reports:
-    """See the module."""
+class LeaseReconciler:
+    """See the module. `started_at` is when this aggregator was; since then the registry has heard the nodes."""
 
-    def __init__(self, ledger: Ledger, registry: Registry, policy: Policy, loaded: Loaded, *, now: float) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, fleet_state: FleetState, registry: Registry, policy: Policy, loaded: Loaded, *, started_at: float
+    ) -> None:
+        self._fleet_state = fleet_state
         self._registry = registry
         self._policy = policy
-        self._settled_at = now + policy.settle_seconds
-        self._recovery = Recovery(policy, loaded.meta, now=now)
-        self._met: set[str] = set()
+        self._settled_at = started_at + policy.settle_seconds
+        self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
+        self._reconciled: set[str] = set()
         self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
         # While no aggregator listened nobody was silent: what counts is how much earlier than the last one of all.
-        last = max((row.last_seen for row in loaded.nodes), default=now)
-        self._heard_at = {row.node: now - (last - row.last_seen) for row in loaded.nodes}
-        self._stamped = dict(self._heard_at)
-
-    def begin(self) -> None:
-        """A new batch: what it changes can be undone."""
-        self._recovery.begin()
+        last = max((row.last_seen for row in loaded.nodes), default=started_at)
+        self._heard_at = {row.node: started_at - (last - row.last_seen) for row in loaded.nodes}
+        self._written = dict(self._heard_at)
 
     # --- the database as a whole --------------------------------------------------------------------------------------
 
@@ -76,10 +72,10 @@ class Reports:
 
     def forget(self, batch: Batch, node: str, owner: str) -> None:
         """Drop all that is kept of a node that is gone; what it was leased to is over for it."""
-        for lease_id in self._ledger.leases_of.get(node, ()):
-            self._ledger.close_lease(batch, self._ledger.leases[lease_id], "the node was forgotten")
-        if node in self._ledger.quarantines:
-            self._ledger.put_quarantine(batch, node, None)
+        for lease_id in self._fleet_state.leases_of.get(node, ()):
+            self._fleet_state.close_lease(batch, self._fleet_state.leases[lease_id], "the node was forgotten")
+        if node in self._fleet_state.quarantines:
+            self._fleet_state.put_quarantine(batch, node, None)
         batch.changes.append(ForgetNode(node=node))
         batch.event(node, "forgotten", f"by {owner}")
         batch.forgotten.add(node)
@@ -99,57 +95,55 @@ class Reports:
         old = [name for name, at in self._heard_at.items() if now - at > seconds]
         return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
 
-    def stamps(self) -> list[PutNode]:
-        """What is to be written so that the next aggregator knows who was there; then say `stamped`."""
+    def unwritten_times(self) -> list[PutNode]:
+        """What is to be written so that the next aggregator knows who was there; then say `mark_written`."""
         return [
             PutNode(node=node, labels=self._labels[node], seen_at=at)
             for node, at in self._heard_at.items()
-            if node in self._labels and at - self._stamped.get(node, -math.inf) > STAMP_SECONDS
+            if node in self._labels and at - self._written.get(node, -math.inf) > STAMP_SECONDS
         ]
 
-    def stamped(self, stamps: Iterable[PutNode]) -> None:
+    def mark_written(self, unwritten_times: Iterable[PutNode]) -> None:
         """These are on disk."""
-        self._stamped.update((one.node, one.seen_at) for one in stamps)
-
-    def undo(self) -> None:
-        """The transaction failed: back to what is on disk."""
-        self._recovery.undo()
+        self._written.update((one.node, one.seen_at) for one in unwritten_times)
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
-    def take_in(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+    def reconcile(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
         """Follow the leases of the nodes that were heard; `nodes` are as this turn sees them."""
         self._recovery.prove(batch)
         for name in sorted(heard):
             with contained(Where.NODE, name):
-                self._take_in(batch, name, nodes.get(name))
+                self._reconcile_node(batch, name, nodes.get(name))
         self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
 
-    def _take_in(self, batch: Batch, name: str, node: FleetNode | None) -> None:
+    def _reconcile_node(self, batch: Batch, name: str, node: FleetNode | None) -> None:
         if node is not None and node.heard_seconds is not None:
             self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
         if node is None or node.state is None or node.duplicate:
             return
         self._adopt(batch, node, node.state)
-        self._follow(batch, node, node.state)
+        self._follow_leases(batch, node, node.state)
         labels = node.state.labels
         if self._labels.get(name) != labels or name in batch.forgotten:
             batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
 
-    def _follow(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
+    def _follow_leases(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
         """Leases of ours: stored, refused, ended by the node, or gone."""
-        there = {lease.id for lease in state.leases}
-        for lease_id in self._ledger.leases_of.get(node.node, ()):
-            row = self._ledger.leases[lease_id]
+        held_leases = {lease.id for lease in state.leases}
+        for lease_id in self._fleet_state.leases_of.get(node.node, ()):
+            row = self._fleet_state.leases[lease_id]
             report = node.orders.get(lease_id)
-            status = "" if report is None else report.status
-            if status in FINAL and report is not None:
-                self._ledger.close_lease(batch, row, f"{status} by the node: {report.message or 'no reason given'}")
-            elif row.state is LeaseState.GRANTED and status == "accepted" and lease_id in there:
-                self._ledger.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
-            elif row.state is LeaseState.ENDING and lease_id not in there and node.confirmed:
+            status = None if report is None else report.status
+            if status in FINAL_STATUSES and report is not None:
+                self._fleet_state.close_lease(
+                    batch, row, f"{status} by the node: {report.message or 'no reason given'}"
+                )
+            elif row.state is LeaseState.GRANTED and status == OrderStatus.ACCEPTED and lease_id in held_leases:
+                self._fleet_state.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
+            elif row.state is LeaseState.ENDING and lease_id not in held_leases and node.confirmed:
                 # While it is listed, absence is no end: a node that has lost it takes it again, or says how it ended.
-                self._ledger.close_lease(batch, row, "the node does not hold it any more")
+                self._fleet_state.close_lease(batch, row, "the node does not hold it any more")
 
     def _adopt(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
         """Leases and a quarantine that another database gave, for this node alone."""
@@ -162,12 +156,12 @@ class Reports:
                 granted_at=batch.now - lease.age_seconds,
                 adopted=True,
             )
-            self._ledger.put_lease(batch, row)
-        other = node.issuer is not None and node.issuer != self._ledger.store_id
+            self._fleet_state.put_lease(batch, row)
+        other = node.issuer is not None and node.issuer != self._fleet_state.store_id
         kept = state.quarantine
-        if other and kept is not None and kept.owner_kind != "rule" and node.node not in self._ledger.quarantines:
-            self._ledger.put_quarantine(batch, node.node, kept)
-        restored = any(lease.issuer == self._ledger.store_id for lease in foreign)
+        if other and kept is not None and kept.owner_kind != "rule" and node.node not in self._fleet_state.quarantines:
+            self._fleet_state.put_quarantine(batch, node.node, kept)
+        restored = any(lease.issuer == self._fleet_state.store_id for lease in foreign)
         if restored or (not self._recovery.established and (other or bool(foreign))):
             self._recovery.witness(node.node)
 
@@ -178,39 +172,41 @@ class Reports:
         False also for what is not the node's to claim: a lease of a gate that is known here, or of another node.
         """
         named = _LEASE_ID.fullmatch(lease.id)
-        if named is not None and (named["node"] != node or named["gate"] in self._ledger.gate_ids):
+        if named is not None and (named["node"] != node or named["gate"] in self._fleet_state.gate_ids):
             return False
-        return lease.id not in self._ledger.leases and lease.gate not in self._ledger.gate_ids
+        return lease.id not in self._fleet_state.leases and lease.gate not in self._fleet_state.gate_ids
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def tell(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
+    def publish(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
         """
         All of it is on disk: nodes get their orders, and need not repeat what is final.
 
-        `nodes` are as `take_in` saw them: what they have said since is taken in by the next turn.
+        `nodes` are as `reconcile` saw them: what they have said since is taken in by the next turn.
         """
-        taken_in = set(heard)
+        reconciled = set(heard)
         for name in batch.forgotten:
-            self._met.discard(name)
+            self._reconciled.discard(name)
             self._recovery.forget(name)
-            for kept in (self._labels, self._heard_at, self._stamped):
+            for kept in (self._labels, self._heard_at, self._written):
                 kept.pop(name, None)
-        for name in sorted(taken_in | batch.touched):
+        for name in sorted(reconciled | batch.touched):
             node = nodes.get(name)
-            if name in taken_in and node is not None and node.state is not None and not node.duplicate:
+            if name in reconciled and node is not None and node.state is not None and not node.duplicate:
                 self._labels[name] = node.state.labels
-                if name not in self._met:
-                    self._met.add(name)
+                if name not in self._reconciled:
+                    self._reconciled.add(name)
                     batch.touched.add(name)
             if name in batch.touched:
-                self._registry.set_quarantine(name, self._ledger.quarantines.get(name))
+                self._registry.set_quarantine(name, self._fleet_state.quarantines.get(name))
             # A node whose own leases are not taken in yet must not be told that it has none.
-            orders = self._ledger.orders(name) if name in self._met else ()
-            if name in self._met and name in batch.touched:
+            orders = self._fleet_state.orders(name) if name in self._reconciled else ()
+            if name in self._reconciled and name in batch.touched:
                 self._registry.set_orders(name, orders)
             if node is not None and node.orders:
                 listed = {order.id for order in orders}
-                over = [key for key, report in node.orders.items() if report.status in FINAL and key not in listed]
+                over = [
+                    key for key, report in node.orders.items() if report.status in FINAL_STATUSES and key not in listed
+                ]
                 if over:
                     self._registry.acknowledge(name, over)

@@ -2,10 +2,10 @@
 The loop under the engine: the one place where gates are stepped.
 
 Turn by turn: take in what happened, step the gates that it concerns (oldest first), commit everything in one
-transaction, and only then talk: orders to nodes, answers to clients. A transaction that fails leaves memory where the
-disk is; whoever waited for it gets the StoreError, the gates try again. Where nobody knows whether it came through, all
-is read anew, as after a restart. What a node is told follows from what is on disk, so a turn that was cut short by a
-crash is repeated by the next process without harm.
+transaction, and only then talk: orders to nodes, answers to clients. When the transaction fails, memory is made anew
+from what is on disk, as at the start; whoever waited for it gets the StoreError, and the gates try again. The same is
+done where nobody knows whether it came through, and after an exception in the middle of the computation. What a node is
+told follows from what is on disk, so a turn that was cut short by a crash is repeated by the next process without harm.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from healthd.aggregator.controller import pruning
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, Ledger
-from healthd.aggregator.controller.lease_reconciler import Reports
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
+from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Rules
 from healthd.aggregator.controller.stepping import Stepper
-from healthd.aggregator.gate.snapshot import LookedUp
-from healthd.aggregator.model import Gate, Observer, Registry
+from healthd.aggregator.gate.snapshot import nodes_at
+from healthd.aggregator.model import FleetNode, Gate, Observer, Registry
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store import changes
 from healthd.aggregator.store.changes import Loaded
@@ -43,7 +43,8 @@ T = TypeVar("T")
 MOST_FAULTS_A_TURN = 20
 """Gates, nodes and requests that may fail in one turn before the others wait for the next: each costs it once more."""
 RETRY_SECONDS = 1.0
-"""After a failed commit: often enough to go on soon, seldom enough not to load a full disk."""
+LONGEST_RETRY_SECONDS = 8.0
+"""After a failed commit, twice as long each time in a row: soon enough to go on, and memory is read anew each time."""
 MOST_REFUSED = 3
 """Turns in a row whose rows the database may refuse before that counts as a fault: the first may be one request's."""
 PRUNE_SECONDS = 3600.0
@@ -59,11 +60,11 @@ def steady_clock() -> Callable[[], float]:
 
 
 Action = Callable[[Batch], Any]
-_Asked = tuple[Action, asyncio.Future[Any]]
+_Request = tuple[Action, asyncio.Future[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Done:
+class _Outcome:
     """
     What a turn came to, before it is on disk.
 
@@ -72,14 +73,13 @@ class _Done:
 
     batch: Batch
     results: list[tuple[asyncio.Future[Any], Any]]
-    heard: set[str]
-    nodes: LookedUp
-    stepped: set[str]
+    changed: set[str]
+    nodes: Mapping[str, FleetNode]
     accused: set[str]
 
 
-class Turns:
-    """What `Engine` is built on: state, loop, and `_do`, by which its methods change something in the next turn."""
+class Loop:
+    """What `Engine` is built on: state, loop, and `submit`, by which its methods change something in the next turn."""
 
     def __init__(
         self,
@@ -96,43 +96,46 @@ class Turns:
         self._clock = clock or steady_clock()
         self._observer = observer
         self._bulkheads = Bulkheads()
-        self._actions: deque[_Asked] = deque()
-        self._taken: list[_Asked] = []  # of the turn under way
-        self._alone = 0  # so many requests come in a turn of their own each
+        self._actions: deque[_Request] = deque()
+        self._current: list[_Request] = []  # of the turn under way
+        self._one_by_one = 0  # so many requests come in a turn of their own each
         self._refused = 0  # turns in a row
-        self._heard: set[str] = set()
-        self._unsure = False
-        self._take_over(store.load())
+        self._changed_nodes: set[str] = set()
+        self._started_at = self._clock()
+        self._stale = False  # memory is not what is on disk
+        self._load(store.load())
         self._wake = asyncio.Event()
-        self._turning = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._followers: dict[str, asyncio.Event] = {}
-        self._retry_at = -math.inf
+        self._retry_at, self._retry_seconds = -math.inf, RETRY_SECONDS
         self._prune_at = self._clock() + PRUNE_SECONDS
         self._expiring = False
         self._stopping = False
-        registry.listen(self._hear)
+        registry.listen(self._on_report)
 
-    def _take_over(self, loaded: Loaded) -> None:
+    def _load(self, loaded: Loaded) -> None:
         """Memory is what the disk says, and nothing else."""
-        self._ledger = Ledger(loaded, store_id=self._store.store_id, policy=self.policy)
-        self._reports = Reports(self._ledger, self._registry, self.policy, loaded, now=self._clock())
+        self._fleet_state = FleetState(loaded, store_id=self._store.store_id, policy=self.policy)
+        self._reconciler = LeaseReconciler(
+            self._fleet_state, self._registry, self.policy, loaded, started_at=self._started_at
+        )
         self._rules = Rules(
-            self._ledger,
+            self._fleet_state,
             self._registry,
             self.policy,
             loaded,
-            pool_of=self._reports.pool_of,
-            present=self._reports.present,
+            pool_of=self._reconciler.pool_of,
+            present=self._reconciler.present,
         )
         self._stepper = Stepper(
-            self._ledger,
+            self._fleet_state,
             self._registry,
             self.policy,
-            reports=self._reports,
+            reconciler=self._reconciler,
             rules=self._rules,
             bulkheads=self._bulkheads,
         )
-        for node, quarantine in self._ledger.quarantines.items():
+        for node, quarantine in self._fleet_state.quarantines.items():
             self._registry.set_quarantine(node, quarantine)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -151,13 +154,13 @@ class Turns:
             self._wake.clear()
             try:
                 with contained(Where.TURN, "engine"):
-                    went_through = await self.turn()
+                    went_through = await self.run_once()
                     if self._clock() >= self._prune_at:
                         await self._prune()
                 if went_through:
                     self._bulkheads.passed(Where.TURN, "engine")
             except ContainedError as stopped:
-                self._begin_again(stopped)
+                self._rebuild_after(stopped)
 
     def stop(self) -> None:
         """Wake everybody who waits for a gate: the aggregator ends. The gates stay open on disk."""
@@ -165,28 +168,26 @@ class Turns:
         for follower in self._followers.values():
             follower.set()
 
-    async def turn(self) -> bool:
+    async def run_once(self) -> bool:
         """
         Take in what happened, step, commit, carry out; one at a time. A StoreError goes to those who wait for it.
 
         Returns whether all of that was done: False while it rests after a failure, and when it failed again.
         """
-        async with self._turning:
-            self._taken = []
+        async with self._one_at_a_time:
+            self._current = []
             try:
-                return await self._turn()
+                return await self._run_once()
             except Exception:
-                for _, future in self._taken:
+                for _, future in self._current:
                     _fail(future, _internal_error())
                 raise
 
-    async def _turn(self) -> bool:
+    async def _run_once(self) -> bool:
         now = self._clock()
         if now < self._retry_at and not self._actions:
             return False
-        if self._unsure and not await self._read_anew():
-            return False
-        done = self._compute(now)
+        done = await self._compute()
         if done is None:
             return False
         batch = done.batch
@@ -194,94 +195,90 @@ class Turns:
             if batch.changes:
                 await self._store.write(batch.changes)
         except StoreError as error:
-            self._undo(done, error)
+            self._stale = True
+            if not isinstance(error, FencedError):
+                await self._rebuild()
+            self._fail_requests(error)
             if isinstance(error, FencedError):
                 raise
             return False
-        self._retry_at, self._refused = -math.inf, 0
+        self._retry_at, self._retry_seconds, self._refused = -math.inf, RETRY_SECONDS, 0
         self._bulkheads.passed(Where.TURN, "commit")
         self._rules.committed()
         try:
             with contained(Where.TURN, "answers"):
-                self._tell(batch, done.heard, done.nodes)
+                self._publish(batch, done.changed, done.nodes)
             self._bulkheads.passed(Where.TURN, "answers")
         except ContainedError as stopped:
-            self._begin_again(stopped)
+            self._rebuild_after(stopped)
         if done.accused:
             # Gates that look at these nodes see the rule's word in the next turn.
-            self._heard |= done.accused
+            self._changed_nodes |= done.accused
             self._wake.set()
         for future, result in done.results:
             if not future.done():
                 future.set_result(self._newest(result))
         return True
 
-    def _take(self) -> list[_Asked]:
+    def _next_requests(self) -> list[_Request]:
         """The requests of this turn."""
-        most, self._alone = (1 if self._alone else len(self._actions)), max(0, self._alone - 1)
-        self._taken = [self._actions.popleft() for _ in range(min(most, len(self._actions)))]
-        return self._taken
+        most, self._one_by_one = (1 if self._one_by_one else len(self._actions)), max(0, self._one_by_one - 1)
+        self._current = [self._actions.popleft() for _ in range(min(most, len(self._actions)))]
+        return self._current
 
-    def _compute(self, now: float) -> _Done | None:
+    async def _compute(self) -> _Outcome | None:
         """
         All that this turn changes, in memory and for the disk. What fails in an unforeseen way is left out, and the
-        rest computed anew; None when too much fails at once: then the rest waits for the next turn.
+        rest computed anew; None when too much fails at once, or memory cannot be made anew.
         """
-        heard, self._heard = self._heard | self._bulkheads.due(Where.NODE, now), set()
-        actions = self._take()
-        before, expiring = self._stepper.snapshot(), self._expiring
         for _ in range(MOST_FAULTS_A_TURN):
+            if self._stale and not await self._rebuild():
+                return None
+            expiring = self._expiring
             try:
-                return self._attempt(now, actions, heard)
+                return self._compute_once(self._clock(), self._next_requests())
             except ContainedError as stopped:
-                self._rules.undo()
-                self._ledger.undo()
-                self._reports.undo()
-                self._stepper.restore(before)
-                self._expiring = expiring
-                self._contain(now, stopped, actions)
-        self._heard |= heard
-        self._actions.extendleft(reversed(actions))
-        self._retry_at = now + RETRY_SECONDS
+                self._stale, self._expiring = True, expiring
+                self._contain(stopped)
+                self._actions.extendleft(reversed(self._current))
+        self._retry_at = self._clock() + RETRY_SECONDS
+        await self._rebuild()
         return None
 
-    def _contain(self, now: float, stopped: ContainedError, actions: list[_Asked]) -> None:
+    def _contain(self, stopped: ContainedError) -> None:
         """Leave alone what failed; who asked for it is told."""
         if stopped.where is not Where.REQUEST:
-            self._bulkheads.failed(stopped.where, stopped.name, stopped.error, now)
+            self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
             return
         self._bulkheads.count(stopped.where, stopped.name, stopped.error)
-        _, future = actions.pop(int(stopped.name))
+        _, future = self._current.pop(int(stopped.name))
         _fail(future, _internal_error())
 
-    def _attempt(self, now: float, actions: list[_Asked], heard: set[str]) -> _Done:
+    def _compute_once(self, now: float, actions: list[_Request]) -> _Outcome:
         """One try at the turn; ContainedError names what failed."""
         batch = Batch(now=now)
-        self._ledger.begin()
-        self._reports.begin()
-        self._rules.begin()
-        results = self._act(batch, actions)
+        changed, self._changed_nodes = self._changed_nodes | self._bulkheads.due(Where.NODE, now), set()
+        results = self._apply(batch, actions)
         resting = self._bulkheads.resting(Where.NODE, now)
         expiring, self._expiring = self._expiring, False  # first: what fails here must not fail every turn
         if expiring:
-            self._ledger.end_expired(batch, resting)
-            pruning.forget_gone(batch, self._ledger, self._rules, self._reports, self.policy, resting)
-        heard = heard - resting.keys()
-        nodes = LookedUp(self._registry)
-        self._reports.take_in(batch, heard, nodes)
-        self._rules.take_in(batch, heard, nodes, resting)
+            self._fleet_state.end_expired(batch, resting)
+            pruning.forget_gone(batch, self._fleet_state, self._rules, self._reconciler, self.policy, resting)
+        changed = changed - resting.keys()
+        nodes = nodes_at(self._registry, now)
+        self._reconciler.reconcile(batch, changed, nodes)
+        self._rules.take_in(batch, changed, nodes, resting)
         self._bulkheads.keep(Where.NODE, resting)
-        stepped, again = self._stepper.step_all(batch, heard)
-        if again:
+        if self._stepper.step_all(batch, changed, nodes):
             self._wake.set()
-        accused = self._rules.accuse(batch, resting)
-        self._bulkheads.keep(Where.GATE, self._ledger.gates)
+        accused = self._rules.accuse(batch, nodes, resting)
+        self._bulkheads.keep(Where.GATE, self._fleet_state.gates)
         for fault in self._bulkheads.faults():
             if fault.where is Where.GATE:
-                self._stepper.hold(fault)
-        return _Done(batch=batch, results=results, heard=heard, nodes=nodes, stepped=stepped, accused=accused)
+                self._stepper.show_fault(fault)
+        return _Outcome(batch=batch, results=results, changed=changed, nodes=nodes, accused=accused)
 
-    def _begin_again(self, stopped: ContainedError) -> None:
+    def _rebuild_after(self, stopped: ContainedError) -> None:
         """
         Memory may be half way, or it is on disk and nobody knows who was told: read all anew, as after a restart.
 
@@ -290,15 +287,15 @@ class Turns:
         if isinstance(stopped.error, FencedError):
             raise stopped.error
         fault = self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
-        self._unsure, self._retry_at = True, fault.retry_at
+        self._stale, self._retry_at = True, fault.retry_at
 
     def _newest(self, result: object) -> object:
         """A gate that was asked may have gone further in the same turn."""
         if isinstance(result, Gate):
-            return self._ledger.gates.get(result.id) or self._ledger.decided.get(result.id) or result
+            return self._fleet_state.gates.get(result.id) or self._fleet_state.decided.get(result.id) or result
         return result
 
-    async def _do(self, action: Callable[[Batch], T]) -> T:
+    async def submit(self, action: Callable[[Batch], T]) -> T:
         """What `action` returns, once what it changes is on disk; StoreError, and within `ANSWER_SECONDS`, else."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._actions.append((action, future))
@@ -310,8 +307,8 @@ class Turns:
             why = self._store.trouble() or "the aggregator is too busy"
             raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None
 
-    async def _read_anew(self) -> bool:
-        """Begin again from what is on disk, as after a restart; false, and who waits is told, when that fails."""
+    async def _rebuild(self) -> bool:
+        """Make memory anew from what is on disk, as at the start; false, and who waits is told, when that fails."""
         try:
             loaded = await self._store.read(changes.load, seconds=LONG_SECONDS)
         except HealthdError as error:
@@ -322,38 +319,38 @@ class Turns:
             if isinstance(error, FencedError):
                 raise
             return False
-        log.warning("a commit may or may not have come through: everything was read from the database anew")
-        lifted, counted = self._ledger.quarantines.keys(), self._rules.counted
-        self._take_over(loaded)
+        before, counted = self._fleet_state, self._rules.counted
+        self._load(loaded)
         self._rules.counted = counted
-        for node in lifted - self._ledger.quarantines.keys():
+        self._fleet_state.keep_times_heard(before, self._clock())
+        for node in before.quarantines.keys() - self._fleet_state.quarantines.keys():
             self._registry.set_quarantine(node, None)
-        self._heard.update(self._registry.names())
-        for gate_id in self._followers.keys() - self._ledger.gates.keys():
+        self._changed_nodes.update(self._registry.names())
+        for gate_id in self._followers.keys() - self._fleet_state.gates.keys():
             self._followers.pop(gate_id).set()
         self._stepper.set_executors(self._clock())
-        self._unsure = False
+        self._stale = False
         return True
 
     async def _prune(self) -> None:
         now = self._clock()
         self._prune_at = now + PRUNE_SECONDS
         try:
-            await pruning.prune(self._store, self._ledger, self._rules, self._reports, self.policy, now)
+            await pruning.prune(self._store, self._fleet_state, self._rules, self._reconciler, self.policy, now)
         except FencedError:
             raise
         except StoreError as error:
-            self._unsure = self._unsure or isinstance(error, UnsureError)
+            self._stale = self._stale or isinstance(error, UnsureError)
             log.warning("nothing was pruned: %s", error)
             return
         self._expiring = True
         self._wake.set()
 
-    def _hear(self, node: str) -> None:
-        self._heard.add(node)
+    def _on_report(self, node: str) -> None:
+        self._changed_nodes.add(node)
         self._wake.set()
 
-    def _act(self, batch: Batch, actions: list[_Asked]) -> list[tuple[asyncio.Future[Any], Any]]:
+    def _apply(self, batch: Batch, actions: list[_Request]) -> list[tuple[asyncio.Future[Any], Any]]:
         results = []
         for index, (action, future) in enumerate(actions):
             if future.done():
@@ -367,21 +364,16 @@ class Turns:
                 future.set_exception(stopped.error)
         return results
 
-    def _undo(self, done: _Done, error: StoreError) -> None:
-        """The disk did not take it: memory goes back to where the disk is, and it is tried again."""
-        self._unsure = self._unsure or isinstance(error, UnsureError)
-        self._rules.undo()
-        self._ledger.undo()
-        self._reports.undo()
-        self._stepper.undo(done.stepped)
-        self._heard |= done.heard
-        self._retry_at = self._clock() + RETRY_SECONDS
-        waiting = [asked for asked in self._taken if not asked[1].done()]
+    def _fail_requests(self, error: StoreError) -> None:
+        """The disk did not take it: tell who waits, and try the rest again."""
+        self._retry_at = self._clock() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, LONGEST_RETRY_SECONDS)
+        waiting = [asked for asked in self._current if not asked[1].done()]
         if isinstance(error, RefusedWorkError):
             self._count_refusal(error)
             if len(waiting) > 1:  # only one of them may be what is refused
                 self._actions.extendleft(reversed(waiting))
-                self._alone = len(waiting)
+                self._one_by_one = len(waiting)
                 waiting = []
             if self._actions:
                 self._wake.set()
@@ -394,18 +386,18 @@ class Turns:
         if self._refused >= MOST_REFUSED:
             self._retry_at = self._bulkheads.failed(Where.TURN, "commit", error, self._clock()).retry_at
 
-    def _tell(self, batch: Batch, heard: set[str], nodes: LookedUp) -> None:
+    def _publish(self, batch: Batch, changed: set[str], nodes: Mapping[str, FleetNode]) -> None:
         """All of it is on disk: tell metrics, nodes and clients."""
         if self._observer is not None:
             for gate in batch.ready:  # first, since it is measured until the leases are on disk
                 self._observer.gate_ready(gate, batch.now - gate.created_at)
-        self._reports.tell(batch, heard, nodes)
+        self._reconciler.publish(batch, changed, nodes)
         for name in batch.forgotten:
             self._registry.forget(name)
         if any(gate.request.join is not None for gate in batch.decided):
             self._stepper.set_executors(batch.now)
         for gate in batch.decided:
-            self._ledger.remember(gate)
+            self._fleet_state.remember(gate)
             self._stepper.decided(gate.id)
             follower = self._followers.pop(gate.id, None)
             if follower is not None:
@@ -419,9 +411,9 @@ class Turns:
         now = self._clock()
         if self._retry_at > now:
             return self._retry_at
-        if self._stepper.dirty or self._actions or self._heard:
+        if self._stepper.dirty or self._actions or self._changed_nodes:
             return now
-        times = [self._stepper.next_due(), self._reports.next_due(now), self._prune_at]
+        times = [self._stepper.next_due(), self._reconciler.next_due(now), self._prune_at]
         rest = self._bulkheads.resting(Where.NODE, now)
         return min([*times, self._rules.next_due(rest), self._bulkheads.next_due(now)])
 

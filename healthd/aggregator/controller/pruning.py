@@ -7,8 +7,8 @@ from collections.abc import Container
 from sqlalchemy import Connection
 
 from healthd.aggregator.controller.bulkheads import Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, Ledger
-from healthd.aggregator.controller.lease_reconciler import Reports
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
+from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Rules
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store import changes
@@ -19,16 +19,18 @@ from healthd.aggregator.store.store import LONG_SECONDS, Store
 DAY_SECONDS = 86400.0
 
 
-async def prune(store: Store, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy, now: float) -> None:
+async def prune(
+    store: Store, fleet_state: FleetState, rules: Rules, reconciler: LeaseReconciler, policy: Policy, now: float
+) -> None:
     """
     Drop gates and events beyond their bounds and write down which nodes were there, in one transaction. StoreError, and
     memory stays.
 
-    Between two turns. What a turn has to do of it is in `Ledger.end_expired` and `forget_gone`.
+    Between two turns. What a turn has to do of it is in `FleetState.end_expired` and `forget_gone`.
     """
     before, history = now - policy.keep_days * DAY_SECONDS, now - policy.history_days * DAY_SECONDS
-    forgotten, stamps = rules.old(now), reports.stamps()
-    written: list[Change] = [*(PutRecord(node=node, record=None) for node in forgotten), *stamps]
+    forgotten, times = rules.old(now), reconciler.unwritten_times()
+    written: list[Change] = [*(PutRecord(node=node, record=None) for node in forgotten), *times]
 
     def work(connection: Connection) -> tuple[str, ...]:
         dropped = changes.prune(
@@ -42,13 +44,18 @@ async def prune(store: Store, ledger: Ledger, rules: Rules, reports: Reports, po
         return dropped
 
     dropped = await store.run(work, seconds=LONG_SECONDS)
-    ledger.drop(dropped)
+    fleet_state.drop(dropped)
     rules.drop(forgotten)
-    reports.stamped(stamps)
+    reconciler.mark_written(times)
 
 
 def forget_gone(
-    batch: Batch, ledger: Ledger, rules: Rules, reports: Reports, policy: Policy, resting: Container[str]
+    batch: Batch,
+    fleet_state: FleetState,
+    rules: Rules,
+    reconciler: LeaseReconciler,
+    policy: Policy,
+    resting: Container[str],
 ) -> None:
     """
     Drop nodes that were silent for so long that they do not come back, quarantined by rule or not.
@@ -56,11 +63,11 @@ def forget_gone(
     One that a person keeps out or a job has stays: only they can say that it is over. ContainedError names a node that
     failed; those of `resting` are left for the next time.
     """
-    for name in reports.silent(batch.now, policy.forget_days * DAY_SECONDS):
-        kept = ledger.quarantines.get(name)
+    for name in reconciler.silent(batch.now, policy.forget_days * DAY_SECONDS):
+        kept = fleet_state.quarantines.get(name)
         by_person = kept is not None and kept.owner_kind != "rule"
-        if by_person or name in resting or name in ledger.leases_of or name in ledger.reserved:
+        if by_person or name in resting or name in fleet_state.leases_of or name in fleet_state.reserved:
             continue
         with contained(Where.NODE, name):
             rules.forget(batch, name)
-            reports.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")
+            reconciler.forget(batch, name, f"the aggregator: not heard for {policy.forget_days:g} days")

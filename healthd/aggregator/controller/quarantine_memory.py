@@ -1,11 +1,11 @@
-"""What the rules remember, in memory as it is on disk: every change can be undone until its transaction is through."""
+"""What the rules remember, in memory as it is on disk: what a failed transaction leaves is dropped."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from healthd.aggregator.controller.fleet_state import Batch
-from healthd.aggregator.model.quarantines import Breaker, Latch, Record
+from healthd.aggregator.model.quarantines import Breaker, Latch, Record, Rule
 from healthd.aggregator.quarantine.recheck import due_at
 from healthd.aggregator.store.changes import Loaded, PutLatches, PutMachine, PutMeta, PutRecord
 from healthd.core import wire
@@ -14,8 +14,6 @@ BREAKERS = "rule_breakers"
 """The fact about the database under which open breakers are kept."""
 MOST_LATCHED = 20_000
 """Devices and machines that latches are kept of: as many as nodes; beyond that the oldest go, and it is said."""
-
-_ABSENT: Any = object()
 
 
 class Memory:
@@ -33,29 +31,21 @@ class Memory:
         )
         self.versions: dict[str, int] = {}
         self.due: dict[str, float] = {name: due_at(record) for name, record in self.records.items() if record.word}
-        self._journal: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._doubted: frozenset[str] | None = None
 
-    def begin(self) -> None:
-        """From here on changes can be undone."""
-        self._journal.clear()
-
-    def undo(self) -> None:
-        """Back to where it began."""
-        for where, key, before in reversed(self._journal):
-            if before is _ABSENT:
-                where.pop(key, None)
-            else:
-                where[key] = before
-        self._journal.clear()
+    def doubted(self) -> frozenset[str]:
+        """Nodes that a validation has accused and nothing has cleared."""
+        if self._doubted is None:
+            records = self.records.items()
+            self._doubted = frozenset(n for n, r in records if any(count.rule is Rule.ACCUSED for count in r.counts))
+        return self._doubted
 
     def set(self, where: dict[Any, Any], key: str, value: Any) -> None:
         """Change one entry; None drops it."""
-        before = where.get(key, _ABSENT)
-        if value is None and before is _ABSENT:
-            return
-        self._journal.append((where, key, before))
+        if where is self.records:
+            self._doubted = None
         if value is None:
-            del where[key]
+            where.pop(key, None)
         else:
             where[key] = value
 

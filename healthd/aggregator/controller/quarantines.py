@@ -2,7 +2,7 @@
 What the rules remember of the fleet, in memory as it is on disk, and what they decided carried out on the ledger.
 
 A node at rest costs a look-up: it is looked at when its state is another, or while something is remembered of it.
-Everything goes with the turn's transaction; `undo` takes the memory back when that fails.
+Everything goes with the turn's transaction; when that fails, this memory is made anew from what is on disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from healthd.aggregator.controller.bulkheads import Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, Ledger
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.quarantine_memory import Memory
 from healthd.aggregator.inventory.machine_identity import differences, identities_in, machine_of
 from healthd.aggregator.model import FleetNode, Registry
@@ -37,7 +37,7 @@ from healthd.aggregator.quarantine.facts import facts_of
 from healthd.aggregator.quarantine.judge import inherited, judge, released
 from healthd.aggregator.quarantine.recheck import due_at
 from healthd.aggregator.store.changes import Loaded
-from healthd.core.model import NodeState, Order, Quarantine, Reason, RunOrder
+from healthd.core.model import NodeState, Order, OrderKind, Quarantine, Reason, RunOrder
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Rules:
 
     def __init__(
         self,
-        ledger: Ledger,
+        fleet_state: FleetState,
         registry: Registry,
         policy: Policy,
         loaded: Loaded,
@@ -57,7 +57,7 @@ class Rules:
     ) -> None:
         self.counted: Counter[tuple[str, str]] = Counter()
         """How often a rule came to a word, by rule and what came of it, since the process began."""
-        self._ledger = ledger
+        self._fleet_state = fleet_state
         self._registry = registry
         self._policy = policy
         self._pool_of = pool_of
@@ -66,20 +66,9 @@ class Rules:
         self._told: list[tuple[str, str]] = []
         self._sizes: dict[str, int] = {}
         for name, record in self._memory.records.items():
-            ledger.set_probe(name, _order(record))
+            fleet_state.set_probe(name, _order(record))
 
     # --- a turn -------------------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """A new batch: what it changes can be undone."""
-        self._memory.begin()
-        self._told.clear()
-        self._sizes.clear()
-
-    def undo(self) -> None:
-        """Back to where the batch began."""
-        self._memory.undo()
-        self._told.clear()
 
     def committed(self) -> None:
         """What was decided is on disk: count it."""
@@ -96,6 +85,7 @@ class Rules:
         """
         if not self._policy.rules:
             return
+        self._sizes.clear()
         due = [name for name, at in self._memory.due.items() if at <= batch.now and name not in resting]
         for name in sorted({*heard, *due}):
             with contained(Where.NODE, name):
@@ -105,22 +95,22 @@ class Rules:
                 elif self._concerns(batch, node, node.state):
                     self._look(batch, node, node.state, ())
 
-    def accuse(self, batch: Batch, resting: Collection[str] = ()) -> set[str]:
+    def accuse(self, batch: Batch, nodes: Mapping[str, FleetNode], resting: Collection[str] = ()) -> set[str]:
         """Take in what validations said in this turn of nodes not `resting`; those that are quarantined for it."""
         if not self._policy.rules or not batch.accused:
             return set()
         told: dict[str, list[Reason]] = {}
         for accusation in batch.accused:
             told.setdefault(accusation.node, []).append(accusation.reason)
-        before = set(self._ledger.quarantines)
+        before = set(self._fleet_state.quarantines)
         for name, reasons in sorted(told.items()):
             if name in resting:
                 continue
             with contained(Where.NODE, name):
-                node = self._registry.node(name)
+                node = nodes.get(name)
                 if node is not None and node.state is not None:
                     self._look(batch, node, node.state, tuple(reasons))
-        return set(self._ledger.quarantines) - before
+        return set(self._fleet_state.quarantines) - before
 
     def next_due(self, resting: Collection[str] = ()) -> float:
         """When time alone may change something."""
@@ -150,7 +140,7 @@ class Rules:
     def _lost_word(self, node: FleetNode) -> bool:
         """Whether the node tells of a rule's quarantine by a database that is not ours."""
         kept = node.state.quarantine if node.state is not None else None
-        other = node.issuer is not None and node.issuer != self._ledger.store_id
+        other = node.issuer is not None and node.issuer != self._fleet_state.store_id
         return other and kept is not None and kept.owner.startswith("rule:") and kept.owner_kind == "rule"
 
     # --- one node -----------------------------------------------------------------------------------------------------
@@ -159,7 +149,7 @@ class Rules:
         name = node.node
         self._follow_machine(batch, node, state)
         record = self._memory.records.get(name) or Record(node=name)
-        kept = self._ledger.quarantines.get(name)
+        kept = self._fleet_state.quarantines.get(name)
         facts = facts_of(
             batch.now,
             node,
@@ -208,19 +198,19 @@ class Rules:
             empty = not slim.active and slim.repeats == 0
             self._memory.put_record(batch, after.node, None if empty else slim)
         if after.probe != before.probe:
-            self._ledger.set_probe(after.node, _order(after))
+            self._fleet_state.set_probe(after.node, _order(after))
             batch.touched.add(after.node)
         due = due_at(slim)
         # What is due already and did not happen waits for the node's next word.
         self._memory.set(self._memory.due, after.node, due if batch.now < due < math.inf else None)
 
     def _carry_out(self, batch: Batch, name: str, effect: Effect) -> None:
-        kept = self._ledger.quarantines.get(name)
+        kept = self._fleet_state.quarantines.get(name)
         ours = kept is None or kept.owner_kind == "rule" or not _stands(kept, batch.now)
         if isinstance(effect, Keep) and ours:
-            self._ledger.put_quarantine(batch, name, effect.quarantine)
+            self._fleet_state.put_quarantine(batch, name, effect.quarantine)
         elif isinstance(effect, Lift) and ours and kept is not None:
-            self._ledger.put_quarantine(batch, name, None, why=f"by {kept.owner}: {effect.why}")
+            self._fleet_state.put_quarantine(batch, name, None, why=f"by {kept.owner}: {effect.why}")
         elif isinstance(effect, Note):
             batch.event(name, effect.kind, effect.message)
         elif isinstance(effect, Trip):
@@ -243,7 +233,7 @@ class Rules:
             self._sizes[key] = sum(self._present(name, now) for name in names)
         kept = sum(
             one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
-            for name, one in self._ledger.quarantines.items()
+            for name, one in self._fleet_state.quarantines.items()
         )
         size = self._sizes[key]
         most = self._policy.most_out(size)
@@ -274,10 +264,9 @@ class Rules:
         """Those that are open, by pool; "" are the nodes without one."""
         return dict(self._memory.breakers)
 
-    def doubted(self, name: str) -> bool:
-        """Whether a validation named the node lately and nothing has cleared it, quarantined for it or not."""
-        record = self._memory.records.get(name)
-        return record is not None and any(count.rule is Rule.ACCUSED for count in record.counts)
+    def doubted(self) -> frozenset[str]:
+        """Nodes that a validation named lately and nothing has cleared, quarantined for it or not."""
+        return self._memory.doubted()
 
     def remembered(self, name: str) -> Record | None:
         """What is remembered of a node, with its latches; None where nothing is."""
@@ -297,7 +286,7 @@ class Rules:
             self._memory.put_latches(batch, seat.identity, ())
         after = released(record)
         self._memory.put_record(batch, name, after)
-        self._ledger.set_probe(name, None)
+        self._fleet_state.set_probe(name, None)
         self._memory.set(self._memory.due, name, None)
 
     def _held_by(self, record: Record) -> Iterator[Latch]:
@@ -309,7 +298,7 @@ class Rules:
         self._memory.put_latches(batch, f"node:{name}", ())
         for where in (self._memory.records, self._memory.machines, self._memory.versions, self._memory.due):
             self._memory.set(where, name, None)
-        self._ledger.set_probe(name, None)
+        self._fleet_state.set_probe(name, None)
 
     def old(self, now: float) -> list[str]:
         """Nodes of which nothing is remembered but repeats, so long ago that they count no more."""
@@ -320,7 +309,7 @@ class Rules:
     def drop(self, names: Iterable[str]) -> None:
         """These are pruned on disk."""
         for name in names:
-            self._memory.records.pop(name, None)
+            self._memory.set(self._memory.records, name, None)
 
 
 def _stands(kept: Quarantine, now: float) -> bool:
@@ -333,4 +322,4 @@ def _order(record: Record) -> Order | None:
     if probe is None:
         return None
     work = RunOrder(tier=probe.tier)
-    return Order(id=probe.order_id, kind="run", deadline_seconds=probe.deadline_seconds, run=work)
+    return Order(id=probe.order_id, kind=OrderKind.RUN, deadline_seconds=probe.deadline_seconds, run=work)

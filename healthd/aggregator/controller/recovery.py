@@ -22,26 +22,17 @@ LEAST_WITNESSES = 2
 class Recovery:
     """See the module. What outlives a restart is kept in the database as `recovering_until` and `established`."""
 
-    def __init__(self, policy: Policy, meta: Mapping[str, str], *, now: float) -> None:
+    def __init__(self, policy: Policy, meta: Mapping[str, str], *, started_at: float) -> None:
         self._policy = policy
         self._established = "established" in meta
-        self._proved_at = now + policy.recovery_seconds
+        self._proved_at = started_at + policy.recovery_seconds
         self._until = float(meta.get("recovering_until", "-inf"))
         self._witnesses: set[str] = set()
-        self._before = (self._until, self._established, self._proved_at)
 
     @property
     def established(self) -> bool:
         """Whether the database has proved itself, now or before a restart."""
         return self._established
-
-    def begin(self) -> None:
-        """A new batch: what it changes can be undone."""
-        self._before = (self._until, self._established, self._proved_at)
-
-    def undo(self) -> None:
-        """The transaction failed: back to what is on disk."""
-        self._until, self._established, self._proved_at = self._before
 
     def why(self, now: float) -> str | None:
         """Why nothing is admitted; None in good days."""

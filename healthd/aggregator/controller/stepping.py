@@ -8,23 +8,26 @@ A gate whose step fails in an unforeseen way is held by that alone: nothing of t
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from healthd.aggregator.controller import admission
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, Ledger
-from healthd.aggregator.controller.lease_reconciler import Reports
+from healthd.aggregator.controller.fleet_state import Batch, FleetState
+from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Rules
 from healthd.aggregator.gate import decisions, name_resolution, rendezvous
-from healthd.aggregator.gate.eligibility import JudgeMemory
+from healthd.aggregator.gate.eligibility import JudgeCache
 from healthd.aggregator.gate.machine import step
-from healthd.aggregator.gate.reservation import Work, deadline_of
-from healthd.aggregator.gate.snapshot import LookedUp
-from healthd.aggregator.model import Effect, FleetView, Gate, Phase, Registry, WakeAt
+from healthd.aggregator.gate.reservation import StepContext, deadline_of
+from healthd.aggregator.gate.snapshot import names_of, pools_of
+from healthd.aggregator.model import Effect, FleetNode, Gate, Phase, Registry, Snapshot, WakeAt
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason
 from healthd.core.model import NodeState, Reason
+
+log = logging.getLogger(__name__)
 
 
 class Stepper:
@@ -34,94 +37,86 @@ class Stepper:
 
     def __init__(
         self,
-        ledger: Ledger,
+        fleet_state: FleetState,
         registry: Registry,
         policy: Policy,
         *,
-        reports: Reports,
+        reconciler: LeaseReconciler,
         rules: Rules,
         bulkheads: Bulkheads,
     ) -> None:
-        self.dirty: set[str] = set(ledger.gates)
+        self.dirty: set[str] = set(fleet_state.gates)
         self.due: dict[str, float] = {}
-        self._ledger = ledger
+        self._fleet_state = fleet_state
         self._registry = registry
         self._policy = policy
-        self._reports = reports
+        self._reconciler = reconciler
         self._rules = rules
         self._bulkheads = bulkheads
-        self._judge = JudgeMemory()
+        self._judge = JudgeCache()
 
     def next_due(self) -> float:
         """When time alone gives a gate something to do."""
-        return min((at for gate_id, at in self.due.items() if gate_id in self._ledger.gates), default=math.inf)
+        return min((at for gate_id, at in self.due.items() if gate_id in self._fleet_state.gates), default=math.inf)
 
     def decided(self, gate_id: str) -> None:
         """It is on disk, and not stepped any more."""
         self.due.pop(gate_id, None)
 
-    def snapshot(self) -> tuple[set[str], dict[str, float]]:
-        """What `restore` takes: which gates are to be stepped, and when."""
-        return set(self.dirty), dict(self.due)
-
-    def restore(self, before: tuple[set[str], dict[str, float]]) -> None:
-        """Steps since the snapshot count for nothing."""
-        self.dirty, self.due = set(before[0]), dict(before[1])
-
-    def undo(self, stepped: Iterable[str]) -> None:
-        """What these steps changed was not written: they are stepped again."""
-        self.due = {gate_id: at for gate_id, at in self.due.items() if gate_id in self._ledger.gates}
-        self.dirty |= set(stepped) & set(self._ledger.gates)
-
-    def step_all(self, batch: Batch, heard: set[str]) -> tuple[set[str], bool]:
+    def step_all(self, batch: Batch, heard: set[str], nodes: Mapping[str, FleetNode]) -> bool:
         """
         Step every gate that something happened to; those that a step made room for come in the next turn.
 
-        Returns the ids of the gates stepped, and whether there is such a next turn. ContainedError names a gate whose
-        step has changed the batch and failed.
+        Returns whether there is such a next turn. ContainedError names a gate whose step has changed the batch and
+        failed.
         """
-        dirty = self._concerned(batch, heard)
+        dirty = self._gates_to_step(batch, heard)
         if not dirty:
-            return dirty, False
+            return False
         now = batch.now
-        view = FleetView(
-            nodes=LookedUp(self._registry),
-            pool=self._registry.pool,
-            claims=self._ledger.claims,
-            overrides=self._ledger.overrides,
-            recovering=self._reports.recovering(now),
-            settling=self._reports.settling(now),
+        snapshot = Snapshot(
+            now=now,
+            nodes=nodes,
+            pools=pools_of(self._registry),
+            called=names_of(self._registry),
+            claims={},
+            overrides=dict(self._fleet_state.overrides),
+            recovering=self._reconciler.recovering(now),
+            settling=self._reconciler.settling(now),
             judge=self._judge,
-            called=self._registry.called,
-            doubted=lambda name: self._rules.doubted(name) or any(one.node == name for one in batch.accused),
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()
         freed_before = len(batch.freed)
         for gate_id in sorted(dirty):
             with contained(Where.GATE, gate_id):
-                self._step(batch, self._ledger.gates[gate_id], view, failing.get(gate_id))
+                seen = dataclasses.replace(
+                    snapshot,
+                    claims=self._fleet_state.current_claims(),
+                    doubted=self._rules.doubted() | {one.node for one in batch.accused},
+                )
+                self._step(batch, self._fleet_state.gates[gate_id], seen, failing.get(gate_id))
         made_room = len(batch.freed) > freed_before
         if made_room:
             self.dirty.update(self._waiting())
-        return dirty, made_room
+        return made_room
 
-    def _concerned(self, batch: Batch, heard: set[str]) -> set[str]:
+    def _gates_to_step(self, batch: Batch, heard: set[str]) -> set[str]:
         now = batch.now
         due = {gate_id for gate_id, at in self.due.items() if at <= now}
-        concerned = {gate.id for gate in self._ledger.gates.values() if gate.id not in self.due}
+        concerned = {gate.id for gate in self._fleet_state.gates.values() if gate.id not in self.due}
         changed, resting = heard | batch.freed, self._bulkheads.resting(Where.GATE, now)
-        self.due.update((gate_id, at) for gate_id, at in resting.items() if gate_id in self._ledger.gates)
-        for gate in self._ledger.gates.values():
+        self.due.update((gate_id, at) for gate_id, at in resting.items() if gate_id in self._fleet_state.gates)
+        for gate in self._fleet_state.gates.values():
             if gate.id in resting:
                 continue
             with contained(Where.GATE, gate.id):
                 named = (*gate.request.nodes, *gate.held)
-                if not changed.isdisjoint(named) or name_resolution.found(gate, self._registry, heard):
+                if not changed.isdisjoint(named) or name_resolution.names_found(gate, self._registry, heard):
                     concerned.add(gate.id)
         if batch.freed:
             concerned |= self._waiting()
-        dirty, self.dirty = (self.dirty | due | concerned) & set(self._ledger.gates), set()
+        dirty, self.dirty = (self.dirty | due | concerned) & set(self._fleet_state.gates), set()
         return dirty - resting.keys()
 
     def set_executors(self, now: float) -> Mapping[str, Fault]:
@@ -129,7 +124,7 @@ class Stepper:
         found: dict[str, str] = {}
         failing: dict[str, Fault] = {}
         resting = self._bulkheads.resting(Where.GATE, now)
-        for gate in self._ledger.gates.values():
+        for gate in self._fleet_state.gates.values():
             if gate.request.join is None or gate.id in resting:
                 continue
             try:
@@ -142,55 +137,60 @@ class Stepper:
 
     def _waiting(self) -> set[str]:
         """Gates that would take nodes if there were any."""
-        return {gate.id for gate in self._ledger.gates.values() if gate.phase is Phase.WAITING}
+        return {gate.id for gate in self._fleet_state.gates.values() if gate.phase is Phase.WAITING}
 
-    def _step(self, batch: Batch, gate: Gate, view: FleetView, fault: Fault | None) -> None:
+    def _step(self, batch: Batch, gate: Gate, snapshot: Snapshot, fault: Fault | None) -> None:
         """`fault`: it has failed in this turn already, and is not stepped."""
         states: tuple[NodeState, ...] = ()
         if fault is None:
             try:
                 with contained(Where.GATE, gate.id):
-                    after, effects = step(batch.now, gate, view, self._policy)
-                    states = _states_of(after, view)
+                    after, effects, moves = step(gate, snapshot, self._policy)
+                    states = _states_of(after, snapshot)
                 self._bulkheads.passed(Where.GATE, gate.id)
+                for one in moves:
+                    log.debug("gate %s: %s, %s", gate.id, one.event.value, one.after.value)
             except ContainedError as stopped:
                 fault = self._bulkheads.failed(Where.GATE, gate.id, stopped.error, batch.now)
         if fault is not None:
-            after, effects = self._held(batch.now, gate, view, fault)
+            after, effects = self._hold_faulty(gate, snapshot, fault)
             states = ()
         at = next((effect.at for effect in effects if isinstance(effect, WakeAt)), math.inf)
         if after.phase is Phase.WAITING and after.request.pool is not None:
             # Of a whole pool nobody tells what concerns this gate; the more gates wait, the less often each looks.
-            crowd = sum(other.phase is Phase.WAITING for other in self._ledger.gates.values())
+            crowd = sum(other.phase is Phase.WAITING for other in self._fleet_state.gates.values())
             at = min(at, batch.now + self._policy.pool_recheck_seconds * max(1.0, crowd / 4))
         self.due[gate.id] = at
         durable = [effect for effect in effects if not isinstance(effect, WakeAt)]
-        if not durable and admission.durable(after) == admission.durable(gate):
-            self._ledger.gates[gate.id] = after
+        if not durable and admission.stored_part(after) == admission.stored_part(gate):
+            self._fleet_state.gates[gate.id] = after
             return
-        self._ledger.carry_out(batch, after, durable, states)
+        self._fleet_state.carry_out(batch, after, durable, states)
 
-    def hold(self, fault: Fault) -> None:
+    def show_fault(self, fault: Fault) -> None:
         """Say of an open gate that a fault of the aggregator's holds it. Nothing of this is written."""
-        gate = self._ledger.gates.get(fault.name)
+        gate = self._fleet_state.gates.get(fault.name)
         if gate is not None:
-            self._ledger.gates[gate.id] = dataclasses.replace(gate, waiting=(_reason(fault),))
+            self._fleet_state.gates[gate.id] = dataclasses.replace(gate, waiting=(_reason(fault),))
             self.due[gate.id] = fault.retry_at
 
-    def _held(self, now: float, gate: Gate, view: FleetView, fault: Fault) -> tuple[Gate, tuple[Effect, ...]]:
+    def _hold_faulty(self, gate: Gate, snapshot: Snapshot, fault: Fault) -> tuple[Gate, tuple[Effect, ...]]:
         """The gate without a step; its end when its time is up."""
-        if now >= deadline_of(Work(now, gate, view, self._policy)):
-            unseen = dataclasses.replace(view, nodes={})  # one of them may be what failed
-            return decisions.reject(now, gate, self._policy, unseen, {}, (_reason(fault),), retryable=True)
+        context = StepContext(
+            gate, dataclasses.replace(snapshot, nodes={}), self._policy
+        )  # one of them may be what failed
+        if context.now >= deadline_of(context):
+            decisions.reject(context, (_reason(fault),), retryable=True)
+            return context.gate, tuple(context.effects)
         return dataclasses.replace(gate, waiting=(_reason(fault),)), (WakeAt(at=fault.retry_at),)
 
 
-def _states_of(gate: Gate, view: FleetView) -> tuple[NodeState, ...]:
+def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
     """What its decision went by; empty while there is none."""
     if gate.decision is None:
         return ()
     names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.excluded]
-    found = [view.nodes.get(name) for name in names]
+    found = [snapshot.nodes.get(name) for name in names]
     return tuple(s for s in (node.current() for node in found if node is not None) if s is not None)
 
 

@@ -8,16 +8,17 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from checks.contract import SEVERITY, Blame, Status
-from healthd.aggregator.gate.eligibility import Assessment, Standing
+from healthd.aggregator.gate.eligibility import Assessment, Eligibility
+from healthd.aggregator.gate.reservation import StepContext
+from healthd.aggregator.gate.transitions import Event, move
 from healthd.aggregator.model import (
     Answer,
     Closing,
+    Decided,
     Effect,
-    FleetView,
     Gate,
     Grant,
     GrantLease,
-    Phase,
     RevokeLease,
     Unreserve,
 )
@@ -32,102 +33,85 @@ MOST_EXCLUDED = 256
 """Excluded nodes that a decision lists for a pool; a named node is always listed."""
 
 
-def admit(
-    now: float, gate: Gate, policy: Policy, seen: Mapping[str, Assessment], notes: Sequence[Reason] = ()
-) -> tuple[Gate, tuple[Effect, ...]]:
+def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
     """
-    Every node of `gate.granted` has acknowledged its lease: say so. Without leases: every reserved node is fit.
+    Every node that has a lease has acknowledged it: say so. Without leases: every reserved node is fit.
 
     `notes` are what people should know all the same.
     """
+    gate, assessments = context.gate, context.assessments
     chosen = tuple(name for name in gate.reserved if name in gate.granted or not gate.request.lease)
-    nodes = tuple(_admitted(gate, name, seen.get(name)) for name in chosen)
-    excluded = _excluded(gate, seen, set(chosen))
+    nodes = tuple(_admitted(gate, name, assessments.get(name)) for name in chosen)
+    excluded = _excluded(gate, assessments, set(chosen))
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
     observed = reason("Observed", "observe mode: enforce would have admitted too", status=Status.PASS)
     why = (observed, *notes) if would else tuple(notes)
-    decision = _decision(now, gate, policy, Verdict.ADMIT, why, nodes, excluded, retryable=False, would=would)
-    return _answered(gate, decision, [Unreserve(nodes=gate.held)])
+    decision = _decision(
+        context.now, gate, context.policy, Verdict.ADMIT, why, nodes, excluded, retryable=False, would=would
+    )
+    _answer(context, decision, gate.granted)
 
 
-def reject(
-    now: float,
-    gate: Gate,
-    policy: Policy,
-    view: FleetView,
-    seen: Mapping[str, Assessment],
-    why: Sequence[Reason],
-    *,
-    retryable: bool,
-    would: Verdict = Verdict.REJECT,
-) -> tuple[Gate, tuple[Effect, ...]]:
+def reject(context: StepContext, why: Sequence[Reason], *, retryable: bool, would: Verdict = Verdict.REJECT) -> None:
     """
     Not admitted, `why` first. In observe mode the job is admitted all the same where there are nodes to start on, and
     `would` is what enforce says.
     """
-    if gate.terms.mode is Mode.OBSERVE and startable(gate, view, seen):
+    gate = context.gate
+    if gate.terms.mode is Mode.OBSERVE and can_admit_regardless(context):
         text = f"observe mode admits; enforce would have said {would.value}"
-        first = reason("Observed", text, status=Status.WARN)
-        return anyway(now, gate, policy, view, seen, (first, *why), would)
-    excluded = _excluded(gate, seen, set())
-    decision = _decision(now, gate, policy, Verdict.REJECT, tuple(why), (), excluded, retryable=retryable, would=None)
-    effects: list[Effect] = [
-        RevokeLease(node=name, lease_id=grant.lease_id, why=f"gate {gate.id} was not admitted")
-        for name, grant in gate.granted.items()
-    ]
-    return _answered(dataclasses.replace(gate, granted={}), decision, [*effects, Unreserve(nodes=gate.held)])
+        admit_regardless(context, (reason("Observed", text, status=Status.WARN), *why), would)
+        return
+    excluded = _excluded(gate, context.assessments, set())
+    decision = _decision(
+        context.now, gate, context.policy, Verdict.REJECT, tuple(why), (), excluded, retryable=retryable, would=None
+    )
+    _revoke(context, gate.granted, f"gate {gate.id} was not admitted")
+    _answer(context, decision, {})
 
 
-def anyway(
-    now: float,
-    gate: Gate,
-    policy: Policy,
-    view: FleetView,
-    seen: Mapping[str, Assessment],
-    why: Sequence[Reason],
-    would: Verdict,
-) -> tuple[Gate, tuple[Effect, ...]]:
+def admit_regardless(context: StepContext, why: Sequence[Reason], would: Verdict) -> None:
     """
     Admit whatever the evidence is (observe mode, or a person's override) without waiting for acknowledgements.
 
     Nodes that nobody else has get their lease all the same, so that probes keep off the job; a node that somebody else
     has is included without one: two leases on a node would be worse than none.
     """
-    chosen = _chosen(gate, view, seen)
+    gate, snapshot, assessments = context.gate, context.snapshot, context.assessments
+    chosen = _chosen(context)
     grants = dict(gate.granted)
-    effects: list[Effect] = []
     for name in chosen:
-        claim = view.claims.get(name)
+        claim = snapshot.claims.get(name)
         held = name in grants or (claim is not None and claim.gate != gate.id)
-        if not held and name in view.nodes and gate.request.lease:
+        if not held and name in snapshot.nodes and gate.request.lease:
             lease_id = f"{gate.id}:lease:{gate.grants + 1}:{name}"
-            effects.append(GrantLease(node=name, lease_id=lease_id))
-            grants[name] = Grant(lease_id=lease_id, granted_at=now)
-    for name in [name for name in grants if name not in chosen]:
-        grant = grants.pop(name)
-        effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=f"gate {gate.id} chose other nodes"))
-    nodes = tuple(_admitted(gate, name, seen.get(name)) for name in chosen)
-    excluded = _excluded(gate, seen, set(chosen))
+            context.effects.append(GrantLease(node=name, lease_id=lease_id))
+            grants[name] = Grant(lease_id=lease_id, granted_at=context.now)
+    others = {name: grant for name, grant in grants.items() if name not in chosen}
+    _revoke(context, others, f"gate {gate.id} chose other nodes")
+    nodes = tuple(_admitted(gate, name, assessments.get(name)) for name in chosen)
+    excluded = _excluded(gate, assessments, set(chosen))
+    reasons = tuple(why)[:MOST_REASONS]
     decision = _decision(
-        now, gate, policy, Verdict.ADMIT, tuple(why)[:MOST_REASONS], nodes, excluded, retryable=False, would=would
+        context.now, gate, context.policy, Verdict.ADMIT, reasons, nodes, excluded, retryable=False, would=would
     )
-    after = dataclasses.replace(gate, granted=grants, ready_at=gate.ready_at or now)
-    return _answered(after, decision, [*effects, Unreserve(nodes=gate.held)])
+    _answer(context, decision, {name: grant for name, grant in grants.items() if name in chosen})
 
 
 def close(now: float, gate: Gate, policy: Policy, closing: Closing, text: str) -> tuple[Gate, tuple[Effect, ...]]:
     """End an open gate from outside; what it had reserved and granted is given back. A decided gate stays as it is."""
-    if gate.phase is Phase.DECIDED:
+    if gate.decision is not None:
         return gate, ()
     why = (reason(closing.value, text),)
     decision = _decision(now, gate, policy, Verdict.REJECT, why, (), (), retryable=True, would=None)
     effects: list[Effect] = [
         RevokeLease(node=name, lease_id=grant.lease_id, why=text) for name, grant in gate.granted.items()
     ]
-    return _answered(dataclasses.replace(gate, granted={}), decision, [*effects, Unreserve(nodes=gate.held)])
+    after, _ = move(_finished(gate), Event.CLOSED, Decided(decision=decision))
+    return after, (*effects, *_last_effects(gate, decision))
 
 
-def answer_of(now: float, gate: Gate, policy: Policy) -> Decision:
+def current_decision(now: float, gate: Gate, policy: Policy) -> Decision:
     """What to tell who asks for the gate now: its decision, or a hold that says what it waits for."""
     if gate.decision is not None:
         return gate.decision
@@ -136,7 +120,7 @@ def answer_of(now: float, gate: Gate, policy: Policy) -> Decision:
     return _decision(now, gate, policy, Verdict.HOLD, waiting, nodes, (), retryable=True, would=None)
 
 
-def headline(assessment: Assessment) -> Reason | None:
+def worst_reason(assessment: Assessment) -> Reason | None:
     """The worst reason of a node as one sentence that begins with its name."""
     if not assessment.reasons:
         return None
@@ -146,9 +130,9 @@ def headline(assessment: Assessment) -> Reason | None:
     return dataclasses.replace(worst, message=f"{assessment.node}: {worst.message}")
 
 
-def headlines(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
+def worst_reasons(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
     """The worst reason of each node, bounded; a node's own fault before what is only not known, then by name."""
-    found = [line for line in map(headline, assessments) if line is not None]
+    found = [line for line in map(worst_reason, assessments) if line is not None]
     found.sort(key=lambda line: (-SEVERITY[line.status], line.blame is not Blame.NODE, line.node or "", line.code))
     if len(found) > MOST_REASONS:
         rest = len(found) - MOST_REASONS + 1
@@ -159,45 +143,48 @@ def headlines(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def _chosen(gate: Gate, view: FleetView, seen: Mapping[str, Assessment]) -> tuple[str, ...]:
+def _chosen(context: StepContext) -> tuple[str, ...]:
     """Whom to admit anyway: all that were named; of a pool the best that nobody else has, best first."""
+    gate, snapshot, assessments = context.gate, context.snapshot, context.assessments
     if gate.request.pool is None:
         return gate.request.nodes
-    pool = view.pool(gate.request.pool)
-    free = [name for name in pool if name not in view.claims or view.claims[name].gate == gate.id]
-    rank = {standing: index for index, standing in enumerate(Standing)}
+    pool = snapshot.pools.get(gate.request.pool, ())
+    free = [name for name in pool if name not in snapshot.claims or snapshot.claims[name].gate == gate.id]
+    rank = {eligibility: index for index, eligibility in enumerate(Eligibility)}
 
     def worth(name: str) -> tuple[bool, int]:
-        return (name not in gate.granted, rank[seen[name].standing] if name in seen else len(rank))
+        return (name not in gate.granted, rank[assessments[name].eligibility] if name in assessments else len(rank))
 
     return tuple(sorted(free, key=worth)[: gate.terms.wanted])
 
 
-def startable(gate: Gate, view: FleetView, seen: Mapping[str, Assessment]) -> bool:
-    """Whether there are nodes to admit `anyway`: of a pool as many as are needed; named ones are taken as they are."""
-    least = 1 if gate.request.pool is None else gate.terms.needed
-    return len(_chosen(gate, view, seen)) >= least
+def can_admit_regardless(context: StepContext) -> bool:
+    """Whether there are nodes to admit so: of a pool as many as are needed; named nodes are admitted as they are."""
+    least = 1 if context.gate.request.pool is None else context.gate.terms.needed
+    return len(_chosen(context)) >= least
 
 
-def _admitted(gate: Gate, name: str, seen: Assessment | None) -> AdmittedNode:
+def _admitted(gate: Gate, name: str, assessments: Assessment | None) -> AdmittedNode:
     asked = gate.asked.get(name)
-    if seen is None:
+    if assessments is None:
         return AdmittedNode(node=name, evidence_age_seconds=None, asked=asked)
-    return AdmittedNode(node=name, evidence_age_seconds=seen.age_seconds, address=seen.address, asked=asked)
+    return AdmittedNode(
+        node=name, evidence_age_seconds=assessments.age_seconds, address=assessments.address, asked=asked
+    )
 
 
-def _excluded(gate: Gate, seen: Mapping[str, Assessment], included: set[str]) -> tuple[ExcludedNode, ...]:
+def _excluded(gate: Gate, assessments: Mapping[str, Assessment], included: set[str]) -> tuple[ExcludedNode, ...]:
     """Every named node that is not included, and of a pool those that were found wanting."""
     if gate.request.nodes:
         # Of a join also the ranks that never came, which have no node.
         names: Iterable[str] = (*gate.request.nodes, *(n for n in gate.failed if n not in gate.request.nodes))
     else:
-        out = {name for name, a in seen.items() if a.standing is Standing.OUT}
+        out = {name for name, a in assessments.items() if a.eligibility is Eligibility.EXCLUDED}
         names = sorted(out | set(gate.failed))[:MOST_EXCLUDED]
     found = []
     for name in names:
-        why = seen[name].reasons if name in seen else gate.failed.get(name, ())
-        if name not in included and (why or name not in seen):
+        why = assessments[name].reasons if name in assessments else gate.failed.get(name, ())
+        if name not in included and (why or name not in assessments):
             found.append(ExcludedNode(node=name, reasons=why, asked=gate.asked.get(name)))
     return tuple(found)
 
@@ -239,8 +226,22 @@ def _decision(
     )
 
 
-def _answered(gate: Gate, decision: Decision, effects: list[Effect]) -> tuple[Gate, tuple[Effect, ...]]:
-    """The gate as it ends. A reservation that was empty needs no effect."""
-    after = dataclasses.replace(gate, phase=Phase.DECIDED, reserved=(), waiting=(), decision=decision)
-    kept = [effect for effect in effects if not (isinstance(effect, Unreserve) and not effect.nodes)]
-    return after, (*kept, Answer(decision=decision))
+def _revoke(context: StepContext, grants: Mapping[str, Grant], why: str) -> None:
+    context.effects += [RevokeLease(node=name, lease_id=grant.lease_id, why=why) for name, grant in grants.items()]
+
+
+def _answer(context: StepContext, decision: Decision, granted: Mapping[str, Grant]) -> None:
+    """The gate ends with this decision, and these leases of the job."""
+    context.effects += _last_effects(context.gate, decision)
+    context.gate = _finished(context.gate)
+    context.move(Event.ANSWERED, Decided(decision=decision, granted=granted))
+
+
+def _last_effects(gate: Gate, decision: Decision) -> list[Effect]:
+    """A reservation that is empty needs no effect."""
+    return [*([Unreserve(nodes=gate.held)] if gate.held else []), Answer(decision=decision)]
+
+
+def _finished(gate: Gate) -> Gate:
+    """A gate that ends waits for nothing; a validation that is under way ends as it is."""
+    return dataclasses.replace(gate, waiting=(), ended=gate.validations)

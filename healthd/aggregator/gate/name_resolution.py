@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
-from healthd.aggregator.model import FleetView, Gate, Phase, Registry
+from healthd.aggregator.model import Gate, Registry, Snapshot
 from healthd.core.evidence import reason
 from healthd.core.model import Reason
 
@@ -19,16 +19,16 @@ MOST_NAMED = 32
 """Names that are told of with a sentence each: as many reasons as a decision begins with."""
 
 
-def by_own_names(gate: Gate, view: FleetView) -> Gate:
+def resolve_names(gate: Gate, snapshot: Snapshot) -> Gate:
     """The gate with the own names of nodes that it asks for by another; the same where there are none."""
-    if gate.request.join is not None or view.settling is not None or view.recovering is not None:
+    if gate.request.join is not None or snapshot.settling is not None or snapshot.recovering is not None:
         return gate
     wanted = set(gate.request.nodes)
     own: dict[str, str] = {}
     for name in gate.request.nodes:
-        if name in view.nodes:
+        if name in snapshot.nodes:
             continue
-        found = view.called(name)
+        found = snapshot.called.get(name, ())
         if len(found) == 1 and found[0] not in wanted:
             own[name] = found[0]
             wanted.add(found[0])
@@ -39,9 +39,9 @@ def by_own_names(gate: Gate, view: FleetView) -> Gate:
     return dataclasses.replace(gate, request=dataclasses.replace(gate.request, nodes=nodes), asked=asked)
 
 
-def found(gate: Gate, registry: Registry, heard: Collection[str]) -> bool:
+def names_found(gate: Gate, registry: Registry, heard: Collection[str]) -> bool:
     """Whether one of the nodes that were just heard is known by a name that the gate asks for in vain."""
-    if gate.phase is Phase.DECIDED or not heard or gate.request.join is not None:
+    if gate.decision is not None or not heard or gate.request.join is not None:
         return False
     return any(
         name not in heard and one != name and one in heard
@@ -50,32 +50,32 @@ def found(gate: Gate, registry: Registry, heard: Collection[str]) -> bool:
     )
 
 
-def ambiguous(name: str, nodes: Sequence[str]) -> str:
+def ambiguous_text(name: str, nodes: Sequence[str]) -> str:
     """Why a name by which several nodes are known means none of them."""
     rest = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
     text = f"{name}: {nodes[0]} and {nodes[1]}{rest} are known by this name"
     return f"{text}; ask for the one that is meant by its own name, or correct their aliases"
 
 
-def unclear(gate: Gate, view: FleetView, name: str) -> str:
+def unresolved_text(gate: Gate, snapshot: Snapshot, name: str) -> str:
     """Why the name of no node cannot be taken for another name of one; empty where it is just not known."""
-    nodes = view.called(name)
+    nodes = snapshot.called.get(name, ())
     if len(nodes) > 1:
-        return ambiguous(name, nodes)
+        return ambiguous_text(name, nodes)
     if len(nodes) == 1 and nodes[0] != name and nodes[0] in gate.request.nodes:
         also = f", as {gate.asked[nodes[0]]}" if nodes[0] in gate.asked else ""
         return f"{name} is another name of {nodes[0]}, which is asked for as well{also}; name each node once"
     return ""
 
 
-def unknown_nodes(gate: Gate, view: FleetView, names: Iterable[str]) -> tuple[Reason, ...]:
+def unknown_node_reasons(gate: Gate, snapshot: Snapshot, names: Iterable[str]) -> tuple[Reason, ...]:
     """Names that nobody ever reported, each with the nearest that somebody did, or why none is meant by it."""
-    known = list(view.nodes)
+    known = list(snapshot.nodes)
     reasons: list[Reason] = []
     for name in sorted(names)[:MOST_NAMED]:
         # Looking for near names costs time in a large fleet; the first few show what kind of mistake it is.
         near = difflib.get_close_matches(name, known, n=3) if len(reasons) < 3 else []
         hint = f"; did you mean {', '.join(near)}?" if near else ""
-        text = unclear(gate, view, name) or f"{name}: no node of this name has ever reported{hint}"
+        text = unresolved_text(gate, snapshot, name) or f"{name}: no node of this name has ever reported{hint}"
         reasons.append(reason("UnknownNode", text, node=name))
     return tuple(reasons)

@@ -15,10 +15,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from healthd.aggregator.gate.reservation import Work, deadline_of, give_back
-from healthd.aggregator.gate.validating import close_validation
-from healthd.aggregator.model import Gate, Member, Phase
+from healthd.aggregator.gate.reservation import StepContext, deadline_of, return_nodes
+from healthd.aggregator.gate.transitions import Event
+from healthd.aggregator.model import Collecting, Gate, GateGroup, Member, Phase, Waiting
 from healthd.core.errors import ConflictError
 from healthd.core.evidence import reason
 from healthd.core.model import GateRequest, Join, Mode, Reason, Verdict
@@ -39,7 +40,7 @@ class Pending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rivals:
+class Conflict:
     """Two members of which only one can be meant, since `since`."""
 
     text: str
@@ -49,7 +50,7 @@ class Rivals:
 # --- what a request does ----------------------------------------------------------------------------------------------
 
 
-def common(request: GateRequest) -> GateRequest:
+def shared_request(request: GateRequest) -> GateRequest:
     """What all members of a group must ask alike."""
     if request.join is None:
         return request
@@ -57,9 +58,9 @@ def common(request: GateRequest) -> GateRequest:
     return dataclasses.replace(request, attempt=0, nodes=(), workload=None, join=join)
 
 
-def alike(gate: Gate, request: GateRequest) -> None:
+def check_same_question(gate: Gate, request: GateRequest) -> None:
     """ConflictError that names what this member asks otherwise than those before it."""
-    asked, others = common(request), common(gate.request)
+    asked, others = shared_request(request), shared_request(gate.request)
     if asked == others:
         return
     join, theirs = asked.join, others.join
@@ -78,7 +79,7 @@ def alike(gate: Gate, request: GateRequest) -> None:
     )
 
 
-def arrive(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
+def add_member(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
     """
     The gate once this member has asked (again). ConflictError when the member contradicts itself.
 
@@ -92,7 +93,7 @@ def arrive(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
                 f"{join.rank} on {join.node}; every process needs a name of its own"
             )
         heard = tuple(dataclasses.replace(one, heard_at=now) if one is known else one for one in gate.members)
-        return dataclasses.replace(gate, members=heard)
+        return with_group(gate, members=heard)
     if len(gate.members) >= 4 * join.size + 64:
         raise ConflictError(f"group {join.group}: {len(gate.members)} members have come for {join.size} ranks")
     newcomer = Member(
@@ -104,16 +105,17 @@ def arrive(now: float, gate: Gate, join: Join, workload: str | None) -> Gate:
         heard_at=now,
         execute=join.execute,
     )
-    replaced = any(one.rank == join.rank for one in gate.members)
-    return dataclasses.replace(
+    group = group_of(gate)
+    replaced = any(one.rank == join.rank for one in group.members)
+    return with_group(
         gate,
-        members=(*gate.members, newcomer),
-        gone=tuple(one for one in gate.gone if one.rank != join.rank),
-        generation=gate.generation + int(replaced),
+        members=(*group.members, newcomer),
+        gone=tuple(one for one in group.gone if one.rank != join.rank),
+        generation=group.generation + int(replaced),
     )
 
 
-def leave(gate: Gate, member: str) -> Gate:
+def remove_member(gate: Gate, member: str) -> Gate:
     """The gate without this member, whose hook has said that it ends, and without those whose place it had taken."""
     gone = {member}
     for one in gate.members:
@@ -121,15 +123,25 @@ def leave(gate: Gate, member: str) -> Gate:
             gone |= {
                 m.member for m in gate.members if m.rank == one.rank and m.heard_at <= one.joined_at and m is not one
             }
-    return _only(gate, [one for one in gate.members if one.member not in gone])
+    return _with_members(gate, [one for one in gate.members if one.member not in gone])
 
 
-def _only(gate: Gate, kept: Sequence[Member]) -> Gate:
+def _with_members(gate: Gate, kept: Sequence[Member]) -> Gate:
     """The gate with these members alone; of the others those are remembered whose rank nobody has now."""
     there = {one.rank for one in kept}
-    lost = {one.rank: one for one in (*gate.gone, *gate.members) if one.rank not in there}
+    lost = {one.rank: one for one in (*group_of(gate).gone, *gate.members) if one.rank not in there}
     gone = tuple(dataclasses.replace(lost[rank], heard_at=lost[rank].joined_at) for rank in sorted(lost))
-    return dataclasses.replace(gate, members=tuple(kept), gone=gone)
+    return with_group(gate, members=tuple(kept), gone=gone)
+
+
+def group_of(gate: Gate) -> GateGroup:
+    """The members of the gate; an empty group where it is none of a `join`."""
+    return gate.group or GateGroup(asked_attempt=gate.request.attempt)
+
+
+def with_group(gate: Gate, **changes: Any) -> Gate:
+    """The gate with these fields of its group changed."""
+    return dataclasses.replace(gate, group=dataclasses.replace(group_of(gate), **changes))
 
 
 def executors(gate: Gate) -> Mapping[str, str]:
@@ -138,7 +150,7 @@ def executors(gate: Gate) -> Mapping[str, str]:
     return {one.node: one.member for one in newest.values() if one.execute}
 
 
-def belongs(gate: Gate, join: Join, *, over: bool) -> bool:
+def answers_member(gate: Gate, join: Join, *, over: bool) -> bool:
     """
     Whether the answer of a decided gate is the answer to this member.
 
@@ -154,108 +166,111 @@ def belongs(gate: Gate, join: Join, *, over: bool) -> bool:
 # --- a step -----------------------------------------------------------------------------------------------------------
 
 
-def collect(work: Work) -> Pending | None:
+def collect_members(context: StepContext) -> Pending | None:
     """None when it is known which nodes are asked for: they are `request.nodes` then. Else what it waits for."""
-    join = work.gate.request.join
+    join = context.gate.request.join
     if join is None:
         return None
-    _forget_silent(work)
-    present, rivals = _ranks(work)
-    if work.gate.roster:
-        if _whole(work.gate.roster, present, rivals):
-            return _unheard(work)
-        if work.gate.restarts >= work.policy.most_restarts:
-            text = f"group {join.group}: members were replaced so often that the gate began anew {work.gate.restarts}"
+    _drop_silent(context)
+    present, conflicts = _members_by_rank(context)
+    if context.gate.phase is not Phase.COLLECTING:
+        group = group_of(context.gate)
+        if _complete(group.roster, present, conflicts):
+            return _unheard_since_start(context)
+        if group.restarts >= context.policy.most_restarts:
+            text = f"group {join.group}: members were replaced so often that the gate began anew {group.restarts}"
             return Pending(
-                failed=(reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(work, present))
+                failed=(reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(context, present))
             )
-        _start_over(work)
-    if unheard := _unheard(work):
+        _restart(context)
+    if unheard := _unheard_since_start(context):
         return unheard
-    missing = _missing(work, present)
-    if rivals:
-        why = tuple(reason("MemberConflict", one.text) for one in rivals)
-        borne = CONFLICT_TIMES * work.policy.member_seconds
-        over = work.now >= deadline_of(work) or any(work.now - one.since >= borne for one in rivals)
-        return _failed(work, (*why, *missing)) if over else Pending(waiting=(*why, *missing))
+    missing = _missing(context, present)
+    if conflicts:
+        why = tuple(reason("MemberConflict", one.text) for one in conflicts)
+        borne = CONFLICT_TIMES * context.policy.member_seconds
+        over = context.now >= deadline_of(context) or any(context.now - one.since >= borne for one in conflicts)
+        return _failed(context, (*why, *missing)) if over else Pending(waiting=(*why, *missing))
     if not missing:
-        _begin(work, present)
+        _start_with(context, present)
         return None
-    if work.now < deadline_of(work):
+    if context.now < deadline_of(context):
         return Pending(waiting=missing)
-    least = work.gate.request.min_nodes
+    least = context.gate.request.min_nodes
     if least is None or len(present) < least:
-        return _failed(work, missing)
-    _begin(work, present)
+        return _failed(context, missing)
+    _start_with(context, present)
     return None
 
 
-def wake_at(work: Work) -> float:
+def wake_at(context: StepContext) -> float:
     """When a member will have been silent for too long, or a conflict was borne for long enough."""
-    if work.gate.request.join is None or not work.gate.members:
+    if context.gate.request.join is None or not context.gate.members:
         return math.inf
-    bound = work.policy.member_seconds
-    times = [one.heard_at + bound for one in work.gate.members]
-    if work.gate.collecting:
-        times += [one.joined_at + CONFLICT_TIMES * bound for one in work.gate.members]
+    bound = context.policy.member_seconds
+    times = [one.heard_at + bound for one in context.gate.members]
+    if context.gate.phase is Phase.COLLECTING:
+        times += [one.joined_at + CONFLICT_TIMES * bound for one in context.gate.members]
     # A bound that is reached just now is passed in a moment.
-    return min((max(at, work.now + 0.001) for at in times if at >= work.now), default=math.inf)
+    return min((max(at, context.now + 0.001) for at in times if at >= context.now), default=math.inf)
 
 
-def as_they_are(gate: Gate) -> Gate:
+def with_members_so_far(gate: Gate) -> Gate:
     """A gate that is answered before its members have come together: those who have come are meant."""
-    if not gate.collecting:
+    if gate.phase is not Phase.COLLECTING:
         return gate
     newest = {one.rank: one for one in gate.members}
     nodes = dict.fromkeys(newest[rank].node for rank in sorted(newest))
     return dataclasses.replace(gate, request=dataclasses.replace(gate.request, nodes=tuple(nodes)))
 
 
-def _forget_silent(work: Work) -> None:
+def _drop_silent(context: StepContext) -> None:
     """Members that ask no more are gone; after a restart of ours all get the time to ask again."""
-    if work.view.settling is not None:
+    if context.snapshot.settling is not None:
         return
-    kept = tuple(one for one in work.gate.members if work.now - one.heard_at <= work.policy.member_seconds)
-    if kept != work.gate.members:
-        work.gate = _only(work.gate, kept)
+    kept = tuple(one for one in context.gate.members if context.now - one.heard_at <= context.policy.member_seconds)
+    if kept != context.gate.members:
+        context.gate = _with_members(context.gate, kept)
 
 
-def _unheard(work: Work) -> Pending | None:
+def _unheard_since_start(context: StepContext) -> Pending | None:
     """Members that have not asked since we were started: whether they are still there is not known."""
-    bound = work.policy.member_seconds
-    silent = [one for one in work.gate.members if work.now - one.heard_at > bound]
-    if work.gate.roster:
-        silent = [one for one in silent if one.member in work.gate.roster]
+    bound = context.policy.member_seconds
+    silent = [one for one in context.gate.members if context.now - one.heard_at > bound]
+    if context.gate.phase is not Phase.COLLECTING:
+        silent = [one for one in silent if one.member in group_of(context.gate).roster]
     if not silent:
         return None
-    if work.gate.collecting and work.now >= work.gate.deadline:
-        work.gate = dataclasses.replace(work.gate, deadline=work.now + work.policy.settle_seconds)
+    if context.gate.phase is Phase.COLLECTING and context.now >= context.gate.deadline:
+        context.gate = dataclasses.replace(context.gate, deadline=context.now + context.policy.settle_seconds)
     text = ", ".join(f"rank {one.rank} on {one.node}" for one in silent[:MOST_NAMED])
     return Pending(waiting=(reason("MemberMissing", f"not heard again yet since the aggregator started: {text}"),))
 
 
-def _ranks(work: Work) -> tuple[Mapping[int, Member], Sequence[Rivals]]:
+def _members_by_rank(context: StepContext) -> tuple[Mapping[int, Member], Sequence[Conflict]]:
     """Who stands for each rank: the last that came for it; and the conflicts."""
     present: dict[int, Member] = {}
-    rivals: list[Rivals] = []
-    for one in work.gate.members:
+    conflicts: list[Conflict] = []
+    for one in context.gate.members:
         present[one.rank] = one
-    for one in work.gate.members:
+    for one in context.gate.members:
         other = present[one.rank]
         if one is not other and one.heard_at > other.joined_at:
-            rivals.append(Rivals(text=_both(work, f"rank {one.rank}", one, other), since=other.joined_at))
+            conflicts.append(
+                Conflict(text=_conflict_text(context, f"rank {one.rank}", one, other), since=other.joined_at)
+            )
     by_node: dict[str, Member] = {}
     for rank in sorted(present):
         one = present[rank]
         other = by_node.setdefault(one.node, one)
         if other is not one:
             since = max(one.joined_at, other.joined_at)
-            rivals.append(Rivals(text=_both(work, f"node {one.node}", other, one), since=since))
-    return present, rivals
+            conflicts.append(Conflict(text=_conflict_text(context, f"node {one.node}", other, one), since=since))
+    return present, conflicts
 
 
-def _both(work: Work, what: str, one: Member, other: Member) -> str:
-    join = work.gate.request.join
+def _conflict_text(context: StepContext, what: str, one: Member, other: Member) -> str:
+    join = context.gate.request.join
     first, second = (
         f"{m.member} (rank {m.rank} on {m.node}{', ' + m.workload if m.workload else ''})" for m in (one, other)
     )
@@ -264,41 +279,41 @@ def _both(work: Work, what: str, one: Member, other: Member) -> str:
     )
 
 
-def _whole(roster: Sequence[str], present: Mapping[int, Member], rivals: Sequence[Rivals]) -> bool:
+def _complete(roster: Sequence[str], present: Mapping[int, Member], conflicts: Sequence[Conflict]) -> bool:
     """Every member that is being checked still stands for its rank, and nobody disputes it."""
     standing = {one.member for one in present.values()}
-    return not rivals and all(member in standing for member in roster)
+    return not conflicts and all(member in standing for member in roster)
 
 
-def _missing(work: Work, present: Mapping[int, Member]) -> tuple[Reason, ...]:
+def _missing(context: StepContext, present: Mapping[int, Member]) -> tuple[Reason, ...]:
     """One sentence about all missing ranks; nothing when none is."""
-    join = work.gate.request.join
+    join = context.gate.request.join
     if join is None or len(present) == join.size:
         return ()
     ranks = [rank for rank in range(join.size) if rank not in present]
     rest = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-    named = ", ".join(f"{rank}{_last_seen(work.gate, rank)}" for rank in ranks[:MOST_NAMED]) + rest
-    asked = deadline_of(work) - (work.gate.deadline - work.policy.join_seconds)
-    late = f" within {asked:.0f} s" if work.now >= deadline_of(work) else ""
+    named = ", ".join(f"{rank}{_last_seen(context.gate, rank)}" for rank in ranks[:MOST_NAMED]) + rest
+    asked = deadline_of(context) - (context.gate.deadline - context.policy.join_seconds)
+    late = f" within {asked:.0f} s" if context.now >= deadline_of(context) else ""
     text = f"group {join.group}: {len(present)} of {join.size} members have come; missing{late}: rank {named}"
     return (reason("MemberMissing", text),)
 
 
 def _last_seen(gate: Gate, rank: int) -> str:
     """Where a rank that is missing was before; empty where it never came."""
-    return next((f" (its hook on {one.node} asks no more)" for one in gate.gone if one.rank == rank), "")
+    return next((f" (its hook on {one.node} asks no more)" for one in group_of(gate).gone if one.rank == rank), "")
 
 
-def _failed(work: Work, why: tuple[Reason, ...]) -> Pending:
+def _failed(context: StepContext, why: tuple[Reason, ...]) -> Pending:
     """The answer is no; observe mode admits those who have come all the same."""
-    if work.gate.terms.mode is Mode.OBSERVE:
-        work.gate = as_they_are(work.gate)
+    if context.gate.terms.mode is Mode.OBSERVE:
+        context.gate = with_members_so_far(context.gate)
     return Pending(failed=why)
 
 
-def _begin(work: Work, present: Mapping[int, Member]) -> None:
+def _start_with(context: StepContext, present: Mapping[int, Member]) -> None:
     """These members are checked from now on; ranks that did not come are left out."""
-    gate, join = work.gate, work.gate.request.join
+    gate, join = context.gate, context.gate.request.join
     assert join is not None
     late = {
         f"rank-{rank}": (
@@ -309,35 +324,26 @@ def _begin(work: Work, present: Mapping[int, Member]) -> None:
     }
     chosen = [present[rank] for rank in sorted(present)]
     least = gate.request.min_nodes
-    work.gate = dataclasses.replace(
-        gate,
+    context.gate = dataclasses.replace(
+        with_group(gate, roster=tuple(one.member for one in chosen), began_at=context.now),
         request=dataclasses.replace(gate.request, nodes=tuple(one.node for one in chosen)),
         terms=dataclasses.replace(gate.terms, wanted=len(chosen), needed=len(chosen) if least is None else least),
-        roster=tuple(one.member for one in chosen),
         failed=late,
-        phase=Phase.WAITING,
-        began_at=work.now,
-        deadline=work.now + gate.terms.wait_seconds,
+        deadline=context.now + gate.terms.wait_seconds,
     )
+    context.move(Event.GATHERED, Waiting())
 
 
-def _start_over(work: Work) -> None:
+def _restart(context: StepContext) -> None:
     """Nothing of what was done for the former members counts for those who come now."""
-    validation = work.gate.validation
-    if validation is not None and validation.verdict is None:
-        close_validation(work, validation)
-    give_back(work, work.gate.reserved, "a member of the group was replaced or is gone")
-    work.seen.clear()
-    work.gate = dataclasses.replace(
-        work.gate,
-        request=dataclasses.replace(work.gate.request, nodes=()),
-        phase=Phase.COLLECTING,
-        roster=(),
+    return_nodes(context, context.gate.reserved, "a member of the group was replaced or is gone")
+    context.assessments.clear()
+    context.gate = dataclasses.replace(
+        with_group(context.gate, roster=(), restarts=group_of(context.gate).restarts + 1, began_at=None),
+        request=dataclasses.replace(context.gate.request, nodes=()),
         ordered={},
         failed={},
-        validation=None,
-        past=(),
-        restarts=work.gate.restarts + 1,
-        began_at=None,
-        deadline=work.now + work.policy.join_seconds,
+        ended=(),
+        deadline=context.now + context.policy.join_seconds,
     )
+    context.move(Event.REGROUPED, Collecting())

@@ -8,90 +8,127 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
-from healthd.aggregator.gate.eligibility import Assessment, Standing, assess
-from healthd.aggregator.model import Effect, FleetView, Gate, OrderedRun, Reserve, RevokeLease, RunStatus, Unreserve
+import msgspec
+
+from healthd.aggregator.gate.eligibility import Assessment, Eligibility, assess
+from healthd.aggregator.gate.transitions import Event, Move, move
+from healthd.aggregator.model import (
+    Checking,
+    Effect,
+    Gate,
+    Granting,
+    OrderedRun,
+    Progress,
+    Reserve,
+    RevokeLease,
+    RunStatus,
+    Snapshot,
+    StartGroups,
+    Unreserve,
+    Validating,
+    Waiting,
+)
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.validations import Validation
 from healthd.core.model import Mode, Reason
 
-USABLE = (Standing.READY, Standing.RUN, Standing.PENDING, Standing.ABSENT)
+USABLE = (Eligibility.READY, Eligibility.NEEDS_RUN, Eligibility.RUNNING, Eligibility.UNHEARD)
 FIRST_LOOK = 64
 """Nodes of a pool beyond four times the need that are looked at before runs are preferred to looking further."""
 
 
 @dataclass
-class Work:
-    """One step under way: what it sees, what it has found out, what it wants done."""
+class StepContext:
+    """One step under way: what it sees, what it has found out, how the gate has moved, what it wants done."""
 
-    now: float
     gate: Gate
-    view: FleetView
+    snapshot: Snapshot
     policy: Policy
-    seen: dict[str, Assessment] = field(default_factory=dict)
+    assessments: dict[str, Assessment] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
 
-    def look(self, name: str) -> Assessment:
-        found = self.seen.get(name)
+    @property
+    def now(self) -> float:
+        """The time that this step goes by."""
+        return self.snapshot.now
+
+    def assess(self, name: str) -> Assessment:
+        found = self.assessments.get(name)
         if found is None:
-            found = self.seen[name] = assess(self.now, self.gate, self.view, self.policy, name)
+            found = self.assessments[name] = assess(self.gate, self.snapshot, self.policy, name)
         return found
+
+    def move(self, event: Event, progress: Progress) -> None:
+        """Take the gate into another phase."""
+        self.gate, made = move(self.gate, event, progress)
+        self.moves.append(made)
+
+    def update(self, **changes: Any) -> None:
+        """Change what the phase of the gate has; the phase stays."""
+        self.gate = dataclasses.replace(self.gate, progress=msgspec.structs.replace(self.gate.progress, **changes))
 
     def fail(self, name: str, why: tuple[Reason, ...]) -> None:
         """The gate is done with this node."""
         self.gate = dataclasses.replace(self.gate, failed={**self.gate.failed, name: why})
-        self.seen[name] = Assessment(node=name, standing=Standing.OUT, reasons=why, final=True)
+        self.assessments[name] = Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=why, final=True)
 
 
-def take(work: Work) -> bool:
+def reserve(context: StepContext) -> bool:
     """
     Reserve what is missing, all at once or nothing; False when even waiting could not give enough.
 
     Afterwards the gate has at least what it needs reserved, or nothing.
     """
-    terms = work.gate.terms
-    missing = terms.wanted - len(work.gate.reserved)
-    more, maybe = _candidates(work, missing) if missing > 0 else ((), 0)
-    held = len(work.gate.reserved) + len(more)
-    if held >= terms.needed and not (_own_earlier(work) and work.now < patience(work)):
+    terms = context.gate.terms
+    missing = terms.wanted - len(context.gate.reserved)
+    more, maybe = _candidates(context, missing) if missing > 0 else ((), 0)
+    held = len(context.gate.reserved) + len(more)
+    if held >= terms.needed and not (_earlier_attempt_has_node(context) and context.now < extra_nodes_until(context)):
         if more:
-            reserved = (*work.gate.reserved, *more)
-            if work.gate.request.nodes:
+            reserved = (*context.gate.reserved, *more)
+            if context.gate.request.nodes:
                 # Ranks follow the order in which the nodes were named, whoever was fit first.
                 taken = set(reserved)
-                reserved = tuple(name for name in work.gate.request.nodes if name in taken)
-            work.gate = dataclasses.replace(work.gate, reserved=reserved)
-            work.effects.append(Reserve(nodes=more))
+                reserved = tuple(name for name in context.gate.request.nodes if name in taken)
+            if isinstance(context.gate.progress, Waiting):
+                context.move(Event.RESERVED, Checking(reserved=reserved))
+            else:
+                context.update(reserved=reserved)
+            context.effects.append(Reserve(nodes=more))
         return True
-    give_back(work, work.gate.reserved, "too few nodes are left")
+    return_nodes(context, context.gate.reserved, "too few nodes are left")
     return held + maybe >= terms.needed
 
 
-def _candidates(work: Work, missing: int) -> tuple[tuple[str, ...], int]:
+def _candidates(context: StepContext, missing: int) -> tuple[tuple[str, ...], int]:
     """Free nodes to reserve, best first and at most `missing`; and how many more there might be later."""
-    request, reserved = work.gate.request, set(work.gate.reserved)
+    request, reserved = context.gate.request, set(context.gate.reserved)
     if request.nodes:
-        rest = [work.look(name) for name in request.nodes if name not in reserved]
-        usable = [found.node for found in rest if found.standing in USABLE]
-        return tuple(usable), sum(found.standing is Standing.BUSY for found in rest)
+        rest = [context.assess(name) for name in request.nodes if name not in reserved]
+        usable = [found.node for found in rest if found.eligibility in USABLE]
+        return tuple(usable), sum(found.eligibility is Eligibility.BUSY for found in rest)
     ready: list[str] = []
     run: list[str] = []
     # While nodes may still be about to report, nobody can say how many there will be.
-    maybe = work.gate.terms.needed if work.view.settling is not None else 0
-    examined, claims = 0, work.view.claims
-    for name in work.view.pool(request.pool or ""):
+    maybe = context.gate.terms.needed if context.snapshot.settling is not None else 0
+    examined, claims = 0, context.snapshot.claims
+    for name in context.snapshot.pools.get(request.pool or "", ()):
         if name in reserved:
             continue
         claim = claims.get(name)
-        if claim is not None and claim.gate != work.gate.id:
+        if claim is not None and claim.gate != context.gate.id:
             maybe += 1
             continue
         examined += 1
-        found = work.look(name)
-        if found.standing is Standing.READY:
+        found = context.assess(name)
+        if found.eligibility is Eligibility.READY:
             ready.append(name)
-        elif found.standing is Standing.RUN:
+        elif found.eligibility is Eligibility.NEEDS_RUN:
             run.append(name)
-        elif found.standing is not Standing.OUT:
+        elif found.eligibility is not Eligibility.EXCLUDED:
             maybe += 1
         enough = len(ready) >= missing
         if enough or (examined >= 4 * missing + FIRST_LOOK and len(ready) + len(run) >= missing):
@@ -100,60 +137,87 @@ def _candidates(work: Work, missing: int) -> tuple[tuple[str, ...], int]:
     return tuple(chosen[:missing]), maybe + max(0, len(chosen) - missing)
 
 
-def settle(work: Work) -> bool:
+def drop_unready(context: StepContext) -> bool:
     """
     Whether the gate goes on with the nodes that are ready: enough are, and the rest is not worth waiting for.
 
     Then the rest is given back.
     """
-    terms = work.gate.terms
-    ready = [name for name in work.gate.reserved if work.seen[name].standing is Standing.READY]
-    pending = tuple(name for name in work.gate.reserved if work.seen[name].standing is not Standing.READY)
-    if len(ready) < terms.needed or (pending and work.now < patience(work)):
+    terms = context.gate.terms
+    ready = [name for name in context.gate.reserved if context.assessments[name].eligibility is Eligibility.READY]
+    pending = tuple(
+        name for name in context.gate.reserved if context.assessments[name].eligibility is not Eligibility.READY
+    )
+    if len(ready) < terms.needed or (pending and context.now < extra_nodes_until(context)):
         return False
-    give_back(work, pending, "the job does not wait for it any longer")
+    return_nodes(context, pending, "the job does not wait for it any longer")
     return True
 
 
-def _own_earlier(work: Work) -> bool:
+def _earlier_attempt_has_node(context: StepContext) -> bool:
     """A named node is still with an earlier attempt of the same job: it is being given back, so wait for it."""
-    return any(work.seen[name].own for name in work.gate.request.nodes if name in work.seen)
+    return any(context.assessments[name].own for name in context.gate.request.nodes if name in context.assessments)
 
 
-def close_run(work: Work, name: str, run: OrderedRun) -> None:
+def close_run(context: StepContext, name: str, run: OrderedRun) -> None:
     closed = dataclasses.replace(run, status=RunStatus.CLOSED)
-    work.gate = dataclasses.replace(work.gate, ordered={**work.gate.ordered, name: closed})
+    context.gate = dataclasses.replace(context.gate, ordered={**context.gate.ordered, name: closed})
 
 
-def give_back(work: Work, names: tuple[str, ...], why: str) -> None:
+def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None:
     """Unreserve nodes, call off their runs and revoke their leases."""
     if not names:
         return
     for name in names:
-        run = work.gate.ordered.get(name)
+        run = context.gate.ordered.get(name)
         if run is not None and run.status is RunStatus.OPEN:
-            close_run(work, name, run)
-        grant = work.gate.granted.get(name)
+            close_run(context, name, run)
+        grant = context.gate.granted.get(name)
         if grant is not None:
-            work.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
-    gone = set(names)
-    work.gate = dataclasses.replace(
-        work.gate,
-        reserved=tuple(name for name in work.gate.reserved if name not in gone),
-        granted={name: grant for name, grant in work.gate.granted.items() if name not in gone},
-    )
-    work.effects.append(Unreserve(nodes=names))
+            context.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
+    reserved = tuple(name for name in context.gate.reserved if name not in names)
+    granted = {name: grant for name, grant in context.gate.granted.items() if name not in names}
+    if not reserved:
+        stop_validation(context)
+        context.move(Event.RETURNED, Waiting())
+    elif isinstance(context.gate.progress, Granting) and not granted:
+        context.move(Event.REVOKED, Checking(reserved=reserved))
+    elif isinstance(context.gate.progress, Granting):
+        context.update(reserved=reserved, granted=granted)
+    else:
+        context.update(reserved=reserved)
+    context.effects.append(Unreserve(nodes=names))
 
 
-def deadline_of(work: Work) -> float:
+def stop_validation(context: StepContext) -> None:
+    """End a validation that is under way without a verdict: its orders are called off and its partners are free."""
+    progress = context.gate.progress
+    if not isinstance(progress, Validating):
+        return
+    validation = progress.validation
+    members = tuple(name for group in validation.groups for name in group.members)
+    if members:
+        context.effects.append(StartGroups(nodes=members))
+    if validation.partners:
+        context.effects.append(Unreserve(nodes=validation.partners))
+    end_validation(context, dataclasses.replace(validation, groups=(), partners=(), ended_at=context.now))
+
+
+def end_validation(context: StepContext, validation: Validation) -> None:
+    """The validation that was under way is over, as it is given here."""
+    context.move(Event.VALIDATION_ENDED, Checking(reserved=context.gate.reserved))
+    context.gate = dataclasses.replace(context.gate, ended=(*context.gate.ended, validation))
+
+
+def deadline_of(context: StepContext) -> float:
     """When the gate ends; observe mode must not hold up a job for as long as enforce may."""
-    if work.gate.terms.mode is Mode.OBSERVE:
-        return min(work.gate.deadline, work.gate.since + work.policy.observe_seconds)
-    return work.gate.deadline
+    if context.gate.terms.mode is Mode.OBSERVE:
+        return min(context.gate.deadline, context.gate.since + context.policy.observe_seconds)
+    return context.gate.deadline
 
 
-def patience(work: Work) -> float:
+def extra_nodes_until(context: StepContext) -> float:
     """Until when nodes beyond those needed are waited for: leases need time before the deadline."""
-    end = deadline_of(work)
-    half = (work.gate.since + end) / 2
-    return max(half, end - work.policy.lease_ack_seconds)
+    end = deadline_of(context)
+    half = (context.gate.since + end) / 2
+    return max(half, end - context.policy.lease_ack_seconds)

@@ -1,29 +1,35 @@
-"""The registry as one turn of the engine sees it."""
+"""What is read of the registry while a gate is stepped: each thing once, so that all of it is of one moment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from healthd.aggregator.model import FleetNode, Registry
 
+T = TypeVar("T")
 
-class LookedUp(Mapping[str, FleetNode]):
-    """The registry as a mapping, each node looked up once a turn so that all steps of the turn see the same."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._seen: dict[str, FleetNode | None] = {}
+class ReadOnce(Mapping[str, T]):
+    """
+    A mapping that cannot be changed. A value is read when it is first wanted, by a function that gives None for what
+    is not there, and stays the same from then on; `keys` names those that can be iterated over.
+    """
+
+    def __init__(self, read: Callable[[str], T | None], keys: Callable[[], Sequence[str]] = tuple) -> None:
+        self._read = read
+        self._keys = keys
+        self._known: dict[str, T | None] = {}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a mapping; None for a node that nobody heard of."""
-        if key not in self._seen:
-            self._seen[key] = self._registry.node(key)
-        found = self._seen[key]
+        """As of a mapping."""
+        if key not in self._known:
+            self._known[key] = self._read(key)
+        found = self._known[key]
         return default if found is None else found
 
-    def __getitem__(self, key: str) -> FleetNode:
-        found: FleetNode | None = self.get(key)
+    def __getitem__(self, key: str) -> T:
+        found: T | None = self.get(key)
         if found is None:
             raise KeyError(key)
         return found
@@ -32,7 +38,22 @@ class LookedUp(Mapping[str, FleetNode]):
         return isinstance(key, str) and self.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.names())
+        return iter(self._keys())
 
     def __len__(self) -> int:
-        return len(self._registry.names())
+        return len(self._keys())
+
+
+def nodes_at(registry: Registry, now: float) -> Mapping[str, FleetNode]:
+    """The nodes of the registry as of `now`; until the event loop gets its turn nothing can be heard of them."""
+    return ReadOnce(lambda name: registry.node(name, now), registry.names)
+
+
+def pools_of(registry: Registry) -> Mapping[str, Sequence[str]]:
+    """The names of each pool, sorted."""
+    return ReadOnce(lambda pool: tuple(registry.pool(pool)))
+
+
+def names_of(registry: Registry) -> Mapping[str, Sequence[str]]:
+    """The nodes that are known by a name, their own or another."""
+    return ReadOnce(lambda name: tuple(registry.called(name)))

@@ -7,16 +7,23 @@ is validated again. Nodes borrowed for the search are reserved meanwhile, so nob
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from checks.contract import Blame, Status
-from healthd.aggregator.gate.eligibility import Standing
-from healthd.aggregator.gate.reservation import Work, deadline_of, give_back, take
-from healthd.aggregator.model import Accuse, Phase, Reserve, RevokeLease, StartGroups, Unreserve
+from healthd.aggregator.gate.eligibility import Eligibility
+from healthd.aggregator.gate.reservation import (
+    StepContext,
+    deadline_of,
+    end_validation,
+    reserve,
+    return_nodes,
+    stop_validation,
+)
+from healthd.aggregator.gate.transitions import Event
+from healthd.aggregator.model import Accuse, Checking, Reserve, RevokeLease, StartGroups, Unreserve, Validating
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.aggregator.validation.verdicts import consequence
@@ -48,167 +55,167 @@ class Proof:
     wake_at: float = math.inf
 
 
-def validate(work: Work) -> Proof:
+def validate(context: StepContext) -> Proof:
     """Take the validation of the reserved nodes as far as it can go now. All of them are ready."""
-    if not work.gate.terms.collective or len(work.gate.reserved) < 2:
+    stop_validation_of_others(context)
+    if not context.gate.terms.collective or len(context.gate.reserved) < 2:
         return Proof()
-    for _ in range(4 * work.policy.most_validations + 4):
-        validation = work.gate.validation
-        if validation is not None and validation.verdict is None:
-            proof = _under_way(work, validation)
+    for _ in range(4 * context.policy.most_validations + 4):
+        validation = context.gate.validation
+        if validation is not None:
+            proof = _under_way(context, validation)
         else:
-            proof = _proved(work) or _taken_back(work) or _begin_another(work)
+            proof = _proven(context) or _revoke_leases(context) or _start_validation(context)
         if proof is not None:
             return proof
     raise AssertionError("each turn of the loop ends a validation, and their number is bounded")
 
 
-def _proved(work: Work) -> Proof | None:
+def _proven(context: StepContext) -> Proof | None:
     """The reserved nodes are those that passed together; None when that is not known yet."""
-    validation = work.gate.validation
-    if validation is None or validation.verdict is None:
+    last = context.gate.ended[-1] if context.gate.ended else None
+    if last is None or last.verdict is None:
         return None
-    found = consequence(validation)
-    if not found.cleared or set(found.cleared) != set(work.gate.reserved):
+    found = consequence(last)
+    if not found.cleared or set(found.cleared) != set(context.gate.reserved):
         return None
     return Proof(notes=tuple(one for one in found.reasons if one.status is Status.WARN))
 
 
-def _under_way(work: Work, validation: Validation) -> Proof | None:
+def _under_way(context: StepContext, validation: Validation) -> Proof | None:
     """Go on with a validation that has no verdict yet; None when it has ended."""
-    if set(validation.members) != set(work.gate.reserved):
-        close_validation(work, validation)  # a member was lost to something else; who remains is validated anew
-        return None
-    step = advance(work.now, validation, work.view.nodes, work.policy, lambda count: _partners(work, count))
+    step = advance(
+        context.now, validation, context.snapshot.nodes, context.policy, lambda count: _partners(context, count)
+    )
     after = step.validation
-    _keep(work, validation, after)
+    _update_validation(context, validation, after)
     if after.verdict is None:
         waiting = reason("NotYetRun", step.waiting)
         return Proof(waiting=(waiting,), wake_at=min(step.wake_at, after.deadline))
-    return _conclude(work, after)
+    return _conclude(context, after)
 
 
-def _conclude(work: Work, validation: Validation) -> Proof | None:
+def _conclude(context: StepContext, validation: Validation) -> Proof | None:
     """The verdict is in: culprits go. None when the gate may go on, with the same nodes or with others."""
+    end_validation(context, validation)
     if validation.partners:
-        work.effects.append(Unreserve(nodes=validation.partners))
+        context.effects.append(Unreserve(nodes=validation.partners))
     found = consequence(validation)
     for node, why in found.out.items():
-        if node in work.gate.reserved or work.gate.request.pool is not None:
-            work.fail(node, (why,))  # a borrowed partner too, which would be the next spare
+        if node in context.gate.reserved or context.gate.request.pool is not None:
+            context.fail(node, (why,))  # a borrowed partner too, which would be the next spare
         if why.blame is Blame.NODE and why.status is Status.FAIL:
-            work.effects.append(Accuse(node=node, reason=why))
-    give_back(work, tuple(node for node in work.gate.reserved if node in found.out), "the collectives failed with it")
+            context.effects.append(Accuse(node=node, reason=why))
+    return_nodes(
+        context, tuple(node for node in context.gate.reserved if node in found.out), "the collectives failed with it"
+    )
     if not found.out and not found.cleared:
         return Proof(failed=found.reasons)
-    if not take(work):
+    if not reserve(context):
         return Proof(failed=found.reasons)
-    unready = [name for name in work.gate.reserved if work.look(name).standing is not Standing.READY]
-    if not work.gate.reserved or unready:
+    unready = [name for name in context.gate.reserved if context.assess(name).eligibility is not Eligibility.READY]
+    if not context.gate.reserved or unready:
         waiting = found.reasons or (reason("NotYetRun", "other nodes take the place of those that failed"),)
-        return Proof(waiting=waiting, wake_at=work.now + AT_ONCE_SECONDS)
+        return Proof(waiting=waiting, wake_at=context.now + AT_ONCE_SECONDS)
     return None
 
 
-def _taken_back(work: Work) -> Proof | None:
+def _revoke_leases(context: StepContext) -> Proof | None:
     """
     Somebody was lost after leases were granted: those of the others end first; None once no node has one.
 
     Under a lease a node runs nothing, and the next one is stored only when its ranks are off the devices again.
     """
     why = "a node was lost before the job could start; the others run together once more"
-    for name, grant in work.gate.granted.items():
-        work.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
-    if work.gate.granted:
-        work.gate = dataclasses.replace(work.gate, granted={})
-    states = {name: _state(work, name) for name in work.gate.reserved}
-    holding = [n for n, state in states.items() if state and any(le.gate == work.gate.id for le in state.leases)]
+    for name, grant in context.gate.granted.items():
+        context.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
+    if context.gate.granted:
+        context.move(Event.REVOKED, Checking(reserved=context.gate.reserved))
+    states = {name: _state(context, name) for name in context.gate.reserved}
+    holding = [n for n, state in states.items() if state and any(le.gate == context.gate.id for le in state.leases)]
     if not holding:
         return None
     text = f"{', '.join(holding[:8])}: the lease is taken back, because {why}"
     return Proof(waiting=(reason("NotYetRun", text),))
 
 
-def _begin_another(work: Work) -> Proof | None:
+def _start_validation(context: StepContext) -> Proof | None:
     """Start over with the nodes that are reserved now; a Proof only when that was done too often."""
-    gate = work.gate
-    past = gate.past if gate.validation is None else (*gate.past, gate.validation)
+    gate = context.gate
     # One that was stopped because its members changed has not been in vain: nodes that fall silent do so one by one.
-    ended = [one for one in past if one.verdict is not None]
-    if len(ended) >= work.policy.most_validations:
+    ended = [one for one in gate.ended if one.verdict is not None]
+    if len(ended) >= context.policy.most_validations:
         last = consequence(ended[-1]).reasons
         text = f"{len(ended)} validations with different nodes did not end with nodes that pass together"
         return Proof(failed=(reason("Undecided", text), *last))
     validation = begin(
-        work.now,
-        f"{gate.tag}:c{len(past)}",
+        context.now,
+        f"{gate.tag}:c{len(gate.ended)}",
         gate.reserved,
-        work.view.nodes,
-        work.policy,
-        deadline=max(work.now, deadline_of(work) - TO_ANSWER_SECONDS),
+        context.snapshot.nodes,
+        context.policy,
+        deadline=max(context.now, deadline_of(context) - TO_ANSWER_SECONDS),
     )
-    work.gate = dataclasses.replace(gate, past=past, validation=validation, phase=Phase.VALIDATING)
+    context.move(Event.VALIDATION_STARTED, Validating(reserved=gate.reserved, validation=validation))
     return None
 
 
-def close_validation(work: Work, validation: Validation) -> None:
-    """Stop it without a verdict; its orders are called off and its partners are free."""
-    members = tuple(name for group in validation.groups for name in group.members)
-    if members:
-        work.effects.append(StartGroups(nodes=members))
-    if validation.partners:
-        work.effects.append(Unreserve(nodes=validation.partners))
-    stopped = dataclasses.replace(validation, groups=(), partners=(), ended_at=work.now)
-    work.gate = dataclasses.replace(work.gate, validation=None, past=(*work.gate.past, stopped))
+def stop_validation_of_others(context: StepContext) -> None:
+    """A member was lost to something else, or others were reserved: who is there then is validated anew."""
+    validation = context.gate.validation
+    if validation is not None and set(validation.members) != set(context.gate.reserved):
+        stop_validation(context)
 
 
-def _keep(work: Work, before: Validation, after: Validation) -> None:
+def _update_validation(context: StepContext, before: Validation, after: Validation) -> None:
     """Take in how the validation went on, with what nodes must be told for it."""
     fresh = tuple(name for name in after.partners if name not in before.partners)
     if fresh:
-        work.effects.append(Reserve(nodes=fresh))
+        context.effects.append(Reserve(nodes=fresh))
     if after.groups != before.groups:
         told = {name for one in (before, after) for group in one.groups for name in group.members}
-        work.effects.append(StartGroups(nodes=tuple(sorted(told))))
-    work.gate = dataclasses.replace(work.gate, validation=after, phase=Phase.VALIDATING)
+        context.effects.append(StartGroups(nodes=tuple(sorted(told))))
+    context.update(validation=after)
 
 
-def _partners(work: Work, count: int) -> tuple[str, ...]:
+def _partners(context: StepContext, count: int) -> tuple[str, ...]:
     """Idle nodes with fresh evidence, the same kind of devices and no doubt about them, that nobody has claimed."""
-    kinds = {_kind(work, name) for name in work.gate.reserved}
+    kinds = {_accelerator(context, name) for name in context.gate.reserved}
     ready = (
         name
-        for name in itertools.islice(_neighbours(work), MOST_LOOKED_AT)
-        if name not in work.gate.reserved
-        and name not in work.gate.failed
-        and name not in work.view.claims
-        and not work.view.doubted(name)
-        and _kind(work, name) in kinds - {None}
-        and work.look(name).standing is Standing.READY
+        for name in itertools.islice(_possible_partners(context), MOST_LOOKED_AT)
+        if name not in context.gate.reserved
+        and name not in context.gate.failed
+        and name not in context.snapshot.claims
+        and name not in context.snapshot.doubted
+        and _accelerator(context, name) in kinds - {None}
+        and context.assess(name).eligibility is Eligibility.READY
     )
     return tuple(itertools.islice(ready, count))
 
 
-def _neighbours(work: Work) -> Iterator[str]:
+def _possible_partners(context: StepContext) -> Iterator[str]:
     """The rest of the pools that the reserved nodes are in; those without a pool count as one."""
-    if work.gate.request.pool is not None:
-        return iter(work.view.pool(work.gate.request.pool))
-    pools = {_label(work, name) for name in work.gate.reserved}
-    named: Iterable[str] = itertools.chain.from_iterable(work.view.pool(pool) for pool in sorted(p for p in pools if p))
-    unnamed = (name for name in work.view.nodes if _label(work, name) is None) if None in pools else ()
+    if context.gate.request.pool is not None:
+        return iter(context.snapshot.pools.get(context.gate.request.pool, ()))
+    pools = {_label(context, name) for name in context.gate.reserved}
+    named: Iterable[str] = itertools.chain.from_iterable(
+        context.snapshot.pools.get(pool, ()) for pool in sorted(p for p in pools if p)
+    )
+    unnamed = (name for name in context.snapshot.nodes if _label(context, name) is None) if None in pools else ()
     return itertools.chain(named, unnamed)
 
 
-def _state(work: Work, name: str) -> NodeState | None:
-    node = work.view.nodes.get(name)
+def _state(context: StepContext, name: str) -> NodeState | None:
+    node = context.snapshot.nodes.get(name)
     return None if node is None else node.state
 
 
-def _label(work: Work, name: str) -> str | None:
-    state = _state(work, name)
+def _label(context: StepContext, name: str) -> str | None:
+    state = _state(context, name)
     return None if state is None else state.labels.get("pool")
 
 
-def _kind(work: Work, name: str) -> str | None:
-    state = _state(work, name)
+def _accelerator(context: StepContext, name: str) -> str | None:
+    state = _state(context, name)
     return None if state is None or state.inventory is None else state.inventory.accelerator

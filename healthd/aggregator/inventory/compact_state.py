@@ -30,7 +30,7 @@ EVIDENCE = ("inventory", "reasons", "checks", "results")
 JUDGED_TIERS = (Tier.PASSIVE, Tier.QUICK)
 
 
-class KeptState:
+class CompactState:
     """
     A state whose ages stand for the moment `at`, on the registry's clock.
 
@@ -43,8 +43,8 @@ class KeptState:
         "_counted",
         "_expiring",
         "_oldest_seconds",
+        "_received_at",
         "_rest",
-        "_taken_at",
         "at",
         "failing",
         "health",
@@ -57,7 +57,7 @@ class KeptState:
         self._bytes = encode(state)
         self._rest = {name: value for name, value in vars(state).items() if name not in EVIDENCE}
         self._ages: Mapping[str, float] = {}
-        self._taken_at = self.at = at
+        self._received_at = self.at = at
         self.health = state.health
         self.machine = machine_of(state)
         self.failing = failing(state)
@@ -81,7 +81,7 @@ class KeptState:
         """The age of the oldest result, as of `at`: infinite where one has none, 0 without any. Counted once a sync."""
         if self._oldest_seconds is not None:
             return self._oldest_seconds
-        ages, moved = self._ages, self.at - self._taken_at
+        ages, moved = self._ages, self.at - self._received_at
         oldest = 0.0
         for check, age in self._counted:
             now = ages.get(check, age + moved)
@@ -98,26 +98,26 @@ class KeptState:
 
     def open(self) -> NodeState:
         """The state itself, with ages as of `at`; a later `refresh` does not change it."""
-        body, ages, moved = self._bytes, self._ages, self.at - self._taken_at
+        body, ages, moved = self._bytes, self._ages, self.at - self._received_at
 
         def evidence() -> Mapping[str, Any]:
             full = decode(body, NodeState, what="kept state")
-            results = tuple(_of_age(r, ages.get(r.check, r.age_seconds + moved)) for r in full.results)
+            results = tuple(_with_age(r, ages.get(r.check, r.age_seconds + moved)) for r in full.results)
             return {"inventory": full.inventory, "reasons": full.reasons, "checks": full.checks, "results": results}
 
-        return _later(
-            self._rest, tuple(_of_age(lease, lease.age_seconds + moved) for lease in self._rest["leases"]), evidence
+        return _lazy_state(
+            self._rest, tuple(_with_age(lease, lease.age_seconds + moved) for lease in self._rest["leases"]), evidence
         )
 
     def _stale_at(self) -> float:
-        ages, at, taken_at = self._ages, self.at, self._taken_at
+        ages, at, taken_at = self._ages, self.at, self._received_at
         return min(
             (bound + (at - ages[c] if c in ages else taken_at - age) for c, age, bound in self._expiring),
             default=math.inf,
         )
 
 
-class _Later(NodeState):
+class _LazyState(NodeState):
     """A NodeState in all respects; its evidence is made when it is first read, and missing until then."""
 
     def __getattr__(self, name: str) -> Any:
@@ -127,13 +127,15 @@ class _Later(NodeState):
         return self.__dict__[name]
 
 
-def _later(rest: Mapping[str, Any], leases: tuple[Lease, ...], evidence: Callable[[], Mapping[str, Any]]) -> NodeState:
-    state = object.__new__(_Later)
+def _lazy_state(
+    rest: Mapping[str, Any], leases: tuple[Lease, ...], evidence: Callable[[], Mapping[str, Any]]
+) -> NodeState:
+    state = object.__new__(_LazyState)
     state.__dict__.update(rest, leases=leases, _evidence=evidence)
     return state
 
 
-def _of_age(record: R, age_seconds: float) -> R:
+def _with_age(record: R, age_seconds: float) -> R:
     """A copy with another age: what dataclasses.replace does, at a fifth of its cost, for it is done at every look."""
     copy: R = object.__new__(type(record))
     copy.__dict__.update(record.__dict__, age_seconds=age_seconds)

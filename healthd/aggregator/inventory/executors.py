@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from checks.contract import Tier
 from healthd.aggregator.model import FleetNode
-from healthd.core.model import NodeState, Order, OrderReport
+from healthd.core.model import NodeState, Order, OrderKind, OrderReport, OrderStatus
 
 VERSIONS = 1 << 32
 """Versions of an executor's evidence are counted above those of its daemon's."""
@@ -70,13 +70,13 @@ def shared(
     orders = tuple(orders)
     if not executing:
         return orders, ()
-    leases = tuple(order for order in orders if order.kind == "lease")
+    leases = tuple(order for order in orders if order.kind == OrderKind.LEASE)
     if not has_daemon:
         return leases, orders
-    taken = {key for key, report in hooks.items() if report.status == "accepted"}
+    taken = {key for key, report in hooks.items() if report.status == OrderStatus.ACCEPTED}
     return (
         tuple(order for order in leases if order.id in own or order.id in taken),
-        tuple(order for order in orders if order.kind != "lease" or order.id in hooks or order.id not in own),
+        tuple(order for order in orders if order.kind != OrderKind.LEASE or order.id in hooks or order.id not in own),
     )
 
 

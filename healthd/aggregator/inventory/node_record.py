@@ -13,7 +13,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from healthd.aggregator.inventory.compact_state import KeptState
+from healthd.aggregator.inventory.compact_state import CompactState
 from healthd.aggregator.model import Duplicate, FleetNode
 from healthd.core.errors import BadInputError
 from healthd.core.evidence import aged, judge_health, reason
@@ -24,6 +24,7 @@ from healthd.core.model import (
     Lease,
     Order,
     OrderReport,
+    OrderStatus,
     Quarantine,
     Reason,
     SyncRequest,
@@ -71,7 +72,7 @@ class NodeRecord:
     incarnation: str | None = None
     seq: int = -1
     digest: str | None = None
-    state: KeptState | None = None
+    state: CompactState | None = None
     version: int = 0
     heard_at: float | None = None
     confirmed: bool = False
@@ -120,7 +121,7 @@ class NodeRecord:
         self.heard_at = based_at if self.heard_at is None else max(self.heard_at, based_at)
         if request.state is not None:
             self.version += 1
-            self.state, self.digest = KeptState(request.state, based_at), request.digest
+            self.state, self.digest = CompactState(request.state, based_at), request.digest
             self.confirmed = known
         elif request.digest == self.digest and self.state is not None and (known or not self.confirmed):
             # Ages with an unbounded way behind them say less than older ages whose way was bounded.
@@ -128,7 +129,7 @@ class NodeRecord:
             self.confirmed = known
         # What an order came to is in the state: before that is here, it is not done. The node says it again with it.
         whole = request.digest == self.digest and self.state is not None
-        self.reports = {i: r for i, r in request.orders.items() if whole or r.status != "done"}
+        self.reports = {i: r for i, r in request.orders.items() if whole or r.status != OrderStatus.DONE}
         self.issuer = request.issuer
         self.baseline = request.baseline
         if self.acknowledged:

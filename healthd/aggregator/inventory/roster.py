@@ -60,14 +60,13 @@ class Roster:
         self._listeners: list[Callable[[str], None]] = []
         self._no_room_until = float("-inf")
 
-    def node(self, name: str) -> FleetNode | None:
-        """The node as of now; None when nobody ever heard of it."""
+    def node(self, name: str, now: float | None = None) -> FleetNode | None:
+        """The node as of `now` by this clock (None: this moment); None when nobody ever heard of it."""
         record = self._records.get(name)
-        return None if record is None else self._joined(record)
+        return None if record is None else self._joined(record, self.clock() if now is None else now)
 
-    def _joined(self, record: NodeRecord) -> FleetNode:
+    def _joined(self, record: NodeRecord, now: float) -> FleetNode:
         """The daemon's word, that of the hook that runs the checks meanwhile, or both."""
-        now = self.clock()
         own = record.view(now)
         if record.expected is not None:
             return executors.joined(own, record.executor.view(now) if record.executor and record.executing else None)
@@ -183,7 +182,7 @@ class Roster:
         now = self.clock()
         reasons = record.shown.reasons(now, self.silent_seconds)
         health = record.shown.health(now, self.silent_seconds)
-        return NodeView(node=self._joined(record), health=health, reasons=reasons, orders=record.orders)
+        return NodeView(node=self._joined(record, now), health=health, reasons=reasons, orders=record.orders)
 
     def _record(self, node: str) -> NodeRecord:
         record = self._records.get(node)

@@ -6,7 +6,6 @@ Labels are bounded by what they are: health, verdict, mode, owner kind, and the 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +154,7 @@ class FleetMetrics:
         states = {name: node.current() for name, node in nodes.items() if node is not None}
         known = {name: state for name, state in states.items() if state is not None}
         self._device_seconds.inc(device_seconds(gate, known))
-        for validation in itertools.chain(gate.past, () if gate.validation is None else (gate.validation,)):
+        for validation in gate.validations:
             if validation.ended_at is not None:
                 self._validations.observe(max(0.0, validation.ended_at - validation.started_at))
 

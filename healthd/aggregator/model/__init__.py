@@ -2,7 +2,7 @@
 The seam of the aggregator: what the registry tells the gate, what the gate is, and what a step of it wants done.
 
 Frozen data and two protocols; nothing here acts. `registry` implements `Registry`, `engine` uses it, `gate` sees
-only `FleetView`. Times named `*_at` and `deadline` are seconds of the engine's clock: seconds since the epoch when the
+only `Snapshot`. Times named `*_at` and `deadline` are seconds of the engine's clock: seconds since the epoch when the
 process started, from there on by CLOCK_BOOTTIME, so that a clock that jumps moves no deadline.
 
 `claims` is who has which node, `nodes` the fleet as a step sees it, `gates` how far a gate is, `effects` what a step of
@@ -25,22 +25,44 @@ from healthd.aggregator.model.effects import (
     Unreserve,
     WakeAt,
 )
-from healthd.aggregator.model.gates import Closing, Gate, Grant, Member, OrderedRun, Phase, RunStatus, Terms
-from healthd.aggregator.model.nodes import Duplicate, FleetNode, FleetView, Judge, Judged, Registry
+from healthd.aggregator.model.gates import (
+    Checking,
+    Closing,
+    Collecting,
+    Decided,
+    Gate,
+    GateGroup,
+    Grant,
+    Granting,
+    Member,
+    OrderedRun,
+    Phase,
+    Progress,
+    RunStatus,
+    Terms,
+    Validating,
+    Waiting,
+    phase_of,
+)
+from healthd.aggregator.model.nodes import Duplicate, FleetNode, Judge, Judged, Registry, Snapshot
 
 __all__ = [
     "Accuse",
     "Answer",
+    "Checking",
     "Claim",
     "ClaimKind",
     "Closing",
+    "Collecting",
+    "Decided",
     "Duplicate",
     "Effect",
     "FleetNode",
-    "FleetView",
     "Gate",
+    "GateGroup",
     "Grant",
     "GrantLease",
+    "Granting",
     "Judge",
     "Judged",
     "LeaseRow",
@@ -51,12 +73,17 @@ __all__ = [
     "OrderedRun",
     "Override",
     "Phase",
+    "Progress",
     "Registry",
     "Reserve",
     "RevokeLease",
     "RunStatus",
+    "Snapshot",
     "StartGroups",
     "Terms",
     "Unreserve",
+    "Validating",
+    "Waiting",
     "WakeAt",
+    "phase_of",
 ]

@@ -1,4 +1,9 @@
-"""The gate: the question of one job and attempt, and how far its answer is."""
+"""
+The gate: the question of one job and attempt, and how far its answer is.
+
+What belongs to one phase alone is in the record of that phase, which is also how it is stored: `{"name": "granting",
+"reserved": [...], "granted": {...}}`. Which phase may follow which is in `healthd.aggregator.gate.transitions`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,15 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from checks.contract import Tier
 from healthd.aggregator.model.validations import Validation
 from healthd.core.model import Decision, GateRequest, Mode, Reason
 
 
 class Phase(str, enum.Enum):
-    """
-    Where a gate is. COLLECTING: members of a `join` come together. WAITING: nothing is reserved. CHECKING: nodes are
-    reserved, ordered runs may be under way. VALIDATING: the reserved nodes run collectives together. GRANTING: leases
-    are granted, acknowledgements come in. DECIDED: answered, for good.
-    """
+    """Where a gate is, in the order in which gates go through them."""
 
     COLLECTING = "collecting"
     WAITING = "waiting"
@@ -82,51 +85,149 @@ class Member:
     execute: bool = False
 
 
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+class Collecting(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="collecting"):
+    """The members of a `join` come together; which nodes are asked for is not known yet. See `GateGroup`."""
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="waiting"):
+    """No node is reserved: there are too few that could be."""
+
+
+class Checking(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="checking"):
+    """Nodes are `reserved`, in the order of their ranks; each is ready, or its evidence is being renewed."""
+
+    reserved: tuple[str, ...]
+
+
+class Validating(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="validating"):
+    """The reserved nodes run collectives together. `validation` has no verdict yet."""
+
+    reserved: tuple[str, ...]
+    validation: Validation
+
+
+class Granting(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="granting"):
+    """Leases are `granted`, by node; the nodes store and acknowledge them. A reserved node may have none yet."""
+
+    reserved: tuple[str, ...]
+    granted: Mapping[str, Grant]
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True, tag_field="name", tag="decided"):
+    """Answered, for good. `granted` are the leases of an admitted job, by node."""
+
+    decision: Decision
+    granted: Mapping[str, Grant] = {}
+
+
+Progress = Collecting | Waiting | Checking | Validating | Granting | Decided
+
+
+def phase_of(progress: Progress) -> Phase:
+    """The name of a phase."""
+    return _PHASES[type(progress)]
+
+
+_PHASES: Mapping[type, Phase] = {
+    Collecting: Phase.COLLECTING,
+    Waiting: Phase.WAITING,
+    Checking: Phase.CHECKING,
+    Validating: Phase.VALIDATING,
+    Granting: Phase.GRANTING,
+    Decided: Phase.DECIDED,
+}
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateGroup:
+    """The members of a `join`, as far as the gate has them. See `collecting`."""
+
+    asked_attempt: int
+    """What its members asked for, while `request.attempt` counts on with every gate of the group."""
+    members: tuple[Member, ...] = ()
+    """All who have asked, in that order."""
+    roster: tuple[str, ...] = ()
+    """The members that are checked now, by rank; `request.nodes` are their nodes. Empty while they come together."""
+    generation: int = 0
+    """How many members were replaced."""
+    gone: tuple[Member, ...] = ()
+    """Members that stopped asking and whose rank nobody has taken."""
+    restarts: int = 0
+    """How often the gate began anew because a member was replaced."""
+    began_at: float | None = None
+    """When its members were last complete; None while they come together."""
+    former: Mapping[str, int] = field(default_factory=dict)
+    """The ranks of leases of the group's gate before this one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """
-    The question of one job and attempt, and how far its answer is.
-
-    `failed` holds nodes that this gate is done with (unknown after a run of its own, lease not acknowledged) and why;
-    other exclusions are judged anew at each step. `ready_at` is when the first leases were granted; `grants` counts
-    rounds of granting, for ids never used twice. `validation` is the newest, with its verdict once it has one; `past`
-    are those before it, of other sets of nodes.
-
-    Of a `join` (see `collecting`): `asked_attempt` is what its members asked for, while `request.attempt` counts on
-    with every gate of the group. `members` are all who have asked, in that order; `roster` those that are checked now,
-    by rank, empty while they come together, and then `request.nodes` are their nodes. `generation` counts members that
-    were replaced, `gone` are those that ask no more and whose rank nobody has taken, `restarts` how often the gate
-    began anew for that, `began_at` is when it did last. `former` are the ranks of leases of the group's gate before
-    this one.
-    `asked` are the names by which nodes of `request.nodes` were asked for, where those are not their own.
-    `waiting` is what it waits for: for people who follow it; it is not kept on disk.
-    """
+    """The question of one job and attempt, and how far its answer is."""
 
     id: str
     request: GateRequest
+    """As it was asked, but with the own names of the nodes; of a group: with the nodes of its members."""
     terms: Terms
     created_at: float
     deadline: float
-    phase: Phase = Phase.WAITING
-    reserved: tuple[str, ...] = ()
+    progress: Progress = field(default_factory=Waiting)
+    """The phase, with what only that phase has."""
     ordered: Mapping[str, OrderedRun] = field(default_factory=dict)
+    """The newest run on each node that had to renew its evidence for this gate, also where it was given back."""
     failed: Mapping[str, tuple[Reason, ...]] = field(default_factory=dict)
-    granted: Mapping[str, Grant] = field(default_factory=dict)
+    """Nodes that this gate is done with (unknown after a run of its own, lease not acknowledged) and why. Other
+    exclusions are judged anew at each step."""
+    ended: tuple[Validation, ...] = ()
+    """Validations that have a verdict or were stopped, oldest first."""
     grants: int = 0
-    ready_at: float | None = None
-    validation: Validation | None = None
-    past: tuple[Validation, ...] = ()
-    waiting: tuple[Reason, ...] = ()
-    decision: Decision | None = None
-    asked_attempt: int = 0
-    members: tuple[Member, ...] = ()
-    roster: tuple[str, ...] = ()
-    generation: int = 0
-    gone: tuple[Member, ...] = ()
-    restarts: int = 0
-    began_at: float | None = None
-    former: Mapping[str, int] = field(default_factory=dict)
+    """Rounds of granting, for ids of leases that are never used twice."""
+    group: GateGroup | None = None
+    """None unless the gate was asked for by a `join`."""
     asked: Mapping[str, str] = field(default_factory=dict)
+    """The names by which nodes of `request.nodes` were asked for, where those are not their own."""
+    waiting: tuple[Reason, ...] = ()
+    """What it waits for: for people who follow it; not kept on disk."""
+
+    @property
+    def phase(self) -> Phase:
+        """Where the gate is."""
+        return phase_of(self.progress)
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """The nodes that are reserved for the job, in the order of their ranks."""
+        return self.progress.reserved if isinstance(self.progress, Checking | Validating | Granting) else ()
+
+    @property
+    def granted(self) -> Mapping[str, Grant]:
+        """The leases that the gate has granted and not taken back, by node."""
+        return self.progress.granted if isinstance(self.progress, Granting | Decided) else {}
+
+    @property
+    def validation(self) -> Validation | None:
+        """The validation that is under way."""
+        return self.progress.validation if isinstance(self.progress, Validating) else None
+
+    @property
+    def validations(self) -> tuple[Validation, ...]:
+        """All validations, the one under way last."""
+        return self.ended if self.validation is None else (*self.ended, self.validation)
+
+    @property
+    def decision(self) -> Decision | None:
+        """The answer, once there is one."""
+        return self.progress.decision if isinstance(self.progress, Decided) else None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All nodes that no other gate may reserve: the reserved ones, and partners borrowed for a search."""
+        return self.reserved if self.validation is None else (*self.reserved, *self.validation.partners)
 
     @property
     def as_asked(self) -> GateRequest:
@@ -136,39 +237,36 @@ class Gate:
         return replace(self.request, nodes=tuple(self.asked.get(name, name) for name in self.request.nodes))
 
     @property
-    def collecting(self) -> bool:
-        """Whether members are still coming together, so that it is not known yet which nodes are asked for."""
-        return self.request.join is not None and not self.roster
-
-    @property
     def validated(self) -> bool:
         """Whether collectives over its nodes were run to a verdict; false where the gate ended before that."""
-        return any(run.verdict is not None for run in (*self.past, self.validation) if run is not None)
+        return any(run.verdict is not None for run in self.validations)
 
     @property
     def since(self) -> float:
         """Since when its nodes are known, which is what bounds of waiting count from."""
-        return self.created_at if self.began_at is None else self.began_at
+        began_at = None if self.group is None else self.group.began_at
+        return self.created_at if began_at is None else began_at
 
     @property
     def tag(self) -> str:
         """What ids of orders begin with: another one after each restart, since an id is never used twice."""
-        return f"{self.id}.{self.restarts}" if self.restarts else self.id
+        return f"{self.id}.{self.group.restarts}" if self.group is not None and self.group.restarts else self.id
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All who have asked, in that order; empty unless it is the gate of a group."""
+        return () if self.group is None else self.group.members
 
     def workload_on(self, node: str) -> str | None:
         """What the host's scheduler calls the job on this node, where the hook could tell."""
-        found = (m.workload for m in self.members if m.node == node and m.member in self.roster)
+        if self.group is None:
+            return self.request.workload
+        found = (m.workload for m in self.group.members if m.node == node and m.member in self.group.roster)
         return next(found, self.request.workload)
 
     def asker_on(self, node: str) -> str:
         """The job by the name under which the scheduler of this node may know it."""
         return self.workload_on(node) or self.request.job
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """All nodes that nobody else may take meanwhile: the reserved ones, and partners borrowed for a search."""
-        v = self.validation
-        return self.reserved if v is None or v.verdict is not None else (*self.reserved, *v.partners)
 
 
 class Closing(str, enum.Enum):

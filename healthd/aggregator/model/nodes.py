@@ -77,8 +77,8 @@ class Registry(Protocol):
     makes no statement (`SyncAnswer.orders` None), so that nothing is cancelled by an aggregator that does not know yet.
     """
 
-    def node(self, name: str) -> FleetNode | None:
-        """The node as of now; None when nobody ever heard of it."""
+    def node(self, name: str, now: float | None = None) -> FleetNode | None:
+        """The node as of `now`, by the registry's clock; None when nobody ever heard of it."""
 
     def names(self) -> Sequence[str]:
         """All known names, sorted: heard of in this process, or known from the store."""
@@ -133,22 +133,25 @@ Judge = Callable[[FleetNode, Tier, float, tuple[str, ...]], Judged]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetView:
-    """
-    All that a step of a gate may see. `nodes` may be lazy: a step looks up only the nodes it needs.
+class Snapshot:
+    """The fleet at one moment: all that a step of a gate may see. Nothing in it changes."""
 
-    `pool` gives the names of a pool, sorted, empty for an unknown one. `recovering` (why) means that nothing may be
-    admitted; `settling` (why) that nothing may be called impossible yet, because nodes have not had time to report.
-    `called` gives the nodes that are known by a name, their own or another.
-    `doubted`: whether a validation named this node lately and nothing has spoken for it since.
-    """
-
+    now: float
+    """The only time that a step goes by, in seconds since the epoch by the engine's clock."""
     nodes: Mapping[str, FleetNode]
-    pool: Callable[[str], Sequence[str]]
+    """By name, with ages as of `now`. A step looks up only those it needs."""
+    pools: Mapping[str, Sequence[str]]
+    """The names of the nodes of each pool, sorted; no entry for an unknown pool."""
+    called: Mapping[str, Sequence[str]]
+    """The nodes that are known by a name, their own or another, sorted."""
     claims: Mapping[str, Claim]
+    """Who has which node."""
     overrides: Mapping[str, Override]
+    """Overrides by job; those whose time is over may still be among them."""
     recovering: str | None
+    """Why nothing may be admitted; None in good days."""
     settling: str | None
+    """Why nothing may be called impossible yet: nodes have not had time to report. None later on."""
     judge: Judge
-    doubted: Callable[[str], bool] = lambda _: False
-    called: Callable[[str], Sequence[str]] = lambda _: ()
+    doubted: frozenset[str] = frozenset()
+    """Nodes that a validation named lately and that nothing has spoken for since."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checks.contract import Action, Tier
+from healthd.core.model import OrderStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class Facts:
     kept: bool
     room: Room
     accusations: tuple[Fault, ...] = ()
-    probe_status: str = ""
+    probe_status: OrderStatus | None = None
     compile_seconds: float = 0.0
 
     def identity_of(self, device: str | None) -> str:

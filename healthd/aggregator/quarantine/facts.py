@@ -79,7 +79,7 @@ def facts_of(
         kept=kept,
         room=room,
         accusations=tuple(accusation(reason) for reason in accusations if counts(reason)),
-        probe_status="" if report is None else report.status,
+        probe_status=None if report is None else report.status,
         compile_seconds=node.compile_seconds,
     )
 

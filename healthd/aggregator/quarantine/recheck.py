@@ -10,22 +10,22 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts
 from healthd.aggregator.model.quarantines import BY_BOOT, Mode, Probe, Record, Rule
 from healthd.aggregator.quarantine.causes import Cause, rebooted
+from healthd.core.model import FINAL_STATUSES, OrderStatus
 
 AGAIN_SECONDS = 30.0
 """After a run that helped: the next pass in the row."""
 RETRY_SECONDS = 600.0
 """After a run that was refused or did not help, at least: whoever has the devices may keep them for long."""
-FINAL = ("done", "refused", "cancelled")
 
 
 def next_probe(now: float, record: Record, facts: Facts, policy: Policy, causes: tuple[Cause, ...]) -> Record:
     """The record with the run that is under way or to be ordered now, if any."""
     word, probe = record.word, record.probe
     if probe is not None:
-        over = facts.probe_status in FINAL or now >= probe.ordered_at + probe.deadline_seconds
+        over = facts.probe_status in FINAL_STATUSES or now >= probe.ordered_at + probe.deadline_seconds
         if not over and causes and word is not None and not facts.allocated:
             return record
-        helped = facts.probe_status == "done" and any(count.passes for count in record.counts)
+        helped = facts.probe_status == OrderStatus.DONE and any(count.passes for count in record.counts)
         again = AGAIN_SECONDS if helped else max(RETRY_SECONDS, word.until - word.since if word is not None else 0.0)
         return dataclasses.replace(record, probe=None, probe_after=now + again)
     if not policy.rules or not policy.rules_probe or not causes or facts.allocated or now < record.probe_after:

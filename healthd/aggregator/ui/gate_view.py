@@ -105,8 +105,7 @@ def left_out(decision: Decision) -> list[ExcludedNode]:
 
 def pictures(gate: Gate) -> list[Picture]:
     """The validations of a gate, oldest first."""
-    runs = gate.past if gate.validation is None else (*gate.past, gate.validation)
-    return [picture(run, ended=gate.decision is not None) for run in runs]
+    return [picture(run, ended=gate.decision is not None) for run in gate.validations]
 
 
 def picture(run: Validation, *, ended: bool = False) -> Picture:

@@ -22,7 +22,7 @@ from healthd.aggregator.ui.formatting import WORST_FIRST
 from healthd.aggregator.ui.route import PageRoute, feed_of
 from healthd.aggregator.ui.session import visitor_of
 from healthd.core.errors import BadInputError, NotFoundError
-from healthd.core.model import Health
+from healthd.core.model import Health, OrderKind
 
 # What one page may show; what is more is counted, or on the next page.
 MOST_ON_PAGE = 5000
@@ -176,7 +176,7 @@ async def node(
         tiles=node_view.tiles(state) if state else [],
         rows=node_view.rows(state, feed.samples) if state else [],
         grants=[row for row in parts.engine.leases() if row.node == node],
-        orders=[order for order in view.orders or () if order.kind != "lease"],
+        orders=[order for order in view.orders or () if order.kind != OrderKind.LEASE],
         events=events[:MOST_EVENTS],
         older=events[MOST_EVENTS - 1].id if len(events) > MOST_EVENTS else None,
         before=before,

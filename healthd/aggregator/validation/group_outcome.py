@@ -20,10 +20,8 @@ from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation import late_ranks, nccom
 from healthd.aggregator.validation.rank_data import MOST_EVENTS, odd_ranks
 from healthd.core.evidence import reason
-from healthd.core.model import OrderReport, RankReport, Reason
+from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
 from healthd.localize import Outcome
-
-FINAL = ("done", "refused", "cancelled")
 
 # The node could not take part, through no fault that the group could show.
 _UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "Stuck", "ColdCache", "CompileFailed")
@@ -45,13 +43,13 @@ def read_group(
     `reports` holds the last report of each member, without those that gave none.
     """
     silent = tuple(node for node in group.members if not _is_heard(reports.get(node)))
-    if any(report.status == "refused" for report in reports.values()):
+    if any(report.status == OrderStatus.REFUSED for report in reports.values()):
         # Who waits for a node that does not come says nothing in time, and is not silent.
         silent = ()
     unfit = {
         node: reason("Busy", f"{node} did not take part: {report.message or 'no reason given'}", node=node)
         for node, report in reports.items()
-        if report.status == "refused"
+        if report.status == OrderStatus.REFUSED
     }
     if group.hosts and not silent and not unfit and (why := nccom.unfit_main(group, reports, checks)) is not None:
         unfit[group.members[0]] = why
@@ -81,7 +79,7 @@ def read_group(
 def lost_ranks(reports: Mapping[str, OrderReport]) -> bool:
     """Whether any rank is known to be lost, so that the others wait for it in vain."""
     return any(
-        report.status == "refused" or any(rank.reason is not None for rank in report.ranks)
+        report.status == OrderStatus.REFUSED or any(rank.reason is not None for rank in report.ranks)
         for report in reports.values()
     )
 
@@ -113,7 +111,7 @@ def _ranks_of(node: str, reports: Mapping[str, OrderReport]) -> Sequence[RankRep
 
 
 def _is_heard(report: OrderReport | None) -> bool:
-    return report is not None and report.status in FINAL
+    return report is not None and report.status in FINAL_STATUSES
 
 
 def _by_check(group: Group, reports: Mapping[str, OrderReport]) -> dict[str, dict[int, RankReport]]:

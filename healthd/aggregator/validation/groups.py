@@ -10,10 +10,10 @@ from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Validation
 from healthd.aggregator.validation import nccom
-from healthd.aggregator.validation.group_outcome import FINAL, all_inside, all_up, any_cold, lost_ranks, read_group
+from healthd.aggregator.validation.group_outcome import all_inside, all_up, any_cold, lost_ranks, read_group
 from healthd.aggregator.validation.progress import how_far
 from healthd.aggregator.validation.rank_assignment import LAST_WORDS_SECONDS, Nodes
-from healthd.core.model import CollectiveOrder, Order, OrderReport
+from healthd.core.model import FINAL_STATUSES, CollectiveOrder, Order, OrderKind, OrderReport
 
 WAKE_SECONDS = 0.1
 """So much after a node counts as silent: to look a moment before would be to look in vain, again and again."""
@@ -51,7 +51,13 @@ def orders_of(validation: Validation, node: str, policy: Policy, *, workload: st
         )
         order_id = group.order_id(node)
         return (
-            Order(id=order_id, kind="collective", deadline_seconds=within, withdrawn=group.closed, collective=order),
+            Order(
+                id=order_id,
+                kind=OrderKind.COLLECTIVE,
+                deadline_seconds=within,
+                withdrawn=group.closed,
+                collective=order,
+            ),
             *nccom.launch_orders(group, validation, node, deadline_seconds=within),
         )
     return ()
@@ -63,7 +69,7 @@ def watch(now: float, validation: Validation, nodes: Nodes, policy: Policy) -> V
     done = list(validation.done)
     for group in validation.groups:
         reports = _reports(group, nodes)
-        ended = all(report.status in FINAL for report in reports.values()) and len(reports) == len(group.seats)
+        ended = all(report.status in FINAL_STATUSES for report in reports.values()) and len(reports) == len(group.seats)
         if ended or now >= group.ends_at:
             done.append(
                 read_group(

@@ -15,10 +15,18 @@ from checks.reasons import action_of, blame_of
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Validation
-from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, NccomGroup, Order, OrderReport, Reason
+from healthd.core.model import (
+    FINAL_STATUSES,
+    CollectiveOrder,
+    Launch,
+    LaunchOrder,
+    NccomGroup,
+    Order,
+    OrderReport,
+    OrderStatus,
+    Reason,
+)
 from healthd.core.model.launch_permission import checks_over_nodes, judge
-
-FINAL = ("done", "refused", "cancelled")
 
 
 def launch_mode(members: Sequence[str], nodes: Mapping[str, FleetNode], policy: Policy) -> str | None:
@@ -90,8 +98,8 @@ def with_launches(
     """The report of a node on its order, but that of a launch that it refused: then it takes no part."""
     for launch in launches:
         said = node.orders.get(launch_id(group, launch)) if node is not None and launch.node == node.node else None
-        if said is not None and said.status == "refused":
-            return OrderReport(status="refused", message=said.message)
+        if said is not None and said.status == OrderStatus.REFUSED:
+            return OrderReport(status=OrderStatus.REFUSED, message=said.message)
     return report
 
 
@@ -109,7 +117,7 @@ def follow(group: Group, order: CollectiveOrder, reports: Mapping[str, OrderRepo
         launches.append(launch)
     if refused != group.refused or len(launches) > len(group.launches):
         group = dataclasses.replace(group, launches=tuple(launches), refused=refused)
-    return group, bool(refused) or (main is not None and main.status in FINAL)
+    return group, bool(refused) or (main is not None and main.status in FINAL_STATUSES)
 
 
 # --- what it gave -----------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from healthd.aggregator.model.validations import Group
-from healthd.aggregator.validation.group_outcome import FINAL
-from healthd.core.model import RANK_READY, OrderReport
+from healthd.core.model import FINAL_STATUSES, RANK_READY, OrderReport
 
 MOST_NAMED = 4
 
@@ -21,7 +20,7 @@ def how_far(groups: Sequence[Group], reports: Mapping[str, OrderReport]) -> str:
     absent = [node for node in members if node not in reports]
     if absent:
         return f"waiting for {_named(absent)} to begin"
-    places = {node: _place(reports[node]) for node in members if reports[node].status not in FINAL}
+    places = {node: _place(reports[node]) for node in members if reports[node].status not in FINAL_STATUSES}
     text = f"{len(members) - len(places)} of {len(members)} nodes ended"
     if not any(reports[node].ranks for node in places):
         return text

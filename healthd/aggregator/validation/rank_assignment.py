@@ -14,7 +14,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Seat, Tested, Validation
 from healthd.aggregator.validation import nccom
 from healthd.aggregator.validation.group_outcome import read_group
-from healthd.core.model import NodeState, OrderReport
+from healthd.core.model import NodeState, OrderReport, OrderStatus
 
 LAST_WORDS_SECONDS = 5.0
 """How long a group that was called off may take to say what it saw: a kill and one sync."""
@@ -58,7 +58,7 @@ def start_round(
             group = dataclasses.replace(group, hosts=tuple(host or "" for host in hosts))
         if lame:
             unfit = {
-                node: OrderReport(status="refused", message=lame.get(node, "another node cannot take part"))
+                node: OrderReport(status=OrderStatus.REFUSED, message=lame.get(node, "another node cannot take part"))
                 for node in lame
             }
             failed.append(read_group(group, unfit, checks, round_number=validation.round, seconds=0))

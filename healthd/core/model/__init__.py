@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from healthd.core.model.modes import Mode, Verdict
     from healthd.core.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
     from healthd.core.model.orders import (
+        FINAL_STATUSES,
         RANK_READY,
         CollectiveOrder,
         Launch,
         LaunchOrder,
         NccomGroup,
         Order,
+        OrderKind,
         OrderReport,
+        OrderStatus,
         RankReport,
         RunOrder,
     )
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from healthd.core.model.sync import PROTOCOL, Problem, SyncAnswer, SyncRequest
 
 __all__ = [
+    "FINAL_STATUSES",
     "LARGEST_ATTEMPT",
     "PROTOCOL",
     "RANK_READY",
@@ -58,7 +62,9 @@ __all__ = [
     "NccomGroup",
     "NodeState",
     "Order",
+    "OrderKind",
     "OrderReport",
+    "OrderStatus",
     "Problem",
     "Quarantine",
     "RankReport",

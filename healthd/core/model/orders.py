@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from checks.contract import Finding, Tier
 from healthd.core.model.node import Lease
+
+
+class OrderKind(enum.StrEnum):
+    """What a node can be asked to do."""
+
+    RUN = "run"
+    LEASE = "lease"
+    COLLECTIVE = "collective"
+    LAUNCH = "launch"
+
+
+class OrderStatus(enum.StrEnum):
+    """How far a node is with an order; a lease is ACCEPTED once it is stored there. The last three are final."""
+
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+
+FINAL_STATUSES = frozenset({OrderStatus.DONE, OrderStatus.REFUSED, OrderStatus.CANCELLED})
+"""Nothing changes any more; the node says it again until that is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +114,7 @@ class CollectiveOrder:
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """
-    Something that a node is to do. The list of kinds is closed: `run`, `lease`, `collective` or `launch`.
+    Something that a node is to do. `kind` is an OrderKind; a node refuses one that it does not know.
 
     `deadline_seconds` counts from when the node first reads it. An order stays listed as long as it stands: one that
     is no longer listed is cancelled, and a lease no longer listed is released. One that is `withdrawn` is cancelled as
@@ -138,15 +162,15 @@ class RankReport:
 @dataclass(frozen=True, kw_only=True)
 class OrderReport:
     """
-    How far a node is with an order: accepted, running, done, refused or cancelled.
+    How far a node is with an order.
 
-    `refused` and `done` are final. A lease is `accepted` once it is stored on the node, `done` when the node ended it
-    because the workload is gone. `message` says why it was refused or ended. Results are in the node's state, but for
-    those of a collective: `ranks` says for each rank and check how far it is, and what it found. Where nccom-test
-    carries it, the main node says by check what it found in `findings`, and what it wants started in `launches`.
+    A lease is done when the node ended it because the workload is gone. `message` says why it was refused or ended.
+    Results are in the node's state, but for those of a collective: `ranks` says for each rank and check how far it
+    is, and what it found. Where nccom-test carries it, the main node says by check what it found in `findings`, and
+    what it wants started in `launches`.
     """
 
-    status: str
+    status: OrderStatus
     message: str = ""
     ranks: tuple[RankReport, ...] = ()
     launches: tuple[Launch, ...] = ()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checks.contract import Tier
-from healthd.core.model import CheckResult, OrderReport
+from healthd.core.model import CheckResult, OrderReport, OrderStatus
 from healthd.core.tasks import LONGEST_SLEEP_SECONDS, Tasks, is_cancelling, wait_for
 from healthd.node.checks.active_run import Allotters, Flight, Probes, Report
 from healthd.node.checks.passive import PassiveRounds
@@ -118,7 +118,7 @@ class Scheduler:
         mine = [o for o in flight.ordered if o.id == order_id]
         for ordered in mine:
             flight.ordered.remove(ordered)
-            ordered.report(OrderReport(status="cancelled", message=why))
+            ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
         if mine and not flight.ordered:
             flight.cancel()
 
@@ -151,7 +151,7 @@ class Scheduler:
         flight = self._flight
         if flight is not None and self._claims.needs_devices(flight.checks):
             for ordered in flight.ordered:
-                ordered.report(OrderReport(status="cancelled", message=why))
+                ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
             flight.ordered.clear()
             flight.cancel()
             if flight.task is not None:
@@ -229,7 +229,7 @@ class Scheduler:
                 await _ended(flight.task)
             why = _unforeseen(error)
             for ordered in flight.ordered:
-                ordered.report(OrderReport(status="refused", message=why))
+                ordered.report(OrderReport(status=OrderStatus.REFUSED, message=why))
             self._flight = None
             self._book.set_running(None)
             raise
@@ -245,14 +245,14 @@ class Scheduler:
                 return
             if why := self._claims.taken(flight.ordered):
                 for ordered in flight.ordered:
-                    ordered.report(OrderReport(status="refused", message=why))
+                    ordered.report(OrderReport(status=OrderStatus.REFUSED, message=why))
                 self._flight = None
                 return
             self._attempted_at, self._released, self._forced = self._clock.boot(), False, False
         order_id = flight.ordered[0].id if flight.ordered else None
         self._book.set_running(f"{flight.tier.value} (order {order_id})" if order_id else flight.tier.value)
         for ordered in flight.ordered:
-            ordered.report(OrderReport(status="running"))
+            ordered.report(OrderReport(status=OrderStatus.RUNNING))
         plan = Plan(tier=flight.tier, checks=flight.checks, executor=self._settings.executor, order=order_id)
         try:
             on_result = self._recorder.start(flight.ordered)
@@ -318,7 +318,7 @@ class Scheduler:
             if why and not flight.cancelled:
                 log.info("the run of %s ends: %s", flight.tier.value, why)
                 for ordered in flight.ordered:
-                    ordered.report(OrderReport(status="refused", message=why))
+                    ordered.report(OrderReport(status=OrderStatus.REFUSED, message=why))
                 flight.ordered.clear()
                 flight.cancel()
         await task

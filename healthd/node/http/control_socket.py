@@ -26,10 +26,9 @@ from checks.contract import Tier
 from checks.worker.faults import check_target, parse_fault
 from healthd.core import wire
 from healthd.core.errors import BadInputError, HealthdError, UnreachableError
-from healthd.core.model import CheckSpec, NodeState, OrderReport
+from healthd.core.model import FINAL_STATUSES, CheckSpec, NodeState, OrderReport
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.http.problems import handlers, json_response
-from healthd.node.orders.orders import FINAL
 from healthd.node.state.store import NodeBook
 
 log = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ class ControlApi:
         ended: asyncio.Future[OrderReport] = asyncio.get_running_loop().create_future()
 
         def report(report: OrderReport) -> None:
-            if report.status in FINAL and not ended.done():
+            if report.status in FINAL_STATUSES and not ended.done():
                 ended.set_result(report)
 
         self._scheduler.order(order_id, asked.tier, asked.checks, report)

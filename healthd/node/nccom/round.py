@@ -27,7 +27,7 @@ from checks.collective.nccom.launch import MPI_PREFIX, Plan, daemon_environment
 from checks.collective.nccom.vector import Accepted, Refused
 from checks.contract import Finding, Limit
 from checks.host.machine import Host
-from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, OrderReport
+from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, OrderReport, OrderStatus
 from healthd.core.model.launch_permission import as_launch, judge, own_node, plan_of
 from healthd.node.checks.active_run import Report
 from healthd.node.nccom.main_node import Main
@@ -89,7 +89,7 @@ class NccomRound:
         finally:
             self._open = False
             while not self._asked.empty():
-                self._asked.get_nowait()[3](OrderReport(status="cancelled", message="the round is over"))
+                self._asked.get_nowait()[3](OrderReport(status=OrderStatus.CANCELLED, message="the round is over"))
 
     async def _run(self) -> Told:
         order, nccom = self._order, self._order.nccom
@@ -121,19 +121,19 @@ class NccomRound:
         """Start mpirun's daemon, if that is what is planned, as soon as what was started before it is gone."""
         nccom = self._order.nccom
         if not self._open or nccom is None:
-            report(OrderReport(status="refused", message=f"group {self._order.group} has ended here"))
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"group {self._order.group} has ended here"))
             return
         if not self._settings.carried:
-            report(OrderReport(status="refused", message=_NOT_CARRIED))
+            report(OrderReport(status=OrderStatus.REFUSED, message=_NOT_CARRIED))
             return
         launch = as_launch(order, self._settings.node)
         found = judge(self._order, launch, self._taken)
         if isinstance(found, Refused):
             log.warning("group %s: a launch was refused: %s", self._order.group, found.reason)
-            report(OrderReport(status="refused", message=f"will not start that: {found.reason}"))
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"will not start that: {found.reason}"))
             return
         self._taken.append(launch)
-        report(OrderReport(status="accepted"))
+        report(OrderReport(status=OrderStatus.ACCEPTED))
         plan = plan_of(self._order, nccom, launch.check, job_id=found.job_id)
         self._asked.put_nowait((order_id, plan, found, report))
 
@@ -143,7 +143,7 @@ class NccomRound:
         if self._now is not None and self._now[0] == order_id:
             _, tree, report = self._now
             await tree.end()
-            report(OrderReport(status="cancelled", message=why))
+            report(OrderReport(status=OrderStatus.CANCELLED, message=why))
 
     def _heard(self, launches: tuple[Launch, ...], findings: Mapping[str, tuple[Finding, ...]], now: str) -> None:
         self._on_told(Told(message=now, launches=launches, findings=findings))
@@ -169,7 +169,7 @@ class NccomRound:
 
     async def _start(self, order_id: str, plan: Plan, found: Accepted, report: Report, folder: Path) -> None:
         if order_id in self._called_off:
-            report(OrderReport(status="cancelled", message=self._called_off[order_id]))
+            report(OrderReport(status=OrderStatus.CANCELLED, message=self._called_off[order_id]))
             return
         await self._end_now(_LEAVE_SECONDS, "the next one of mpirun came")
         own = environment_of(os.environ, {"HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C"})
@@ -177,15 +177,19 @@ class NccomRound:
         program = shutil.which(found.argv[0], path=environment["PATH"])
         if program is None:
             text = f"no {found.argv[0]} in PATH or {MPI_PREFIX}/bin; install Open MPI, the one of the main node"
-            report(OrderReport(status="refused", message=text))
+            report(OrderReport(status=OrderStatus.REFUSED, message=text))
             return
         try:
             tree = await start_tree([program, *found.argv[1:]], environment, folder, f"daemon-{plan.round}")
         except OSError as error:
-            report(OrderReport(status="refused", message=f"{program} cannot be started: {error.strerror or error}"))
+            report(
+                OrderReport(
+                    status=OrderStatus.REFUSED, message=f"{program} cannot be started: {error.strerror or error}"
+                )
+            )
             return
         self._now = order_id, tree, report
-        report(OrderReport(status="running"))
+        report(OrderReport(status=OrderStatus.RUNNING))
 
     async def _end_now(self, seconds: float, why: str) -> None:
         """What was started last ends by itself in so long, or is ended."""
@@ -198,9 +202,9 @@ class NccomRound:
             await tree.end()
             self._now = None
         if code is None or order_id in self._called_off:
-            report(OrderReport(status="cancelled", message=self._called_off.get(order_id, why)))
+            report(OrderReport(status=OrderStatus.CANCELLED, message=self._called_off.get(order_id, why)))
         else:
-            report(OrderReport(status="done", message=f"ended with {code}"))
+            report(OrderReport(status=OrderStatus.DONE, message=f"ended with {code}"))
 
 
 def _changed(environment: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from healthd.core.model import CollectiveOrder, LaunchOrder, OrderReport, RankReport
+from healthd.core.model import CollectiveOrder, LaunchOrder, OrderReport, OrderStatus, RankReport
 from healthd.core.tasks import Tasks, is_cancelling, wait_for
 from healthd.node.checks.active_run import Report
 from healthd.node.clock import Clock
@@ -66,10 +66,10 @@ class Wanted:
     launches: list[tuple[str, LaunchOrder, Report]] = field(default_factory=list)
     why: str = ""
 
-    def end(self, status: str, message: str = "") -> None:
+    def end(self, status: OrderStatus, message: str = "") -> None:
         """Report the end of it, with all that is known."""
         for _, _, report in self.launches:
-            report(OrderReport(status="cancelled", message=message or "the group has ended here"))
+            report(OrderReport(status=OrderStatus.CANCELLED, message=message or "the group has ended here"))
         self.launches.clear()
         text = message or self.told.message
         self.report(OrderReport(status=status, message=text, ranks=self.ranks, findings=self.told.findings))
@@ -107,9 +107,9 @@ class Visit:
     def add(self, wanted: Wanted) -> None:
         """One more order."""
         if len(self._waiting) >= MAX_WAITING:
-            wanted.end("refused", f"{MAX_WAITING} collectives are waiting already")
+            wanted.end(OrderStatus.REFUSED, f"{MAX_WAITING} collectives are waiting already")
             return
-        wanted.report(OrderReport(status="accepted"))
+        wanted.report(OrderReport(status=OrderStatus.ACCEPTED))
         self._waiting.append(wanted)
         self._news.set()
 
@@ -117,7 +117,7 @@ class Visit:
         """Call one order off; its ranks are killed, and the session stays."""
         for wanted in [one for one in self._waiting if one.id == order_id]:
             self._waiting.remove(wanted)
-            wanted.end("cancelled", why)
+            wanted.end(OrderStatus.CANCELLED, why)
         if self._now is not None and self._now[0].id == order_id and not self._now[0].why:
             self._now[0].why = why
             self._now[1].cancel()
@@ -127,24 +127,26 @@ class Visit:
         known = [*self._waiting, *([self._now[0]] if self._now is not None else [])]
         wanted = next((one for one in known if one.collective.group == order.group), None)
         if wanted is None or not self.open:
-            report(OrderReport(status="refused", message=f"this node is in no group {order.group[:64]!r} now"))
+            report(
+                OrderReport(status=OrderStatus.REFUSED, message=f"this node is in no group {order.group[:64]!r} now")
+            )
         elif wanted.round is not None:
             wanted.round.launch(order_id, order, report)
         elif len(wanted.launches) < MAX_WAITING:
             wanted.launches.append((order_id, order, report))
         else:
-            report(OrderReport(status="refused", message=f"{MAX_WAITING} launches are waiting already"))
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"{MAX_WAITING} launches are waiting already"))
 
     async def cancel_launch(self, order_id: str, why: str) -> None:
         """End what a launch started, or forget it."""
         for wanted in [*self._waiting, *([self._now[0]] if self._now is not None else [])]:
             for one in [one for one in wanted.launches if one[0] == order_id]:
                 wanted.launches.remove(one)
-                one[2](OrderReport(status="cancelled", message=why))
+                one[2](OrderReport(status=OrderStatus.CANCELLED, message=why))
             if wanted.round is not None:
                 await wanted.round.cancel(order_id, why)
 
-    def refuse(self, why: str, status: str = "refused") -> None:
+    def refuse(self, why: str, status: OrderStatus = OrderStatus.REFUSED) -> None:
         """All orders that wait end, and no other will come."""
         self.open = False
         while self._waiting:
@@ -172,7 +174,7 @@ class Visit:
             log.exception("the ranks of validation %s", self.validation)
             self.refuse(f"internal error of healthd: {type(error).__name__}: {error}")
         finally:
-            self.refuse(self.why, "cancelled")
+            self.refuse(self.why, OrderStatus.CANCELLED)
             await session.close()
 
     async def _next(self) -> Wanted | None:
@@ -186,7 +188,7 @@ class Visit:
     async def _join(self, session: RankSession, wanted: Wanted) -> None:
         def heard(ranks: tuple[RankReport, ...]) -> None:
             wanted.ranks = ranks
-            wanted.report(OrderReport(status="running", ranks=ranks))
+            wanted.report(OrderReport(status=OrderStatus.RUNNING, ranks=ranks))
 
         order = wanted.collective
         seconds = max(0.0, wanted.due_at - self._clock.boot())
@@ -195,7 +197,7 @@ class Visit:
         else:
             interface = self._interface or await asyncio.to_thread(interface_to, order.main)
             work = session.join(order, heard, interface=interface, deadline_seconds=seconds)
-        wanted.report(OrderReport(status="running"))
+        wanted.report(OrderReport(status=OrderStatus.RUNNING))
         task = self._tasks.start(f"ranks of {order.group}", work)
         self._now = wanted, task
         try:
@@ -203,18 +205,18 @@ class Visit:
             wanted.ranks = task.result()
         except asyncio.CancelledError:
             # Either this order was called off, or the whole session, in which case the ranks are gone as well.
-            wanted.end("cancelled", wanted.why or self.why)
+            wanted.end(OrderStatus.CANCELLED, wanted.why or self.why)
             if is_cancelling():
                 raise
         except RefusedError as error:
-            wanted.end("refused", str(error))
+            wanted.end(OrderStatus.REFUSED, str(error))
         except Exception as error:
             log.exception("the ranks of group %s", order.group)
-            wanted.end("cancelled", f"internal error of healthd: {type(error).__name__}: {error}")
+            wanted.end(OrderStatus.CANCELLED, f"internal error of healthd: {type(error).__name__}: {error}")
             raise
         else:
             gone = sum(report.reason is not None for report in wanted.ranks)
-            wanted.end("done", f"{gone} of {len(wanted.ranks)} ranks gave nothing" if gone else "")
+            wanted.end(OrderStatus.DONE, f"{gone} of {len(wanted.ranks)} ranks gave nothing" if gone else "")
         finally:
             self._now = None
         if order.nccom is None:
@@ -226,7 +228,9 @@ class Visit:
         def told(news: Told) -> None:
             wanted.told = news
             wanted.report(
-                OrderReport(status="running", message=news.message, launches=news.launches, findings=news.findings)
+                OrderReport(
+                    status=OrderStatus.RUNNING, message=news.message, launches=news.launches, findings=news.findings
+                )
             )
 
         if self._rounds is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checks.worker.faults import Fault, parse_fault
-from healthd.core.model import CollectiveOrder, LaunchOrder, OrderReport
+from healthd.core.model import CollectiveOrder, LaunchOrder, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks
 from healthd.node.checks.active_run import Report
 from healthd.node.checks.scheduler import Scheduler
@@ -93,7 +93,7 @@ class Collectives:
         visit = self._visit[0] if self._visit is not None and not self._visit[1].leaving else None
         if visit is None or visit.validation != order.validation:
             text = f"the devices are not held for validation {order.validation[:64]!r} now"
-            report(OrderReport(status="refused", message=text))
+            report(OrderReport(status=OrderStatus.REFUSED, message=text))
             return
         visit.launch(order_id, order, report)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthd.core.model import Lease, OrderReport
+from healthd.core.model import Lease, OrderReport, OrderStatus
 from healthd.node.clock import Clock
 from healthd.node.occupancy import NONE_THERE, Scheduled
 from healthd.node.state import files
@@ -97,7 +97,7 @@ class Ledger:
             return
         for held in saved.held:
             log.info("lease %s of job %s ended: the machine was started again", held.lease.id, held.lease.job)
-            self._fates[held.lease.id] = OrderReport(status="done", message="the machine was started again")
+            self._fates[held.lease.id] = OrderReport(status=OrderStatus.DONE, message="the machine was started again")
 
     def _keep_unsure(self, saved: Sequence[Held]) -> None:
         """Whether this is another boot is not known: no lease ends for that, and its time counts from now."""

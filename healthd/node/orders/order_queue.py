@@ -6,7 +6,7 @@ import collections
 from collections.abc import Sequence
 
 from checks.contract import Status, Tier
-from healthd.core.model import OrderReport
+from healthd.core.model import OrderReport, OrderStatus
 from healthd.node.checks.active_run import Flight, Ordered, Report
 from healthd.node.checks.catalogue import in_tier
 from healthd.node.occupancy.watch import Claims
@@ -46,20 +46,20 @@ class OrderQueue:
         specs = by_name(self._book.specs)
         unknown = [name for name in checks if name not in specs]
         if unknown:
-            report(OrderReport(status="refused", message=f"no such check is enabled here: {unknown[0]!r}"))
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"no such check is enabled here: {unknown[0]!r}"))
             return False
         names = tuple(name for name in in_tier(self._book.specs, tier) if not checks or name in checks)
         if not names:
-            report(OrderReport(status="refused", message=f"no check of tier {tier.value} is enabled here"))
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"no check of tier {tier.value} is enabled here"))
             return False
         if len(self._queue) >= MAX_QUEUED:
-            report(OrderReport(status="refused", message=f"{MAX_QUEUED} runs are waiting already"))
+            report(OrderReport(status=OrderStatus.REFUSED, message=f"{MAX_QUEUED} runs are waiting already"))
             return False
         ordered = Ordered(id=order_id, tier=tier, left=names, report=report, workload=workload)
         if self._claims.needs_devices(names) and (why := self._claims.taken([ordered])):
-            report(OrderReport(status="refused", message=why))
+            report(OrderReport(status=OrderStatus.REFUSED, message=why))
             return False
-        report(OrderReport(status="accepted"))
+        report(OrderReport(status=OrderStatus.ACCEPTED))
         if (
             flight is not None
             and not flight.cancelled
@@ -68,7 +68,7 @@ class OrderQueue:
         ):
             ordered.joined = True
             flight.ordered.append(ordered)
-            report(OrderReport(status="running", message="joined the run that was under way"))
+            report(OrderReport(status=OrderStatus.RUNNING, message="joined the run that was under way"))
             return False
         self._queue.append(ordered)
         return True
@@ -77,13 +77,13 @@ class OrderQueue:
         """Call one off that waits."""
         for ordered in [o for o in self._queue if o.id == order_id]:
             self._queue.remove(ordered)
-            ordered.report(OrderReport(status="cancelled", message=why))
+            ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
 
     def stand_down(self, why: str) -> None:
         """Call off all that need the devices."""
         for ordered in [o for o in self._queue if self._claims.needs_devices(o.left)]:
             self._queue.remove(ordered)
-            ordered.report(OrderReport(status="cancelled", message=why))
+            ordered.report(OrderReport(status=OrderStatus.CANCELLED, message=why))
 
     def land(self, flight: Flight) -> None:
         """Tell those it was for; what joined late gets the rest in a run of its own, and all after a cancelled one."""
@@ -94,9 +94,11 @@ class OrderQueue:
             if ordered.left:
                 self._queue.appendleft(ordered)
             elif ordered.busy:
-                ordered.report(OrderReport(status="refused", message=ordered.busy))
+                ordered.report(OrderReport(status=OrderStatus.REFUSED, message=ordered.busy))
             else:
                 counts = ", ".join(
                     f"{ordered.seen[status]} {status.value}" for status in Status if ordered.seen[status]
                 )
-                ordered.report(OrderReport(status="done", message=f"{ordered.tier.value}: {counts or 'nothing ran'}"))
+                ordered.report(
+                    OrderReport(status=OrderStatus.DONE, message=f"{ordered.tier.value}: {counts or 'nothing ran'}")
+                )

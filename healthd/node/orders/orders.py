@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from healthd.core.model import Lease, Order, OrderReport
+from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
@@ -24,7 +24,6 @@ from healthd.node.state.store import NodeBook
 
 log = logging.getLogger(__name__)
 
-FINAL = frozenset({"done", "refused", "cancelled"})
 # While nothing is open the watch only wakes up when something is.
 IDLE_WATCH_SECONDS = 3600.0
 
@@ -72,7 +71,7 @@ class Orders:
 
     def reports(self) -> dict[str, OrderReport]:
         """How far all orders are: the open ones, the leases in force, and ends that were not acknowledged yet."""
-        accepted = {held.lease.id: OrderReport(status="accepted") for held in self._ledger.held}
+        accepted = {held.lease.id: OrderReport(status=OrderStatus.ACCEPTED) for held in self._ledger.held}
         return {**accepted, **{key: one.report for key, one in self._open.items()}, **self._untold}
 
     def apply(
@@ -108,7 +107,7 @@ class Orders:
         """One listed order: begun once, called off when it is withdrawn, its end told until that is `acknowledged`."""
         held = next((one.lease for one in self._ledger.held if one.lease.id == order.id), None)
         if held is not None and order.withdrawn:
-            self._end_lease(held, OrderReport(status="cancelled", message="the aggregator released it"))
+            self._end_lease(held, OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it"))
         elif order.id in self._open:
             if order.withdrawn:
                 self._cancel(self._open[order.id], "the aggregator called it off")
@@ -116,7 +115,7 @@ class Orders:
             if not acknowledged:
                 self._untold.setdefault(order.id, ended)  # it may say more than what was kept of it
         elif order.withdrawn:
-            never = OrderReport(status="cancelled", message="called off before it was begun")
+            never = OrderReport(status=OrderStatus.CANCELLED, message="called off before it was begun")
             self._untold[order.id] = never
             self._ledger.settle(order.id, never)
             self.changed()
@@ -139,15 +138,17 @@ class Orders:
                 self._cancel(one, "the aggregator called it off")
         for held in self._ledger.held:
             if held.issuer == issuer and held.lease.id not in listed:
-                self._end_lease(held.lease, OrderReport(status="cancelled", message="the aggregator released it"))
+                self._end_lease(
+                    held.lease, OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
+                )
 
     def _cancel(self, one: Open, why: str) -> None:
         """Call off what can be called off."""
-        if one.order.kind == "run":
+        if one.order.kind == OrderKind.RUN:
             self._scheduler.cancel(one.order.id, why)
-        elif one.order.kind == "collective" and self._collectives is not None:
+        elif one.order.kind == OrderKind.COLLECTIVE and self._collectives is not None:
             self._collectives.cancel(one.order.id, why)
-        elif one.order.kind == "launch" and self._collectives is not None:
+        elif one.order.kind == OrderKind.LAUNCH and self._collectives is not None:
             self._collectives.cancel_launch(one.order.id, why)
 
     def _begin_or_refuse(self, order: Order, issuer: str) -> None:
@@ -160,8 +161,10 @@ class Orders:
 
     def _begin(self, order: Order, issuer: str) -> None:
         due_at = self._clock.boot() + max(0.0, order.deadline_seconds)
-        self._open[order.id] = Open(order=order, issuer=issuer, due_at=due_at, report=OrderReport(status="accepted"))
-        if order.kind == "run" and order.run is not None:
+        self._open[order.id] = Open(
+            order=order, issuer=issuer, due_at=due_at, report=OrderReport(status=OrderStatus.ACCEPTED)
+        )
+        if order.kind == OrderKind.RUN and order.run is not None:
             self._scheduler.order(
                 order.id,
                 order.run.tier,
@@ -169,23 +172,25 @@ class Orders:
                 lambda report: self._report(order.id, report),
                 workload=order.run.workload,
             )
-        elif order.kind == "collective" and order.collective is not None and self._collectives is not None:
+        elif order.kind == OrderKind.COLLECTIVE and order.collective is not None and self._collectives is not None:
             self._collectives.order(order.id, order.collective, due_at, lambda report: self._report(order.id, report))
-        elif order.kind == "launch" and order.launch is not None and self._collectives is not None:
+        elif order.kind == OrderKind.LAUNCH and order.launch is not None and self._collectives is not None:
             self._collectives.launch(order.id, order.launch, lambda report: self._report(order.id, report))
-        elif order.kind == "lease" and order.lease is not None:
+        elif order.kind == OrderKind.LEASE and order.lease is not None:
             # Nothing is said of it before it is stored.
-            self._open[order.id].report = OrderReport(status="running", message="about to be stored")
+            self._open[order.id].report = OrderReport(status=OrderStatus.RUNNING, message="about to be stored")
             self._tasks.start(f"lease {order.lease.id}", self._take_lease(order, order.lease, issuer))
         else:
-            self._report(order.id, OrderReport(status="refused", message=f"no such kind of order here: {order.kind!r}"))
+            self._report(
+                order.id, OrderReport(status=OrderStatus.REFUSED, message=f"no such kind of order here: {order.kind!r}")
+            )
 
     def _report(self, order_id: str, report: OrderReport) -> None:
         one = self._open.get(order_id)
-        if one is None or one.report.status in FINAL:
+        if one is None or one.report.status in FINAL_STATUSES:
             return
         one.report = report
-        if report.status in FINAL:
+        if report.status in FINAL_STATUSES:
             del self._open[order_id]
             self._untold[order_id] = report
             # What ranks have measured is of no use to an aggregator that asks again after a restart of this daemon.
@@ -207,10 +212,12 @@ class Orders:
                 return
             report = _unforeseen(error)
             if isinstance(error, OSError):
-                report = OrderReport(status="refused", message=f"the lease cannot be stored: {error.strerror}")
+                report = OrderReport(
+                    status=OrderStatus.REFUSED, message=f"the lease cannot be stored: {error.strerror}"
+                )
             self._ledger.release(lease.id, report)
             self._book.set_leases(self._ledger.stamped())
-        if report.status == "accepted":
+        if report.status == OrderStatus.ACCEPTED:
             self._open.pop(order.id, None)
             if all(held.lease.id != lease.id for held in self._ledger.held):
                 return  # it was cancelled meanwhile, and that was told
@@ -225,13 +232,13 @@ class Orders:
     async def _stored(self, lease: Lease, issuer: str) -> OrderReport:
         """Take the devices for the lease: first the claim, so that no probe starts, then a look at who has them."""
         if other := [held.lease for held in self._ledger.held]:
-            return OrderReport(status="refused", message=f"job {other[0].job} has a lease on the node")
+            return OrderReport(status=OrderStatus.REFUSED, message=f"job {other[0].job} has a lease on the node")
         self._ledger.take(lease, issuer)
         self._book.set_leases(self._ledger.stamped())
         await self._scheduler.stand_down(f"job {lease.job} gets the node")
         await self._scheduler.refresh()
         if self._ledger.doubt:
-            return OrderReport(status="accepted")  # it may be ours from before, and its job at work
+            return OrderReport(status=OrderStatus.ACCEPTED)  # it may be ours from before, and its job at work
         own = process_of(lease.workload)
         claims = foreign(self._book.allocated, self._book.scheduled.workloads, {lease.workload, lease.job})
         others = [
@@ -240,11 +247,11 @@ class Orders:
             if claim.by in ("process", "scheduler") and f"pid {own} " not in f"{claim.holder} "
         ]
         if others:
-            report = OrderReport(status="refused", message=f"the devices are taken: {describe(others)}")
+            report = OrderReport(status=OrderStatus.REFUSED, message=f"the devices are taken: {describe(others)}")
             self._ledger.release(lease.id, report)
             self._book.set_leases(self._ledger.stamped())
             return report
-        return OrderReport(status="accepted")
+        return OrderReport(status=OrderStatus.ACCEPTED)
 
     def _end_lease(self, lease: Lease, report: OrderReport) -> None:
         self._ledger.release(lease.id, report)
@@ -282,11 +289,11 @@ class Orders:
         for held in self._ledger.held:
             end = fate(held, sight, now=now, settle_seconds=self._settings.lease.settle_seconds)
             if end.ended:
-                self._end_lease(held.lease, OrderReport(status="done", message=end.ended))
+                self._end_lease(held.lease, OrderReport(status=OrderStatus.DONE, message=end.ended))
             elif end.seen:
                 self._ledger.seen(held.lease.id, process_start=end.process_start)
 
 
 def _unforeseen(error: Exception) -> OrderReport:
     why = f"an error of healthd's own: {type(error).__name__}; see the log of the node's daemon"
-    return OrderReport(status="refused", message=why)
+    return OrderReport(status=OrderStatus.REFUSED, message=why)
