@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import healthd.aggregator
-from healthd.aggregator import transitions
+from healthd.aggregator import members
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.gate import decisions, rendezvous
+from healthd.aggregator.gate import decisions, transitions
 from healthd.aggregator.gate.machine import step
+from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
 from healthd.aggregator.model import Claim, ClaimKind, Closing, Decided, FleetNode, Gate, Override, Phase
 from healthd.aggregator.store.changes import read_gate
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.store.tables import GATES
-from healthd.aggregator.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
 from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
 from tests.aggregator.lab import POLICY, Lab
@@ -73,7 +73,7 @@ class History(Lab):
 
     def arrive(self, rank: int, member: str) -> None:
         join = dataclasses.replace(self.gate.request.join or JOIN, rank=rank, member=member, node=f"n{rank + 1}")
-        self.gate = rendezvous.add_member(self.now, self.gate, join, None)
+        self.gate = members.add_member(self.now, self.gate, join, None)
 
     def _node(self, name: str, current: Gate) -> FleetNode:
         found, condition = super()._node(name, current), self.condition[name]
@@ -205,7 +205,7 @@ def test_no_history_leaves_the_table_and_what_is_held_is_what_the_phase_says(
             run.overrides = {"train": Override(job="train", reason="now", owner="ana", since=0.0, until=run.now + 9)}
         elif run.gate.request.join is not None and run.gate.decision is None and number < 20:
             if action == "leave":
-                run.gate = rendezvous.remove_member(run.gate, f"m{rank}")
+                run.gate = members.remove_member(run.gate, f"m{rank}")
             else:
                 run.arrive(rank, f"m{rank}" if action != "arrive" else f"m{rank}-{number}")
         run.turn(seconds, **conditions)

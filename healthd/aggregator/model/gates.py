@@ -2,7 +2,7 @@
 The gate: the question of one job and attempt, and how far its answer is.
 
 What belongs to one phase alone is in the record of that phase, which is also how it is stored: `{"name": "granting",
-"reserved": [...], "granted": {...}}`. Which phase may follow which is in `healthd.aggregator.transitions`.
+"reserved": [...], "granted": {...}}`. Which phase may follow which is in `healthd.aggregator.gate.transitions`.
 """
 
 from __future__ import annotations
