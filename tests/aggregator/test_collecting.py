@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.aggregator.controller.admission import check
-from healthd.aggregator.gate.rendezvous import group_of
+from healthd.aggregator.controller.admission import check_request
+from healthd.aggregator.gate.members import group_of
 from healthd.aggregator.model import Gate, LeaseState, Override, Phase, WakeAt
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
@@ -412,13 +412,13 @@ def test_members_must_ask_alike(more: dict[str, object], said: str) -> None:
 def test_a_member_that_cannot_be_meant_is_one_clear_line(change: dict[str, object], said: str) -> None:
     join = dataclasses.replace(Join(group="g", size=3, rank=0, member="m", node="n0"), **change)  # type: ignore[arg-type]
     with pytest.raises(BadInputError, match=said):
-        check(GateRequest(job="g", join=join), POLICY)
+        check_request(GateRequest(job="g", join=join), POLICY)
 
 
 def test_who_joins_names_no_nodes() -> None:
     join = Join(group="g", size=3, rank=0, member="m", node="n0")
     with pytest.raises(BadInputError, match="names its own node alone"):
-        check(GateRequest(job="g", join=join, nodes=("n0",)), POLICY)
+        check_request(GateRequest(job="g", join=join, nodes=("n0",)), POLICY)
 
 
 # --- modes, overrides, restarts ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import healthd.aggregator
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.gate import decisions, rendezvous, transitions
+from healthd.aggregator.gate import decisions, members, transitions
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
 from healthd.aggregator.model import Claim, ClaimKind, Closing, Decided, FleetNode, Gate, Override, Phase
@@ -72,7 +72,7 @@ class History(Lab):
 
     def arrive(self, rank: int, member: str) -> None:
         join = dataclasses.replace(self.gate.request.join or JOIN, rank=rank, member=member, node=f"n{rank + 1}")
-        self.gate = rendezvous.add_member(self.now, self.gate, join, None)
+        self.gate = members.add_member(self.now, self.gate, join, None)
 
     def _node(self, name: str, current: Gate) -> FleetNode:
         found, condition = super()._node(name, current), self.condition[name]
@@ -204,7 +204,7 @@ def test_no_history_leaves_the_table_and_what_is_held_is_what_the_phase_says(
             run.overrides = {"train": Override(job="train", reason="now", owner="ana", since=0.0, until=run.now + 9)}
         elif run.gate.request.join is not None and run.gate.decision is None and number < 20:
             if action == "leave":
-                run.gate = rendezvous.remove_member(run.gate, f"m{rank}")
+                run.gate = members.remove_member(run.gate, f"m{rank}")
             else:
                 run.arrive(rank, f"m{rank}" if action != "arrive" else f"m{rank}-{number}")
         run.turn(seconds, **conditions)

@@ -1,4 +1,7 @@
-"""Asking for a gate: what a request may be, what a repeated one gets, what a later attempt does to an earlier one."""
+"""
+What happens to a request for a gate: which requests are valid, what a repeated one gets, what a later attempt
+supersedes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
-from healthd.aggregator.gate import decisions, rendezvous
+from healthd.aggregator.gate import decisions, members
 from healthd.aggregator.model import Closing, Collecting, Gate, GateGroup, Terms
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import BadInputError, ConflictError, StoreError
@@ -21,7 +24,7 @@ LONGEST_MEMBER = 128
 
 
 def check_request(request: GateRequest, policy: Policy) -> None:
-    """BadInputError with one sentence when the request cannot be meant."""
+    """BadInputError, with one sentence, for a request that is not valid."""
     if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
         raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
     if not 0 <= request.attempt <= LARGEST_ATTEMPT:
@@ -92,12 +95,12 @@ def terms_of(request: GateRequest, policy: Policy) -> Terms:
 
 
 def new_gate(gate_id: str, request: GateRequest, policy: Policy, now: float) -> Gate:
-    """The gate as it begins."""
+    """A gate as it begins."""
     terms = terms_of(request, policy)
     gate = Gate(id=gate_id, request=request, terms=terms, created_at=now, deadline=now + terms.wait_seconds)
     if request.join is None:
         return gate
-    shared = dataclasses.replace(rendezvous.shared_request(request), attempt=request.attempt)
+    shared = dataclasses.replace(members.shared_request(request), attempt=request.attempt)
     return dataclasses.replace(
         gate,
         request=shared,
@@ -111,13 +114,13 @@ def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState
     """
     ConflictError unless the request is the one that the gate answers, and its admission still stands.
 
-    Who asks again because the answer was lost gets it again; who asks after the leases ended must not start on nodes
-    that may be somebody else's by now. Named nodes that were admitted anyway (observe mode, an override) never hung on
-    their leases.
+    A client that has lost the answer gets it again. A client that asks after its leases have ended must not start,
+    because its nodes may belong to another job by now. Named nodes that were admitted regardless (observe mode, an
+    override) never depended on leases.
     """
     who = f"job {request.job} attempt {request.attempt}"
     if request.join is not None or gate.request.join is not None:
-        rendezvous.check_same_question(gate, request)
+        members.check_same_question(gate, request)
     elif gate.as_asked != request:
         raise ConflictError(
             f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
@@ -153,9 +156,9 @@ def open_gate(
     batch: Batch, fleet_state: FleetState, policy: Policy, request: GateRequest, decided: Gate | None = None
 ) -> Gate:
     """
-    The gate of this job and attempt: the open one, or a new one, which takes the place of earlier attempts.
+    The gate of this job and attempt: the open one, or a new one, which supersedes earlier attempts.
 
-    `decided` is the newest gate of a group's job where that is decided and not in memory.
+    `decided` is the newest gate of the job of a group where that is decided and not in memory.
     """
     if request.join is not None:
         return _open_group(batch, fleet_state, policy, request, request.join, decided)
@@ -178,7 +181,7 @@ def open_gate(
         fleet_state.carry_out(batch, after, effects, ())
         return after
     _supersede_earlier(batch, fleet_state, policy, gate, first=newest is None)
-    # Written even when its first step changes nothing: who asked must be able to ask after it.
+    # Written even when its first step changes nothing: the client must be able to find it later.
     fleet_state.carry_out(batch, gate, (), ())
     return gate
 
@@ -192,10 +195,11 @@ def _open_group(
     batch: Batch, fleet_state: FleetState, policy: Policy, request: GateRequest, join: Join, decided: Gate | None
 ) -> Gate:
     """
-    The gate of this member's group: the open one, the decided one if it answers this member, or the group's next.
+    The gate for this member: the open gate of its group, the decided one if that answers it, or the next one.
 
-    Gates of a group are counted on by their attempts, whatever attempt its members ask for: a group whose members were
-    replaced after the answer comes together anew. What they ask for tells restarts of the whole job apart.
+    The gates of a group count their own attempts, whatever attempt the members ask for, because a group whose members
+    were replaced after the decision gets another gate. The attempt of the members tells restarts of the whole job
+    apart.
     """
     newest = fleet_state.newest.get(request.job)
     key = fleet_state.keys.get((request.job, newest)) if newest is not None else None
@@ -206,11 +210,11 @@ def _open_group(
         raise ConflictError(f"{text}: attempt {group.asked_attempt} was asked meanwhile")
     if gate is not None and (group is None or group.asked_attempt == request.attempt):
         if gate.decision is None:
-            rendezvous.check_same_question(gate, request)
+            members.check_same_question(gate, request)
             return _add_member(batch, fleet_state, gate, request, join)
         leases = [grant.lease_id for grant in gate.granted.values()]
         over = bool(leases) and not any(fleet_state.lease_stands(lease_id) for lease_id in leases)
-        if group is not None and rendezvous.answers_member(gate, join, over=over):
+        if group is not None and members.answers_member(gate, join, over=over):
             check_same_request(gate, request, fleet_state)
             return gate
     _check_room(fleet_state, policy)
@@ -223,7 +227,7 @@ def _open_group(
         ranks = {one.node: one.rank for one in group.members}
         own = {grant.lease_id: ranks[node] for node, grant in gate.granted.items() if node in ranks}
         former = {**group.former, **own}
-    opened = rendezvous.with_group(opened, asked_attempt=request.attempt, former=former)
+    opened = members.with_group(opened, asked_attempt=request.attempt, former=former)
     fleet_state.add(opened)
     if not former:
         _supersede_earlier(batch, fleet_state, policy, opened, first=newest is None)
@@ -231,12 +235,12 @@ def _open_group(
 
 
 def _add_member(batch: Batch, fleet_state: FleetState, gate: Gate, request: GateRequest, join: Join) -> Gate:
-    """Take in a member that asks; what its rank still has of the group's gate before this one ends."""
-    after = rendezvous.add_member(batch.now, gate, join, request.workload)
+    """Add a member to the gate. The leases that its rank still has of the gate before this one end."""
+    after = members.add_member(batch.now, gate, join, request.workload)
     if stored_part(after) == stored_part(gate) and gate.members:
         fleet_state.update_members(after)
         return after
-    for lease_id, rank in rendezvous.group_of(gate).former.items():
+    for lease_id, rank in members.group_of(gate).former.items():
         if rank == join.rank:
             fleet_state.end_lease(batch, lease_id, f"rank {rank} of group {join.group} asks anew (gate {gate.id})")
     fleet_state.carry_out(batch, after, (), ())
@@ -244,9 +248,7 @@ def _add_member(batch: Batch, fleet_state: FleetState, gate: Gate, request: Gate
 
 
 def end_leases_for_executor(batch: Batch, fleet_state: FleetState, gate: Gate, node: str) -> None:
-    """
-    A hook has the devices of a node that has no daemon: jobs before it are over there, and nobody else could say so.
-    """
+    """End the leases of a node without a daemon once a hook has its devices: the jobs before it are over there."""
     for lease_id in fleet_state.leases_of.get(node, ()):
         row = fleet_state.leases[lease_id]
         if row.lease.gate != gate.id:
@@ -254,10 +256,10 @@ def end_leases_for_executor(batch: Batch, fleet_state: FleetState, gate: Gate, n
 
 
 def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str) -> Gate:
-    """Take in that a member's hook ends without starting the job: its rank is free, its node too."""
+    """Remove a member whose hook ends without starting the job: its rank and its node are free."""
     open_one = fleet_state.gates.get(gate.id)
     if open_one is not None:
-        after = rendezvous.remove_member(open_one, member)
+        after = members.remove_member(open_one, member)
         if after != open_one:
             fleet_state.carry_out(batch, after, (), ())
         return after
@@ -269,8 +271,8 @@ def remove_member(batch: Batch, fleet_state: FleetState, gate: Gate, member: str
 
 def _supersede_earlier(batch: Batch, fleet_state: FleetState, policy: Policy, gate: Gate, *, first: bool) -> None:
     """
-    End what earlier attempts of the job have, open or admitted. `first`: this database knows of none; another one may
-    have given leases.
+    End the open gates and the leases of earlier attempts of the job. `first`: this database knows of no earlier one,
+    but another database may have given leases.
     """
     job, attempt, group = gate.request.job, gate.request.attempt, gate.request.join is not None
     text = f"attempt {attempt} of job {job} takes its place (gate {gate.id})"
@@ -281,16 +283,16 @@ def _supersede_earlier(batch: Batch, fleet_state: FleetState, policy: Policy, ga
         [fleet_state.leases[lease_id] for lease_id in fleet_state.adopted] if first else [*fleet_state.leases.values()]
     )
     for row in rows:
-        # Gates of a group count on by themselves, and how far another database had counted is not known here.
+        # Gates of a group count their own attempts, and the count of another database is not known here.
         earlier = row.lease.attempt < attempt or (group and row.adopted)
         if row.lease.job == job and earlier:
             fleet_state.end_lease(batch, row.lease.id, text)
 
 
 def stored_part(gate: Gate) -> Gate:
-    """The gate without what is not kept on disk."""
+    """The gate without what is not written to disk."""
     gate = dataclasses.replace(gate, waiting=())
     if gate.group is None:
         return gate
-    members = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.group.members)
-    return rendezvous.with_group(gate, members=members)
+    written = tuple(dataclasses.replace(one, heard_at=one.joined_at) for one in gate.group.members)
+    return members.with_group(gate, members=written)

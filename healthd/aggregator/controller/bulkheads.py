@@ -1,9 +1,8 @@
 """
-Walls between what the engine works on: an exception that nobody foresaw stops one gate, one node or one request, and
-nothing else.
+Contains unforeseen exceptions: each stops one gate, one node or one request, and nothing else.
 
-What failed is left alone for a while and tried again, each time after twice as long. The log has the traceback, and
-`faults` is what `/readyz`, the page and the metrics tell of it.
+What failed rests for a while and is tried again, each time after twice as long. The log has the traceback; `/readyz`,
+the page and the metrics show `faults`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOST_FAULTS = 1000
 
 
 class Where(str, enum.Enum):
-    """What an unforeseen exception stopped. The values are a label of `healthd_internal_errors_total`."""
+    """What an unforeseen exception stopped. The values are labels of `healthd_internal_errors_total`."""
 
     GATE = "gate"
     NODE = "node"
@@ -44,7 +43,7 @@ class ContainedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that is left alone until `retry_at`, by the engine's clock; `message` is the exception in one line."""
+    """Something that rests until `retry_at`, by the clock of the engine; `message` is the exception in one line."""
 
     where: Where
     name: str
@@ -55,7 +54,7 @@ class Fault:
 
 @contextlib.contextmanager
 def contained(where: Where, name: str) -> Iterator[None]:
-    """What the block raises is the fault of this gate or node alone."""
+    """Raise what the block raises as the fault of this gate, node or request."""
     try:
         yield
     except ContainedError:
@@ -65,14 +64,14 @@ def contained(where: Where, name: str) -> Iterator[None]:
 
 
 class Bulkheads:
-    """What failed and is left alone, and how often anything failed since the start."""
+    """What failed and rests, and how often anything has failed since the start."""
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter({where.value: 0 for where in Where})
         self._faults: dict[tuple[Where, str], Fault] = {}
 
     def failed(self, where: Where, name: str, error: Exception, now: float) -> Fault:
-        """Write it down, and leave this alone until `retry_at` of what is returned."""
+        """Record a failure; what failed rests until `retry_at` of the fault."""
         before = self._faults.pop((where, name), None)
         message = self.count(where, name, error, again=before is not None)
         times = 1 if before is None else before.times + 1
@@ -84,36 +83,36 @@ class Bulkheads:
         return fault
 
     def count(self, where: Where, name: str, error: Exception, *, again: bool = False) -> str:
-        """Count it and log it, with its traceback unless the same failed before; the exception in one line."""
+        """Count and log an exception, with its traceback unless it failed before; returns it in one line."""
         self.counted[where.value] += 1
         message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         log.error("%s %s: internal error: %s", where.value, name, message, exc_info=None if again else error)
         return message
 
     def passed(self, where: Where, name: str) -> None:
-        """It worked."""
+        """Record that it worked."""
         if self._faults and self._faults.pop((where, name), None) is not None:
             log.warning("%s %s: works again", where.value, name)
 
     def keep(self, where: Where, names: Collection[str]) -> None:
-        """Of this kind there are only these any more."""
+        """Forget the faults of this kind that are not among these names."""
         for key in [key for key in self._faults if key[0] is where and key[1] not in names]:
             del self._faults[key]
 
     def resting(self, where: Where, now: float) -> Mapping[str, float]:
-        """Those of this kind that are left alone now, with the time of their next try."""
+        """What rests of this kind now, with the time of the next try."""
         if not self._faults:
             return {}
         return {f.name: f.retry_at for f in self._faults.values() if f.where is where and now < f.retry_at}
 
     def due(self, where: Where, now: float) -> set[str]:
-        """Those of this kind that are to be tried again now."""
+        """What is to be tried again of this kind now."""
         return {fault.name for fault in self._faults.values() if fault.where is where and now >= fault.retry_at}
 
     def next_due(self, now: float) -> float:
-        """When one is to be tried again that is left alone now."""
+        """When the next rest ends."""
         return min((f.retry_at for f in self._faults.values() if f.retry_at > now), default=math.inf)
 
     def faults(self) -> tuple[Fault, ...]:
-        """Gates and nodes that failed last time, and parts of the turn, which stop all; the newest first."""
+        """Gates and nodes that failed last time, and parts of the loop, which stop everything; the newest first."""
         return tuple(reversed(self._faults.values()))

@@ -1,6 +1,4 @@
-"""
-The engine: what can be asked of gates, leases, quarantines and overrides; `turns` does the work.
-"""
+"""The engine: everything that can be asked of gates, leases, quarantines and overrides. `turns` has its loop."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ __all__ = ["Engine", "Explanation", "steady_clock"]
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A gate with all that was kept of it: the states that its decision went by and how its job ended."""
+    """A gate with all that is stored of it: the states that its decision is based on, and how its job ended."""
 
     gate: Gate
     states: tuple[NodeState, ...]
@@ -41,16 +39,16 @@ class Explanation:
 
 class Engine(Loop):
     """
-    Give it a store and a registry, run `run()` as a task, ask it things. All on one event loop.
+    Make it with a store and a registry and run `run()` as a task. All on one event loop.
 
-    Methods that change something return once the change is on disk, and raise StoreError when it could not be.
+    Methods that change something return once the change is on disk, and raise StoreError when it could not be written.
     """
 
     async def ask(self, request: GateRequest) -> Gate:
         """
-        Open a gate, or the one that this job and attempt already has, as it is on disk now.
+        Open a gate, or return the one that this job and attempt already has, as it is on disk now.
 
-        BadInputError for a request that cannot be meant, ConflictError for a different request under the same key or
+        BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
         one whose admission is over, StoreError when it cannot be written.
         """
         requests.check_request(request, self.policy)
@@ -64,7 +62,7 @@ class Engine(Loop):
         return await self.submit(lambda batch: requests.open_gate(batch, self._fleet_state, self.policy, request))
 
     async def _ask_to_join(self, request: GateRequest) -> Gate:
-        """The gate of a group, which is stepped again: a member was heard."""
+        """The gate of the group; it is stepped again, because a member was heard."""
         newest = self._fleet_state.newest.get(request.job)
         known = self._fleet_state.keys.get((request.job, newest)) if newest is not None else None
         decided = await self.get(known) if known is not None and known not in self._fleet_state.gates else None
@@ -81,7 +79,7 @@ class Engine(Loop):
         return await self.submit(act)
 
     async def leave(self, gate_id: str, member: str) -> Gate:
-        """A member of a group ends without starting the job. Safe to repeat; NotFoundError."""
+        """Remove a member that ends without starting the job. Safe to repeat; NotFoundError."""
         gate = await self.get(gate_id)
 
         def act(batch: Batch) -> Gate:
@@ -101,9 +99,9 @@ class Engine(Loop):
 
     async def wait(self, gate_id: str, seconds: float) -> Decision:
         """
-        The decision of a gate; after `seconds`, or when the aggregator stops, what it waits for (hold).
+        The decision of a gate; a hold after `seconds`, or when the aggregator stops.
 
-        One that was made before is not told again from memory alone: another aggregator may have taken over since.
+        An earlier decision is confirmed by the database: another aggregator may have taken over since.
         """
         gate = await self.get(gate_id)
         if gate.decision is not None:
@@ -119,7 +117,7 @@ class Engine(Loop):
         return self.answer(gate)
 
     def answer(self, gate: Gate) -> Decision:
-        """What to tell of a gate now."""
+        """The decision of a gate, or a hold."""
         return decisions.current_decision(self._clock(), gate, self.policy)
 
     async def release(self, gate_id: str) -> Gate | None:
@@ -163,10 +161,10 @@ class Engine(Loop):
 
     async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
         """
-        Write down how the job of a gate ended. Its leases stay until released or until its nodes see it gone.
+        Record how the job of a gate ended. Its leases stay until they are released or its nodes see the job gone.
 
-        Returns how it is counted; None when the same was told before, or no facts are kept of the gate. NotFoundError
-        also where the gate was dropped from the database meanwhile.
+        Returns how it is counted; None when the same was recorded before, or no facts are kept of the gate.
+        NotFoundError also where the gate was dropped from the database meanwhile.
         """
         gate = await self.get(gate_id)
         facts, before = await self._store.read(
@@ -194,7 +192,7 @@ class Engine(Loop):
         """
         Keep a node out of admissions from now on. Gates that have it see it at once.
 
-        None lets it in again, and the rules take back all that they hold against it; `why` is for people.
+        None lifts the quarantine, and the rules drop all that they hold against the node; `why` is for people.
         """
 
         def act(batch: Batch) -> None:
@@ -206,7 +204,7 @@ class Engine(Loop):
         await self.submit(act)
 
     async def override(self, job: str, override: Override | None) -> None:
-        """Admit a job by hand, whatever its nodes are; None ends that. Written into the audit trail."""
+        """Admit a job whatever its nodes are; None ends that. It is written into the audit trail."""
 
         def act(batch: Batch) -> None:
             self._fleet_state.put_override(batch, job, override)
@@ -215,7 +213,7 @@ class Engine(Loop):
         await self.submit(act)
 
     async def recover(self, owner: str) -> bool:
-        """A person says that the fleet is known again: admit from now on. False when nothing was to recover from."""
+        """End the recovery because a person says so. False when there was none."""
         return await self.submit(lambda batch: self._reconciler.recover(batch, owner))
 
     async def explain(self, gate_id: str) -> Explanation:
@@ -234,7 +232,7 @@ class Engine(Loop):
         )
 
     async def forget(self, node: str, owner: str) -> None:
-        """A node that is gone for good: its leases and its quarantine end, its key is free for the next of its name."""
+        """Forget a node that is gone for good: its leases and its quarantine end, and its key is free."""
 
         def act(batch: Batch) -> None:
             self._rules.forget(batch, node)
@@ -247,19 +245,22 @@ class Engine(Loop):
         return await self.submit(lambda batch: self._rules.reset_breaker(batch, owner, pool))
 
     def breakers(self) -> Mapping[str, Breaker]:
-        """Breakers of the rules that have tripped, by pool ("": nodes without one)."""
+        """The tripped breakers of the rules, by pool ("": nodes without one)."""
         return self._rules.breakers()
 
     def faults(self) -> tuple[Fault, ...]:
-        """What internal errors stop, the newest first: gates, nodes, or the turn, with it all; each is tried again."""
+        """
+        What internal errors stop, the newest first: gates, nodes, or the loop and everything with it. Each is tried
+        again.
+        """
         return self._bulkheads.faults()
 
     def internal_errors(self) -> Mapping[str, int]:
-        """Exceptions that nobody foresaw since the start, by what they stopped."""
+        """Unforeseen exceptions since the start, by what they stopped."""
         return dict(self._bulkheads.counted)
 
     def quarantines(self) -> Mapping[str, Quarantine]:
-        """All, by node; those whose time is over may still be among them."""
+        """All quarantines, by node; those whose time is over may still be among them."""
         return dict(self._fleet_state.quarantines)
 
     def pool_of(self, node: str) -> str | None:
@@ -267,32 +268,32 @@ class Engine(Loop):
         return self._reconciler.pool_of(node)
 
     async def note(self, subject: str, kind: str, message: str) -> None:
-        """A line of the history of a node or job."""
+        """Add a line to the history of a node or job."""
         await self.submit(lambda batch: batch.event(subject, kind, message))
 
     def remembered(self, node: str) -> Record | None:
-        """What the rules remember of a node; None: nothing."""
+        """What the rules remember of a node; None where nothing is."""
         return self._rules.remembered(node)
 
     def rule_words(self) -> Mapping[tuple[str, str], int]:
-        """How often each rule came to a word, and what came of it, since the start."""
+        """How often each rule reached a verdict, and what came of it, since the start."""
         return dict(self._rules.counted)
 
     def open_gates(self) -> tuple[Gate, ...]:
-        """All that are not decided, oldest first."""
+        """All gates that are not decided, oldest first."""
         return tuple(sorted(self._fleet_state.gates.values(), key=lambda gate: gate.id))
 
     def waits(self) -> tuple[float, ...]:
-        """For how many seconds each open gate has waited."""
+        """How many seconds each open gate has waited."""
         now = self._clock()
         return tuple(max(0.0, now - gate.created_at) for gate in self._fleet_state.gates.values())
 
     def leases(self) -> tuple[LeaseRow, ...]:
-        """All that are not closed."""
+        """All leases that are not closed."""
         return tuple(self._fleet_state.leases.values())
 
     def overrides(self) -> tuple[Override, ...]:
-        """Those in force."""
+        """The overrides in force."""
         now = self._clock()
         return tuple(override for override in self._fleet_state.overrides.values() if override.until > now)
 

@@ -1,8 +1,8 @@
 """
-What the engine holds in memory of what is on disk: open gates, reservations, leases, quarantines, overrides.
+The memory of the engine: what is on disk of open gates, reservations, leases, quarantines and overrides.
 
-One `Batch` collects what a turn of the engine changes. When its transaction fails, this memory is dropped and made
-anew from what is on disk. Nothing here waits, talks or decides.
+A `Batch` collects what one pass of the loop changes. When its transaction fails, this memory is dropped and loaded from
+the database again. Nothing here waits, talks or decides.
 """
 
 from __future__ import annotations
@@ -56,27 +56,31 @@ MOST_MESSAGE = 4096
 
 @dataclass
 class Batch:
-    """
-    What one turn changes. `touched` nodes need new orders, `freed` ones may be somebody else's now, `forgotten` ones
-    are gone for good.
-    """
+    """What one pass changes."""
 
     now: float
     changes: list[Change] = field(default_factory=list)
+    """What is written to the database."""
     touched: set[str] = field(default_factory=set)
+    """Nodes whose orders may have changed."""
     freed: set[str] = field(default_factory=set)
+    """Nodes that another gate may be able to reserve now."""
     decided: list[Gate] = field(default_factory=list)
+    """Gates that were decided."""
     ready: list[Gate] = field(default_factory=list)
+    """Gates that have granted their first leases."""
     accused: list[Accuse] = field(default_factory=list)
+    """What validations said of nodes."""
     forgotten: set[str] = field(default_factory=set)
+    """Nodes that are gone for good."""
 
     def event(self, subject: str, kind: str, message: str) -> None:
-        """A line of the audit trail, one line whatever a node has put into it."""
+        """Add a line to the audit trail; it is one line whatever a node has put into it."""
         self.changes.append(PutEvent(at=self.now, subject=subject, kind=kind, message=plain(message, MOST_MESSAGE)))
 
 
 class FleetState:
-    """See the module. `store_id` is the issuer of leases."""
+    """The memory of the engine; see the module. `store_id` is the issuer of leases."""
 
     def __init__(self, loaded: Loaded, *, store_id: str, policy: Policy) -> None:
         self.store_id = store_id
@@ -106,7 +110,7 @@ class FleetState:
             self._claim(node)
 
     def new_id(self, now: float) -> str:
-        """A gate id that sorts after all before it, whatever the clock does."""
+        """A gate id that sorts after all ids before it, whatever the clock does."""
         milliseconds = int(now * 1000)
         if self.last_id:
             milliseconds = max(milliseconds, int(self.last_id.split("-")[1], 16) + 1)
@@ -116,7 +120,7 @@ class FleetState:
     # --- gates --------------------------------------------------------------------------------------------------------
 
     def add(self, gate: Gate) -> None:
-        """A gate that was just asked."""
+        """Add a new gate."""
         self.gates[gate.id] = gate
         key = (gate.request.job, gate.request.attempt)
         self.keys[key] = gate.id
@@ -124,7 +128,7 @@ class FleetState:
         self.newest[key[0]] = max(key[1], self.newest.get(key[0], key[1]))
 
     def carry_out(self, batch: Batch, gate: Gate, effects: Iterable[Effect], states: Iterable[NodeState]) -> None:
-        """Take in what a step made of a gate; `states` are the evidence of a decision."""
+        """Apply a step of a gate; `states` are the evidence of its decision."""
         before, effects = self.gates.get(gate.id), tuple(effects)
         for effect in effects:
             self._carry_out(batch, gate, effect)
@@ -143,11 +147,11 @@ class FleetState:
             batch.event(f"job:{gate.request.job}", gate.decision.decision.value, f"gate {gate.id}: {why}")
 
     def update_members(self, gate: Gate) -> None:
-        """Nothing is new of the gate but when its members were heard, which is not written."""
+        """Replace a gate of which only the times when its members were heard have changed; these are not written."""
         self.gates[gate.id] = gate
 
     def keep_times_heard(self, before: FleetState, now: float) -> None:
-        """Take over from the memory before this one when members were heard, which is not on disk; else it is `now`."""
+        """Copy from former memory when members were heard, which is not on disk; `now` for gates that it has not."""
         for gate in self.gates.values():
             if gate.group is None:
                 continue
@@ -205,7 +209,7 @@ class FleetState:
         return LeaseRow(node=effect.node, lease=lease, state=LeaseState.GRANTED, granted_at=batch.now)
 
     def put_lease(self, batch: Batch, row: LeaseRow) -> None:
-        """A lease that is new or changed; a closed one is gone from memory."""
+        """Add or replace a lease. A closed one is dropped from memory."""
         known = self.leases.get(row.lease.id)
         if known is None or known.state is not row.state:
             batch.event(
@@ -221,18 +225,18 @@ class FleetState:
             batch.freed.add(row.node)
 
     def end_lease(self, batch: Batch, lease_id: str, why: str) -> None:
-        """Stop listing it; the node is free when it has let go."""
+        """Stop listing a lease; its node is free once it has let go of it."""
         row = self.leases.get(lease_id)
         if row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED):
             self.put_lease(batch, dataclasses.replace(row, state=LeaseState.ENDING, why=why))
 
     def close_lease(self, batch: Batch, row: LeaseRow, why: str) -> None:
-        """It is gone on the node too."""
+        """Close a lease that is gone on its node too."""
         ended = row.why or why
         self.put_lease(batch, dataclasses.replace(row, state=LeaseState.CLOSED, closed_at=batch.now, why=ended))
 
     def lease_stands(self, lease_id: str) -> bool:
-        """Whether a lease still stands."""
+        """Whether the lease is granted or acknowledged."""
         row = self.leases.get(lease_id)
         return row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED)
 
@@ -251,13 +255,13 @@ class FleetState:
                 self.adopted.add(row.lease.id)
 
     def current_claims(self) -> Mapping[str, Claim]:
-        """Who has which node at this moment: what changes later does not show in it."""
+        """Who has which node now, as a mapping that later changes do not touch."""
         if self._current_claims is None:
             self._current_claims = dict(self.claims)
         return self._current_claims
 
     def _claim(self, node: str) -> None:
-        """Work out anew who has a node: a lease before a reservation."""
+        """Recompute who has a node: a lease comes before a reservation."""
         self._current_claims = None
         held = self.leases_of.get(node, ())
         gate = self.gates.get(self.reserved.get(node, ""))
@@ -274,7 +278,7 @@ class FleetState:
     # --- orders, quarantines, overrides -------------------------------------------------------------------------------
 
     def orders(self, node: str) -> tuple[Order, ...]:
-        """All open orders of a node: follows from what is on disk, so a restart gives the same again."""
+        """All open orders of a node. They follow from what is on disk, so they are the same after a restart."""
         found = []
         gate = self.gates.get(self.reserved.get(node, ""))
         run = gate.ordered.get(node) if gate is not None else None
@@ -288,7 +292,7 @@ class FleetState:
         within = self.policy.lease_ack_seconds
         for lease_id in self.leases_of.get(node, ()):
             row, ended = self.leases[lease_id], not self.lease_stands(lease_id)
-            # To leave it out ends a lease of ours. The node may not know yet that an adopted one is ours now.
+            # A lease of ours ends when it is not listed. A node may not know yet that an adopted lease is ours now.
             if row.adopted or not ended:
                 order = Order(
                     id=lease_id, kind=OrderKind.LEASE, deadline_seconds=within, withdrawn=ended, lease=row.lease
@@ -297,7 +301,7 @@ class FleetState:
         return tuple(found)
 
     def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
-        """The aggregator's word on a node; None lifts it, and `why` is for people."""
+        """Quarantine a node, or lift its quarantine (None); `why` is for people."""
         known = self.quarantines.get(node)
         if quarantine is None:
             self.quarantines.pop(node, None)
@@ -311,14 +315,14 @@ class FleetState:
         batch.changes.append(PutQuarantine(node=node, quarantine=quarantine))
 
     def set_probe(self, node: str, order: Order | None) -> None:
-        """A run that the rules ordered on a node they keep out; None: there is none any more."""
+        """Set the run that a rule ordered on a node that it keeps out; None: there is none."""
         if order is None:
             self.probes.pop(node, None)
         else:
             self.probes[node] = order
 
     def drop(self, gate_ids: Iterable[str]) -> None:
-        """Gates that are no longer in the store: their job and attempt may be asked anew."""
+        """Forget gates that are no longer in the store: their job and attempt may be asked for again."""
         gone = set(gate_ids)
         self.keys = {key: gate_id for key, gate_id in self.keys.items() if gate_id not in gone}
         self.gate_ids -= gone
@@ -329,7 +333,7 @@ class FleetState:
 
     def end_expired(self, batch: Batch, resting: Container[str]) -> None:
         """
-        Quarantines and overrides whose time is over count no more already; now they are gone.
+        Delete quarantines and overrides whose time is over; they have no effect any more.
 
         ContainedError names a node that failed; those of `resting` are left for the next time.
         """
@@ -344,7 +348,7 @@ class FleetState:
                 self.put_override(batch, job, None)
 
     def put_override(self, batch: Batch, job: str, override: Override | None) -> None:
-        """A person's word on a job; None takes it back."""
+        """Set the override of a job, or delete it (None)."""
         if override is None:
             self.overrides.pop(job, None)
             batch.event(f"job:{job}", "override ended", "")

@@ -1,8 +1,8 @@
 """
-What nodes report, taken into the ledger: leases that were stored, ended or are unknown to us; and what nodes are told.
+Brings the leases in memory in line with what nodes report, and tells the nodes their orders.
 
-A lease that this database does not know is adopted, so that nobody gives its node away. It counts for the node that
-holds it and for nothing else: whether the database was lost is decided by many (`recovery`).
+A lease that this database does not know is adopted, so that its node is not given to another job. It counts for the
+node that holds it and for nothing else: whether the database was lost is decided by many nodes (`recovery`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
 
 
 class LeaseReconciler:
-    """See the module. `started_at` is when this aggregator was; since then the registry has heard the nodes."""
+    """See the module. `started_at` is when this aggregator started to hear nodes."""
 
     def __init__(
         self, fleet_state: FleetState, registry: Registry, policy: Policy, loaded: Loaded, *, started_at: float
@@ -43,7 +43,7 @@ class LeaseReconciler:
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
         self._reconciled: set[str] = set()
         self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
-        # While no aggregator listened nobody was silent: what counts is how much earlier than the last one of all.
+        # No node was silent while no aggregator listened: count from when the last of all nodes was heard.
         last = max((row.last_seen for row in loaded.nodes), default=started_at)
         self._heard_at = {row.node: started_at - (last - row.last_seen) for row in loaded.nodes}
         self._written = dict(self._heard_at)
@@ -55,7 +55,7 @@ class LeaseReconciler:
         return self._recovery.why(now)
 
     def settling(self, now: float) -> str | None:
-        """Why nothing is called impossible yet; None later on."""
+        """Why nothing is called impossible yet; None once nodes had time to report."""
         return "the aggregator has just started" if now < self._settled_at else None
 
     def unsure(self, now: float) -> bool:
@@ -71,7 +71,7 @@ class LeaseReconciler:
         return self._recovery.end(batch, owner)
 
     def forget(self, batch: Batch, node: str, owner: str) -> None:
-        """Drop all that is kept of a node that is gone; what it was leased to is over for it."""
+        """Forget a node that is gone: its leases and its quarantine end."""
         for lease_id in self._fleet_state.leases_of.get(node, ()):
             self._fleet_state.close_lease(batch, self._fleet_state.leases[lease_id], "the node was forgotten")
         if node in self._fleet_state.quarantines:
@@ -91,12 +91,12 @@ class LeaseReconciler:
         return now - self._heard_at.get(node, -math.inf) <= GONE_SECONDS
 
     def silent(self, now: float, seconds: float) -> list[str]:
-        """Nodes that were heard once, and not for so long; not those whose name two claim: a person decides."""
+        """Nodes that were heard once, but not for so long; not duplicates, which a person has to decide about."""
         old = [name for name, at in self._heard_at.items() if now - at > seconds]
         return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
 
     def unwritten_times(self) -> list[PutNode]:
-        """What is to be written so that the next aggregator knows who was there; then say `mark_written`."""
+        """When nodes were last heard, where that has to be written for the next aggregator."""
         return [
             PutNode(node=node, labels=self._labels[node], seen_at=at)
             for node, at in self._heard_at.items()
@@ -104,13 +104,13 @@ class LeaseReconciler:
         ]
 
     def mark_written(self, unwritten_times: Iterable[PutNode]) -> None:
-        """These are on disk."""
+        """Note that these times are on disk."""
         self._written.update((one.node, one.seen_at) for one in unwritten_times)
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
     def reconcile(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
-        """Follow the leases of the nodes that were heard; `nodes` are as this turn sees them."""
+        """Apply the reports of the nodes that were heard; `nodes` are as this pass sees them."""
         self._recovery.prove(batch)
         for name in sorted(heard):
             with contained(Where.NODE, name):
@@ -118,8 +118,9 @@ class LeaseReconciler:
         self._recovery.judge(batch, lambda: sum(self.present(name, batch.now) for name in self._heard_at))
 
     def _reconcile_node(self, batch: Batch, name: str, node: FleetNode | None) -> None:
+        """Apply the report of one node: leases, quarantine, labels."""
         if node is not None and node.heard_seconds is not None:
-            self._heard_at[name] = batch.now - node.heard_seconds  # also of one whose name two claim: it is there
+            self._heard_at[name] = batch.now - node.heard_seconds  # also of a duplicate: it is there
         if node is None or node.state is None or node.duplicate:
             return
         self._adopt(batch, node, node.state)
@@ -129,7 +130,7 @@ class LeaseReconciler:
             batch.changes.append(PutNode(node=name, labels=labels, seen_at=batch.now))
 
     def _follow_leases(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
-        """Leases of ours: stored, refused, ended by the node, or gone."""
+        """Update the leases of this database: stored, refused, ended by the node, or gone."""
         held_leases = {lease.id for lease in state.leases}
         for lease_id in self._fleet_state.leases_of.get(node.node, ()):
             row = self._fleet_state.leases[lease_id]
@@ -142,11 +143,11 @@ class LeaseReconciler:
             elif row.state is LeaseState.GRANTED and status == OrderStatus.ACCEPTED and lease_id in held_leases:
                 self._fleet_state.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
             elif row.state is LeaseState.ENDING and lease_id not in held_leases and node.confirmed:
-                # While it is listed, absence is no end: a node that has lost it takes it again, or says how it ended.
+                # A listed lease that is missing has not ended: the node stores it again, or reports its end.
                 self._fleet_state.close_lease(batch, row, "the node does not hold it any more")
 
     def _adopt(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
-        """Leases and a quarantine that another database gave, for this node alone."""
+        """Adopt leases and a quarantine that another database gave, for this node alone."""
         foreign = [lease for lease in state.leases if self._unknown(node.node, lease)]
         for lease in foreign:
             row = LeaseRow(
@@ -167,9 +168,10 @@ class LeaseReconciler:
 
     def _unknown(self, node: str, lease: Lease) -> bool:
         """
-        Not given by this database as it is now: by another one, or by this one before an old copy was restored.
+        Whether the lease was not given by this database as it is now: by another one, or by this one before an old copy
+        was restored.
 
-        False also for what is not the node's to claim: a lease of a gate that is known here, or of another node.
+        False for a lease that the node cannot claim: of a gate that is known here, or of another node.
         """
         named = _LEASE_ID.fullmatch(lease.id)
         if named is not None and (named["node"] != node or named["gate"] in self._fleet_state.gate_ids):
@@ -180,9 +182,9 @@ class LeaseReconciler:
 
     def publish(self, batch: Batch, heard: Iterable[str], nodes: Mapping[str, FleetNode]) -> None:
         """
-        All of it is on disk: nodes get their orders, and need not repeat what is final.
+        Once the pass is on disk: give nodes their orders, and acknowledge final reports.
 
-        `nodes` are as `reconcile` saw them: what they have said since is taken in by the next turn.
+        `nodes` are as `reconcile` saw them: what they have reported since is for the next pass.
         """
         reconciled = set(heard)
         for name in batch.forgotten:
@@ -199,7 +201,7 @@ class LeaseReconciler:
                     batch.touched.add(name)
             if name in batch.touched:
                 self._registry.set_quarantine(name, self._fleet_state.quarantines.get(name))
-            # A node whose own leases are not taken in yet must not be told that it has none.
+            # A node whose own leases are not known here yet must not be told that it has none.
             orders = self._fleet_state.orders(name) if name in self._reconciled else ()
             if name in self._reconciled and name in batch.touched:
                 self._registry.set_orders(name, orders)

@@ -1,11 +1,12 @@
 """
-The loop under the engine: the one place where gates are stepped.
+The loop of the engine: the one place where gates are stepped.
 
-Turn by turn: take in what happened, step the gates that it concerns (oldest first), commit everything in one
-transaction, and only then talk: orders to nodes, answers to clients. When the transaction fails, memory is made anew
-from what is on disk, as at the start; whoever waited for it gets the StoreError, and the gates try again. The same is
-done where nobody knows whether it came through, and after an exception in the middle of the computation. What a node is
-told follows from what is on disk, so a turn that was cut short by a crash is repeated by the next process without harm.
+Each pass takes in what happened, steps the gates that it concerns (the oldest first), commits all changes in one
+transaction, and only then publishes them: orders to nodes, answers to clients. When the transaction fails, memory is
+rebuilt from the database, as at the start; whoever waited for it gets the StoreError, and the gates are stepped again.
+The same happens when nobody knows whether the transaction was committed, and after an exception that has left memory
+changed. What a node is told follows from what is on disk, so the next process safely repeats a pass that a crash has
+cut short.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_FAULTS_A_TURN = 20
-"""Gates, nodes and requests that may fail in one turn before the others wait for the next: each costs it once more."""
+MOST_FAULTS_A_PASS = 20
+"""Gates, nodes and requests that may fail in one pass before the others wait for the next: each costs one rebuild."""
 RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 8.0
-"""After a failed commit, twice as long each time in a row: soon enough to go on, and memory is read anew each time."""
+"""The pause after a failed commit, twice as long each time in a row: each failure costs a rebuild of memory."""
 MOST_REFUSED = 3
-"""Turns in a row whose rows the database may refuse before that counts as a fault: the first may be one request's."""
+"""Passes in a row whose rows the database may refuse before that is a fault: the first may be one request's."""
 PRUNE_SECONDS = 3600.0
 """How often what is old is dropped from the database: it grows by some MB an hour at the very most."""
 LONGEST_SLEEP_SECONDS = 30.0
@@ -66,9 +67,9 @@ _Request = tuple[Action, asyncio.Future[Any]]
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
     """
-    What a turn came to, before it is on disk.
+    What a pass has worked out, before it is on disk.
 
-    `nodes` are those that it looked at, as it saw them. `accused` ones are quarantined for what a validation said.
+    `nodes` are the nodes as this pass saw them. `accused` nodes are quarantined for what a validation said.
     """
 
     batch: Batch
@@ -79,7 +80,7 @@ class _Outcome:
 
 
 class Loop:
-    """What `Engine` is built on: state, loop, and `submit`, by which its methods change something in the next turn."""
+    """The base of `Engine`: memory, the loop, and `submit`, by which a method changes something in the next pass."""
 
     def __init__(
         self,
@@ -97,12 +98,12 @@ class Loop:
         self._observer = observer
         self._bulkheads = Bulkheads()
         self._actions: deque[_Request] = deque()
-        self._current: list[_Request] = []  # of the turn under way
-        self._one_by_one = 0  # so many requests come in a turn of their own each
-        self._refused = 0  # turns in a row
+        self._current: list[_Request] = []  # of this pass
+        self._one_by_one = 0  # so many requests get a pass of their own each
+        self._refused = 0  # passes in a row
         self._changed_nodes: set[str] = set()
         self._started_at = self._clock()
-        self._stale = False  # memory is not what is on disk
+        self._stale = False  # memory may differ from what is on disk
         self._load(store.load())
         self._wake = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
@@ -114,7 +115,7 @@ class Loop:
         registry.listen(self._on_report)
 
     def _load(self, loaded: Loaded) -> None:
-        """Memory is what the disk says, and nothing else."""
+        """Make memory from what is on disk."""
         self._fleet_state = FleetState(loaded, store_id=self._store.store_id, policy=self.policy)
         self._reconciler = LeaseReconciler(
             self._fleet_state, self._registry, self.policy, loaded, started_at=self._started_at
@@ -141,7 +142,7 @@ class Loop:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Turn for ever. One task runs it; it ends by cancellation, or with FencedError: memory is out of date then."""
+        """Loop for ever. One task runs it. It ends by cancellation, or with FencedError: memory is out of date then."""
         self._wake.set()
         while True:
             pause = min(self._next_due() - self._clock(), LONGEST_SLEEP_SECONDS)
@@ -163,16 +164,16 @@ class Loop:
                 self._rebuild_after(stopped)
 
     def stop(self) -> None:
-        """Wake everybody who waits for a gate: the aggregator ends. The gates stay open on disk."""
+        """Wake everybody who waits for a gate, because the aggregator ends. The gates stay open on disk."""
         self._stopping = True
         for follower in self._followers.values():
             follower.set()
 
     async def run_once(self) -> bool:
         """
-        Take in what happened, step, commit, carry out; one at a time. A StoreError goes to those who wait for it.
+        One pass; only one runs at a time. A StoreError goes to the requests that wait for it.
 
-        Returns whether all of that was done: False while it rests after a failure, and when it failed again.
+        Returns whether the pass went through: false during the pause after a failure, and when it failed again.
         """
         async with self._one_at_a_time:
             self._current = []
@@ -212,7 +213,7 @@ class Loop:
         except ContainedError as stopped:
             self._rebuild_after(stopped)
         if done.accused:
-            # Gates that look at these nodes see the rule's word in the next turn.
+            # Gates that look at these nodes see the quarantine in the next pass.
             self._changed_nodes |= done.accused
             self._wake.set()
         for future, result in done.results:
@@ -221,17 +222,17 @@ class Loop:
         return True
 
     def _next_requests(self) -> list[_Request]:
-        """The requests of this turn."""
+        """The requests of this pass."""
         most, self._one_by_one = (1 if self._one_by_one else len(self._actions)), max(0, self._one_by_one - 1)
         self._current = [self._actions.popleft() for _ in range(min(most, len(self._actions)))]
         return self._current
 
     async def _compute(self) -> _Outcome | None:
         """
-        All that this turn changes, in memory and for the disk. What fails in an unforeseen way is left out, and the
-        rest computed anew; None when too much fails at once, or memory cannot be made anew.
+        All that this pass changes. What fails in an unforeseen way is left out, and the rest is computed again on
+        rebuilt memory; None when too much fails at once, or memory cannot be rebuilt.
         """
-        for _ in range(MOST_FAULTS_A_TURN):
+        for _ in range(MOST_FAULTS_A_PASS):
             if self._stale and not await self._rebuild():
                 return None
             expiring = self._expiring
@@ -246,7 +247,7 @@ class Loop:
         return None
 
     def _contain(self, stopped: ContainedError) -> None:
-        """Leave alone what failed; who asked for it is told."""
+        """Record the fault, and tell the request that has failed."""
         if stopped.where is not Where.REQUEST:
             self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
             return
@@ -255,12 +256,12 @@ class Loop:
         _fail(future, _internal_error())
 
     def _compute_once(self, now: float, actions: list[_Request]) -> _Outcome:
-        """One try at the turn; ContainedError names what failed."""
+        """One try at the pass; ContainedError names what failed."""
         batch = Batch(now=now)
         changed, self._changed_nodes = self._changed_nodes | self._bulkheads.due(Where.NODE, now), set()
         results = self._apply(batch, actions)
         resting = self._bulkheads.resting(Where.NODE, now)
-        expiring, self._expiring = self._expiring, False  # first: what fails here must not fail every turn
+        expiring, self._expiring = self._expiring, False  # first, because what fails here must not fail every pass
         if expiring:
             self._fleet_state.end_expired(batch, resting)
             pruning.forget_gone(batch, self._fleet_state, self._rules, self._reconciler, self.policy, resting)
@@ -280,9 +281,9 @@ class Loop:
 
     def _rebuild_after(self, stopped: ContainedError) -> None:
         """
-        Memory may be half way, or it is on disk and nobody knows who was told: read all anew, as after a restart.
+        Rebuild memory before the next pass: it may be half changed, or committed and published to nobody knows whom.
 
-        FencedError is raised again: that is no fault, and ends the engine.
+        FencedError is raised again: it is no fault, and ends the engine.
         """
         if isinstance(stopped.error, FencedError):
             raise stopped.error
@@ -290,13 +291,16 @@ class Loop:
         self._stale, self._retry_at = True, fault.retry_at
 
     def _newest(self, result: object) -> object:
-        """A gate that was asked may have gone further in the same turn."""
+        """A gate that was asked for may have gone further in the same pass."""
         if isinstance(result, Gate):
             return self._fleet_state.gates.get(result.id) or self._fleet_state.decided.get(result.id) or result
         return result
 
     async def submit(self, action: Callable[[Batch], T]) -> T:
-        """What `action` returns, once what it changes is on disk; StoreError, and within `ANSWER_SECONDS`, else."""
+        """
+        Apply `action` in the next pass; what it returned, once that is on disk. StoreError after `ANSWER_SECONDS` at
+        most.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._actions.append((action, future))
         self._wake.set()
@@ -308,7 +312,9 @@ class Loop:
             raise StoreError(f"it could not be written within {ANSWER_SECONDS:g} s: {why}") from None
 
     async def _rebuild(self) -> bool:
-        """Make memory anew from what is on disk, as at the start; false, and who waits is told, when that fails."""
+        """
+        Rebuild memory from what is on disk, as at the start. When that fails: false, and waiting requests are told.
+        """
         try:
             loaded = await self._store.read(changes.load, seconds=LONG_SECONDS)
         except HealthdError as error:
@@ -351,10 +357,11 @@ class Loop:
         self._wake.set()
 
     def _apply(self, batch: Batch, actions: list[_Request]) -> list[tuple[asyncio.Future[Any], Any]]:
+        """Run the requests; their results are told once they are on disk."""
         results = []
         for index, (action, future) in enumerate(actions):
             if future.done():
-                continue  # who asked was told already what came of it, or that nothing did
+                continue  # it was answered already
             try:
                 with contained(Where.REQUEST, str(index)):
                     results.append((future, action(batch)))
@@ -365,7 +372,7 @@ class Loop:
         return results
 
     def _fail_requests(self, error: StoreError) -> None:
-        """The disk did not take it: tell who waits, and try the rest again."""
+        """Tell the requests of a failed transaction, or try them one by one where only one of them may be refused."""
         self._retry_at = self._clock() + self._retry_seconds
         self._retry_seconds = min(2 * self._retry_seconds, LONGEST_RETRY_SECONDS)
         waiting = [asked for asked in self._current if not asked[1].done()]
@@ -381,13 +388,15 @@ class Loop:
             _fail(future, error)
 
     def _count_refusal(self, error: RefusedWorkError) -> None:
-        """What the database refuses turn after turn is no request's: nothing is written until it is gone."""
+        """
+        Rows that are refused in several passes belong to no single request: the engine pauses, with growing pauses.
+        """
         self._refused += 1
         if self._refused >= MOST_REFUSED:
             self._retry_at = self._bulkheads.failed(Where.TURN, "commit", error, self._clock()).retry_at
 
     def _publish(self, batch: Batch, changed: set[str], nodes: Mapping[str, FleetNode]) -> None:
-        """All of it is on disk: tell metrics, nodes and clients."""
+        """Everything is on disk: tell the metrics, the nodes and the clients."""
         if self._observer is not None:
             for gate in batch.ready:  # first, since it is measured until the leases are on disk
                 self._observer.gate_ready(gate, batch.now - gate.created_at)
@@ -407,7 +416,7 @@ class Loop:
                 self._observer.gate_decided(gate)
 
     def _next_due(self) -> float:
-        """When time alone gives something to do."""
+        """When the next pass is due if nothing happens."""
         now = self._clock()
         if self._retry_at > now:
             return self._retry_at
@@ -423,6 +432,6 @@ def _internal_error() -> HealthdError:
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    """Tell who waits, unless they were told something already."""
+    """Fail the future, unless it has a result already."""
     if not future.done():
         future.set_exception(error)

@@ -26,7 +26,7 @@ async def prune(
     Drop gates and events beyond their bounds and write down which nodes were there, in one transaction. StoreError, and
     memory stays.
 
-    Between two turns. What a turn has to do of it is in `FleetState.end_expired` and `forget_gone`.
+    Runs between two passes of the loop. `FleetState.end_expired` and `forget_gone` do the rest in the next pass.
     """
     before, history = now - policy.keep_days * DAY_SECONDS, now - policy.history_days * DAY_SECONDS
     forgotten, times = rules.old(now), reconciler.unwritten_times()

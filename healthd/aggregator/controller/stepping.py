@@ -1,8 +1,8 @@
 """
-Which gates are stepped in a turn, and what their steps change in the batch.
+Chooses the gates to step in a pass of the loop, steps them, and applies the steps to the fleet state.
 
-A gate whose step fails in an unforeseen way is held by that alone: nothing of the step is taken over, its reason is
-`InternalError`, it is tried again later, and when its time is up it ends as any gate does that nothing came of.
+A gate whose step fails in an unforeseen way is held alone: nothing of the step is applied, its reason is
+`InternalError`, it is tried again later, and it ends at its deadline as any other gate.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, F
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Rules
-from healthd.aggregator.gate import decisions, name_resolution, rendezvous
-from healthd.aggregator.gate.eligibility import JudgeCache
+from healthd.aggregator.gate import decisions, members, name_resolution
+from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.reservation import StepContext, deadline_of
 from healthd.aggregator.gate.snapshot import names_of, pools_of
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 class Stepper:
     """
-    Steps the open gates of a ledger. `dirty` ones are stepped in the next turn; `due` says when time alone asks for it.
+    Steps the open gates. Those in `dirty` are stepped in the next pass; `due` is when a gate is stepped if nothing
+    happens.
     """
 
     def __init__(
@@ -56,19 +57,19 @@ class Stepper:
         self._judge = JudgeCache()
 
     def next_due(self) -> float:
-        """When time alone gives a gate something to do."""
+        """When the next gate is due."""
         return min((at for gate_id, at in self.due.items() if gate_id in self._fleet_state.gates), default=math.inf)
 
     def decided(self, gate_id: str) -> None:
-        """It is on disk, and not stepped any more."""
+        """Forget a gate whose decision is on disk."""
         self.due.pop(gate_id, None)
 
     def step_all(self, batch: Batch, heard: set[str], nodes: Mapping[str, FleetNode]) -> bool:
         """
-        Step every gate that something happened to; those that a step made room for come in the next turn.
+        Step every gate that something happened to; gates that a step has made room for are stepped in the next pass.
 
-        Returns whether there is such a next turn. ContainedError names a gate whose step has changed the batch and
-        failed.
+        Returns whether there are such gates. ContainedError names a gate that failed after its step had changed the
+        batch.
         """
         dirty = self._gates_to_step(batch, heard)
         if not dirty:
@@ -102,6 +103,7 @@ class Stepper:
         return made_room
 
     def _gates_to_step(self, batch: Batch, heard: set[str]) -> set[str]:
+        """The open gates that something happened to, without those that rest after a fault."""
         now = batch.now
         due = {gate_id for gate_id, at in self.due.items() if at <= now}
         concerned = {gate.id for gate in self._fleet_state.gates.values() if gate.id not in self.due}
@@ -120,7 +122,7 @@ class Stepper:
         return dirty - resting.keys()
 
     def set_executors(self, now: float) -> Mapping[str, Fault]:
-        """Hooks of open gates that run the checks of their nodes. Returns the gates that failed in it, by id."""
+        """Tell the registry which hooks run the checks of their nodes. Returns the gates that failed in it, by id."""
         found: dict[str, str] = {}
         failing: dict[str, Fault] = {}
         resting = self._bulkheads.resting(Where.GATE, now)
@@ -129,18 +131,18 @@ class Stepper:
                 continue
             try:
                 with contained(Where.GATE, gate.id):
-                    found.update(rendezvous.executors(gate))
+                    found.update(members.executors(gate))
             except ContainedError as stopped:
                 failing[gate.id] = self._bulkheads.failed(Where.GATE, gate.id, stopped.error, now)
         self._registry.set_executors(found)
         return failing
 
     def _waiting(self) -> set[str]:
-        """Gates that would take nodes if there were any."""
+        """Gates that could reserve nodes if there were any."""
         return {gate.id for gate in self._fleet_state.gates.values() if gate.phase is Phase.WAITING}
 
     def _step(self, batch: Batch, gate: Gate, snapshot: Snapshot, fault: Fault | None) -> None:
-        """`fault`: it has failed in this turn already, and is not stepped."""
+        """Step one gate. With a `fault`, which it had earlier in this pass, it is held without a step."""
         states: tuple[NodeState, ...] = ()
         if fault is None:
             try:
@@ -157,7 +159,7 @@ class Stepper:
             states = ()
         at = next((effect.at for effect in effects if isinstance(effect, WakeAt)), math.inf)
         if after.phase is Phase.WAITING and after.request.pool is not None:
-            # Of a whole pool nobody tells what concerns this gate; the more gates wait, the less often each looks.
+            # Any node of a pool may concern this gate, so it looks now and then; the more gates wait, the less often.
             crowd = sum(other.phase is Phase.WAITING for other in self._fleet_state.gates.values())
             at = min(at, batch.now + self._policy.pool_recheck_seconds * max(1.0, crowd / 4))
         self.due[gate.id] = at
@@ -168,14 +170,14 @@ class Stepper:
         self._fleet_state.carry_out(batch, after, durable, states)
 
     def show_fault(self, fault: Fault) -> None:
-        """Say of an open gate that a fault of the aggregator's holds it. Nothing of this is written."""
+        """Show on an open gate that an internal error holds it. This is not written to disk."""
         gate = self._fleet_state.gates.get(fault.name)
         if gate is not None:
             self._fleet_state.gates[gate.id] = dataclasses.replace(gate, waiting=(_reason(fault),))
             self.due[gate.id] = fault.retry_at
 
     def _hold_faulty(self, gate: Gate, snapshot: Snapshot, fault: Fault) -> tuple[Gate, tuple[Effect, ...]]:
-        """The gate without a step; its end when its time is up."""
+        """The gate without a step; rejected when its time is up."""
         context = StepContext(
             gate, dataclasses.replace(snapshot, nodes={}), self._policy
         )  # one of them may be what failed
@@ -186,7 +188,7 @@ class Stepper:
 
 
 def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
-    """What its decision went by; empty while there is none."""
+    """The states that the decision is based on; empty while there is none."""
     if gate.decision is None:
         return ()
     names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.excluded]

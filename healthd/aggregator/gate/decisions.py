@@ -1,6 +1,4 @@
-"""
-Decisions of a gate and their sentences: pure. What was decided is `gate`'s; how it is said is said here.
-"""
+"""The decisions of a gate, and their sentences. Pure: `gate` decides, and this module writes the decision."""
 
 from __future__ import annotations
 
@@ -35,9 +33,9 @@ MOST_EXCLUDED = 256
 
 def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
     """
-    Every node that has a lease has acknowledged it: say so. Without leases: every reserved node is fit.
+    Admit the job: every node has stored its lease, or is ready where no leases were asked for.
 
-    `notes` are what people should know all the same.
+    `notes` are warnings for people.
     """
     gate, assessments = context.gate, context.assessments
     chosen = tuple(name for name in gate.reserved if name in gate.granted or not gate.request.lease)
@@ -54,8 +52,8 @@ def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
 
 def reject(context: StepContext, why: Sequence[Reason], *, retryable: bool, would: Verdict = Verdict.REJECT) -> None:
     """
-    Not admitted, `why` first. In observe mode the job is admitted all the same where there are nodes to start on, and
-    `would` is what enforce says.
+    Reject the job; `why` comes first. In observe mode the job is admitted all the same where there are nodes to start
+    on; `would` is then what enforce mode says.
     """
     gate = context.gate
     if gate.terms.mode is Mode.OBSERVE and can_admit_regardless(context):
@@ -72,10 +70,10 @@ def reject(context: StepContext, why: Sequence[Reason], *, retryable: bool, woul
 
 def admit_regardless(context: StepContext, why: Sequence[Reason], would: Verdict) -> None:
     """
-    Admit whatever the evidence is (observe mode, or a person's override) without waiting for acknowledgements.
+    Admit the job whatever the evidence is, for observe mode or an override, without waiting for acknowledgements.
 
-    Nodes that nobody else has get their lease all the same, so that probes keep off the job; a node that somebody else
-    has is included without one: two leases on a node would be worse than none.
+    Nodes that are free get a lease, so that no other run of checks disturbs the job. A node that another job has is
+    included without a lease: two leases on one node would be worse than none.
     """
     gate, snapshot, assessments = context.gate, context.snapshot, context.assessments
     chosen = _chosen(context)
@@ -112,7 +110,7 @@ def close(now: float, gate: Gate, policy: Policy, closing: Closing, text: str) -
 
 
 def current_decision(now: float, gate: Gate, policy: Policy) -> Decision:
-    """What to tell who asks for the gate now: its decision, or a hold that says what it waits for."""
+    """The decision of a gate, or a hold that says what the gate waits for."""
     if gate.decision is not None:
         return gate.decision
     waiting = gate.waiting or (reason("NotYetRun", "the gate has just been asked"),)
@@ -121,7 +119,7 @@ def current_decision(now: float, gate: Gate, policy: Policy) -> Decision:
 
 
 def worst_reason(assessment: Assessment) -> Reason | None:
-    """The worst reason of a node as one sentence that begins with its name."""
+    """The worst reason of a node as one sentence that begins with the name of the node."""
     if not assessment.reasons:
         return None
     worst = assessment.reasons[0]
@@ -131,7 +129,7 @@ def worst_reason(assessment: Assessment) -> Reason | None:
 
 
 def worst_reasons(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
-    """The worst reason of each node, bounded; a node's own fault before what is only not known, then by name."""
+    """The worst reason of each node, bounded. Faults of nodes come before missing evidence, then by name."""
     found = [line for line in map(worst_reason, assessments) if line is not None]
     found.sort(key=lambda line: (-SEVERITY[line.status], line.blame is not Blame.NODE, line.node or "", line.code))
     if len(found) > MOST_REASONS:
@@ -144,7 +142,7 @@ def worst_reasons(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
 
 
 def _chosen(context: StepContext) -> tuple[str, ...]:
-    """Whom to admit anyway: all that were named; of a pool the best that nobody else has, best first."""
+    """The nodes to admit regardless: all named ones; of a pool the free ones, best first."""
     gate, snapshot, assessments = context.gate, context.snapshot, context.assessments
     if gate.request.pool is None:
         return gate.request.nodes
@@ -174,9 +172,9 @@ def _admitted(gate: Gate, name: str, assessments: Assessment | None) -> Admitted
 
 
 def _excluded(gate: Gate, assessments: Mapping[str, Assessment], included: set[str]) -> tuple[ExcludedNode, ...]:
-    """Every named node that is not included, and of a pool those that were found wanting."""
+    """Every named node that is not included; of a pool those that were excluded."""
     if gate.request.nodes:
-        # Of a join also the ranks that never came, which have no node.
+        # Of a group also the ranks that never joined, which have no node.
         names: Iterable[str] = (*gate.request.nodes, *(n for n in gate.failed if n not in gate.request.nodes))
     else:
         out = {name for name, a in assessments.items() if a.eligibility is Eligibility.EXCLUDED}
@@ -227,21 +225,22 @@ def _decision(
 
 
 def _revoke(context: StepContext, grants: Mapping[str, Grant], why: str) -> None:
+    """Take these leases back."""
     context.effects += [RevokeLease(node=name, lease_id=grant.lease_id, why=why) for name, grant in grants.items()]
 
 
 def _answer(context: StepContext, decision: Decision, granted: Mapping[str, Grant]) -> None:
-    """The gate ends with this decision, and these leases of the job."""
+    """End the gate with this decision and these leases of the job."""
     context.effects += _last_effects(context.gate, decision)
     context.gate = _finished(context.gate)
     context.move(Event.ANSWERED, Decided(decision=decision, granted=granted))
 
 
 def _last_effects(gate: Gate, decision: Decision) -> list[Effect]:
-    """A reservation that is empty needs no effect."""
+    """The effects of any end. An empty reservation needs none."""
     return [*([Unreserve(nodes=gate.held)] if gate.held else []), Answer(decision=decision)]
 
 
 def _finished(gate: Gate) -> Gate:
-    """A gate that ends waits for nothing; a validation that is under way ends as it is."""
+    """The gate without what it waits for; a validation in progress ends as it is."""
     return dataclasses.replace(gate, waiting=(), ended=gate.validations)

@@ -1,7 +1,7 @@
 """
-Where one node stands for one gate: pure, total, with a sentence for everything that is not "ready".
+Assesses one node for one gate. Pure and total, with a sentence for everything that is not "ready".
 
-Never takes not knowing for health, and never calls a node unhealthy for a fault that is not its own.
+It never takes missing evidence for health, and never calls a node unhealthy for a fault that is not its own.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import enum
 import math
 from dataclasses import dataclass
 
-from checks.contract import Status, Tier
+from checks.contract import Status
 from healthd.aggregator.gate import name_resolution
 from healthd.aggregator.model import ClaimKind, FleetNode, Gate, Judged, RunStatus, Snapshot
 from healthd.aggregator.model.policy import Policy
-from healthd.core.evidence import aged, judge_tier, reason
+from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
 
 
 class Eligibility(enum.Enum):
-    """How a node stands to a gate, the best first."""
+    """Whether a gate can use a node, the best first."""
 
     READY = "ready"
     """Fresh evidence says that it is fit."""
@@ -38,84 +38,27 @@ class Eligibility(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """
-    One node for one gate. `reasons` is empty only when READY without warnings.
-
-    `final`: the gate is done with the node (kept in `Gate.failed`). `run_over`: the ordered run needs no listing any
-    more. `own`: BUSY with an earlier attempt of the same job. `wake_at`: when this changes if nothing is heard.
-    """
+    """One node, as one gate sees it. `reasons` is empty only for a READY node without warnings."""
 
     node: str
     eligibility: Eligibility
     reasons: tuple[Reason, ...] = ()
     age_seconds: float | None = None
+    """The age of the oldest result that was counted; None where nothing was counted."""
     address: str | None = None
+    """Where the node can be reached, as it says itself."""
     final: bool = False
+    """The gate has excluded the node for good, see `Gate.failed`."""
     run_over: bool = False
+    """The run that the gate ordered is over and need not be listed any more."""
     own: bool = False
+    """BUSY with an earlier attempt of the same job."""
     wake_at: float = math.inf
-
-
-def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:
-    """The strict verdict on a node as of now; one without a state is unknown."""
-    if node.state is None:
-        return Judged(
-            health=Health.UNKNOWN,
-            reasons=(reason("NotYetRun", "nothing reported yet", node=node.node),),
-            age_seconds=None,
-        )
-    health, reasons, age = judge_tier(aged(node.state, node.behind_seconds), tier, max_age_seconds, require=require)
-    return Judged(health=health, reasons=reasons, age_seconds=age)
-
-
-class JudgeCache:
-    """
-    `judge` with a memory: the same answers, at the price of a look-up while a node's evidence is the same.
-
-    Judges a state once without a bound of age; while its oldest result is young enough that is also the strict
-    answer, and its age the answer's age, which may then be that of a check beyond the tier: never younger than the
-    truth. Bounded: the memory is dropped whole when it is full.
-    """
-
-    def __init__(self, limit: int = 50_000) -> None:
-        self._limit = limit
-        self._assess_known: dict[tuple[str, Tier, tuple[str, ...]], tuple[int, Judged, float]] = {}
-
-    def __call__(self, node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:
-        """As `judge`."""
-        if node.state is None:
-            return judge(node, tier, max_age_seconds, require)
-        if node.oldest_seconds is not None and not require and tier in node.judged:
-            oldest = node.oldest_seconds + node.behind_seconds
-            if not oldest <= max_age_seconds:
-                return judge(node, tier, max_age_seconds, require)
-            found = node.judged[tier]
-            if found.age_seconds is None:
-                return found
-            return Judged(health=found.health, reasons=found.reasons, age_seconds=oldest)
-        key = (node.node, tier, require)
-        known = self._assess_known.get(key)
-        if known is None or known[0] != node.version:
-            if len(self._assess_known) >= self._limit:
-                self._assess_known.clear()
-            health, reasons, age = judge_tier(node.state, tier, math.inf, require=require)
-            oldest = max((r.age_seconds for r in node.state.results), default=0.0)
-            oldest = math.inf if any(math.isnan(r.age_seconds) for r in node.state.results) else oldest
-            known = (node.version, Judged(health=health, reasons=reasons, age_seconds=age), oldest)
-            self._assess_known[key] = known
-        judged, counted = known[1], node.oldest_seconds is not None
-        oldest = (known[2] if node.oldest_seconds is None else node.oldest_seconds) + node.behind_seconds
-        # Results of heavier tiers may be older than what is asked; then only the strict way can tell.
-        if not oldest <= max_age_seconds:
-            return judge(node, tier, max_age_seconds, require)
-        age = judged.age_seconds
-        if age is not None:
-            age = oldest if counted else age + node.behind_seconds
-        return Judged(health=judged.health, reasons=judged.reasons, age_seconds=age)
+    """When this changes if nothing is heard."""
 
 
 def assess(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessment:
-    """Where the node of this name stands for the gate."""
+    """The node of this name, as the gate sees it."""
     if name in gate.failed:
         return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=gate.failed[name], final=True)
     node = snapshot.nodes.get(name)
@@ -123,25 +66,25 @@ def assess(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessm
         _assess_unknown(gate, snapshot, policy, name) if node is None else _assess_known(gate, snapshot, policy, node)
     )
     if found.eligibility is not Eligibility.EXCLUDED:
-        # Also a node that nobody heard of yet may be promised to somebody already.
+        # A node that has never reported may be reserved for another gate already.
         found = _claimed_by_other(gate, snapshot, found)
     if found.eligibility is Eligibility.EXCLUDED or node is None or node.heard_seconds is None:
         return found
-    # Silence is noticed without being told.
+    # Nothing is heard when a node falls silent, so look again at that time.
     return dataclasses.replace(
         found, wake_at=min(found.wake_at, snapshot.now + policy.silent_seconds - node.heard_seconds)
     )
 
 
 def _assess_known(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode) -> Assessment:
-    """A node with a name that somebody reported: kept out, away, in use, or as good as its evidence."""
+    """A node that has reported: excluded, out of contact, in use, or as good as its evidence."""
     found = _quarantined_or_duplicate(snapshot.now, node) or _out_of_contact(gate, snapshot, policy, node)
     if found is not None:
         return _with_fault(found, gate, snapshot, policy, node)
-    assert node.state is not None  # _away answers for nodes without a state
+    assert node.state is not None  # _out_of_contact answers for nodes without a state
     found = _by_evidence(gate, snapshot, policy, node, node.state)
     taken = _in_use(gate, node.state)
-    # A fault in fresh evidence shows on a busy node too, so that nobody waits for a bad node.
+    # A busy node with a fault in fresh evidence is excluded too, so that no job waits for a bad node.
     if taken is None or (found.eligibility is Eligibility.EXCLUDED and not found.final):
         return found
     own = any(le.job == gate.request.job and le.attempt < gate.request.attempt for le in node.state.leases)
@@ -149,7 +92,7 @@ def _assess_known(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNod
 
 
 def _with_fault(found: Assessment, gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode) -> Assessment:
-    """What a rule keeps out: people read first what is wrong with it now, if anything is, then that it is kept out."""
+    """Where a rule keeps a node out, put first what is wrong with the node now, if anything is."""
     kept = node.quarantine
     if (
         found.eligibility is not Eligibility.EXCLUDED
@@ -166,7 +109,7 @@ def _with_fault(found: Assessment, gate: Gate, snapshot: Snapshot, policy: Polic
 
 
 def _claimed_by_other(gate: Gate, snapshot: Snapshot, found: Assessment) -> Assessment:
-    """BUSY when another gate or job has the node, else as it was found."""
+    """BUSY when another gate or job has the node, else the assessment as it was."""
     claim = snapshot.claims.get(found.node)
     if claim is None or claim.gate == gate.id:
         return found
@@ -178,6 +121,7 @@ def _claimed_by_other(gate: Gate, snapshot: Snapshot, found: Assessment) -> Asse
 
 
 def _assess_unknown(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessment:
+    """A node that has never reported: the gate waits for it for a while."""
     until = gate.since + policy.node_grace_seconds
     settled = snapshot.settling is None and snapshot.recovering is None
     if settled and (unclear := name_resolution.unresolved_text(gate, snapshot, name)):
@@ -198,10 +142,10 @@ def _assess_unknown(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -
 
 
 def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
-    """Quarantined or a duplicate: out at once, whatever the evidence."""
+    """A node that is quarantined or has a duplicate is excluded at once, whatever its evidence says."""
     kept = node.quarantine
     if kept is None and node.state is not None and node.state.quarantine is not None:
-        # A node may keep itself out by a rule of its own; a person's word is the aggregator's to keep.
+        # A node may quarantine itself by a rule of its own; the quarantines of people are kept here.
         own = node.state.quarantine
         kept = own if own.owner_kind == "rule" else None
     if kept is not None and (kept.until is None or kept.until > now):
@@ -224,7 +168,9 @@ def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
 
 
 def _out_of_contact(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode) -> Assessment | None:
-    """Silent, not heard since our start, or heard in one direction only."""
+    """
+    A node that is silent, that was not heard since this aggregator started, or that is heard in one direction only.
+    """
     name = node.node
     if node.heard_seconds is None:
         until = gate.since + policy.silent_seconds
@@ -254,7 +200,7 @@ def _out_of_contact(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetN
 
 
 def _in_use(gate: Gate, state: NodeState) -> Reason | None:
-    """Who has the devices, by the node's own word; our own lease and our own job do not count."""
+    """Who has the devices according to the node. The lease of this gate and its own job do not count."""
     if any(lease.gate == gate.id for lease in state.leases):
         return None
     for lease in state.leases:
@@ -268,19 +214,20 @@ def _in_use(gate: Gate, state: NodeState) -> Reason | None:
 
 
 def _is_own_allocation(gate: Gate, allocation: Allocation, node: str) -> bool:
-    """The scheduler or a process holds the devices for the very job that asks: a prolog runs inside its allocation."""
+    """Whether the devices are allocated to the very job that asks: a prolog runs inside its allocation."""
     return bool(allocation.holder) and allocation.holder in (gate.request.job, gate.workload_on(node))
 
 
 def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode, state: NodeState) -> Assessment:
+    """What the evidence of the node says for this gate."""
     name, terms = node.node, gate.terms
     max_age = terms.max_age_seconds
     if name in gate.granted:
-        # Under its lease a node is not measured again: what was fresh when the lease was granted stands.
+        # A node is not measured again under its lease: evidence that was fresh when it was granted stays valid.
         max_age += snapshot.now - gate.granted[name].granted_at
     run = gate.ordered.get(name)
     if run is not None:
-        # What this gate had measured stays good for it while it waits for others.
+        # A run that this gate ordered stays valid for it while it waits for other nodes.
         max_age = max(max_age, snapshot.now - run.ordered_at)
     judged = snapshot.judge(node, terms.tier, max_age, policy.require)
     if judged.health is Health.UNHEALTHY or (judged.health is Health.DEGRADED and not policy.admit_degraded):
@@ -319,7 +266,7 @@ def _needs_run(policy: Policy, name: str, judged: Judged, rounds: int, *, run_ov
 def _run_in_progress(
     now: float, gate: Gate, policy: Policy, node: FleetNode, state: NodeState, judged: Judged
 ) -> Assessment:
-    """A run of ours is open: its report decides whether the evidence is that of the run."""
+    """A run that this gate ordered is open: the report on it decides whether the evidence is that of the run."""
     name, run = node.node, gate.ordered[node.node]
     report = node.orders.get(run.order_id)
     status = report.status if report is not None else None

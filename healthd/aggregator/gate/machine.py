@@ -1,16 +1,18 @@
 """
-The gate: `step(gate, snapshot, policy) -> (gate', effects)`. Pure, total and deterministic.
+The gate: `step(gate, snapshot, policy)` gives the gate after it, its effects and its moves. Pure, total and
+deterministic.
 
-A step looks at every node of the gate anew and takes the gate as far as it can go now. Reservation is atomic: a gate
-takes all the nodes it needs or none, and one that falls below what it needs gives all back, so that two gates can
-never wait for each other. Gates are stepped in the order in which they were asked, so of two that could take the same
-free nodes the earlier does; a gate that cannot go on yet keeps nobody else from nodes that it has not reserved.
+A step assesses every node of the gate anew and takes the gate through as many phases as it can (`transitions` has the
+phases). A reservation is atomic: a gate reserves all the nodes that it needs or none, and gives all of them back when
+too few are left, so two gates never wait for each other. Gates are stepped in the order in which they were asked: where
+two could reserve the same free nodes, the earlier one does. A gate that has to wait keeps no other gate from nodes that
+it has not reserved.
 
-Decisions: a node with a fault of its own is out at once; one whose evidence is old or missing runs the tier once per
-round and is out if it is unknown after that; `admit` needs every lease stored by its node. Observe mode takes the same
-way, answers after `Policy.observe_seconds` at the latest, admits whatever it found and leases what is free, so that
-probes keep off the job. An override admits at once. Neither makes nodes: while a pool has fewer free ones than are
-needed, the gate holds until its own deadline.
+A node with a fault of its own is excluded at once. A node whose evidence is old or missing runs the tier once in each
+round, and is excluded if it is unknown after the last one. A job is admitted when every node has stored its lease. In
+observe mode a gate takes the same steps, answers after `Policy.observe_seconds` at the latest, admits whatever it
+found, and leases the nodes that are free, so that no other run of checks disturbs the job. An override admits at once.
+Both need nodes: while a pool has fewer free ones than are needed, the gate holds until its deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.aggregator.gate import decisions, name_resolution, rendezvous
+from healthd.aggregator.gate import decisions, granting, name_resolution, rendezvous
 from healthd.aggregator.gate.eligibility import Eligibility
 from healthd.aggregator.gate.reservation import (
     USABLE,
@@ -32,14 +34,11 @@ from healthd.aggregator.gate.reservation import (
     reserve,
     return_nodes,
 )
-from healthd.aggregator.gate.transitions import Event, Move
+from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.gate.validating import stop_validation_of_others, validate
 from healthd.aggregator.model import (
     Effect,
     Gate,
-    Grant,
-    Granting,
-    GrantLease,
     OrderedRun,
     OrderRun,
     Snapshot,
@@ -47,11 +46,13 @@ from healthd.aggregator.model import (
 )
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason
-from healthd.core.model import FINAL_STATUSES, Mode, OrderStatus, Reason, Verdict
+from healthd.core.model import Mode, Reason, Verdict
 
 
 class Step(NamedTuple):
-    """What a step came to: the gate after it, what is to be done once that is on disk, and how it went there."""
+    """
+    What a step gives: the gate after it, what to do once that gate is on disk, and the phases that it went through.
+    """
 
     gate: Gate
     effects: tuple[Effect, ...]
@@ -60,7 +61,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Hold:
-    """Not yet: what the gate waits for, and when to look again if nothing is heard."""
+    """The job has to wait: what the gate waits for, and when to look again if nothing is heard."""
 
     waiting: tuple[Reason, ...]
     wake_at: float = math.inf
@@ -76,7 +77,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Admit:
-    """The job may start. `notes` are what people should know all the same."""
+    """The job may start. `notes` are warnings for people."""
 
     notes: tuple[Reason, ...] = ()
 
@@ -85,7 +86,7 @@ def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
     """
     Take the gate as far as it can go.
 
-    A decided gate is left as it is. Stepping again with the same snapshot changes nothing and asks for nothing new.
+    A decided gate stays as it is. A second step with the same snapshot changes nothing and has no new effects.
     """
     if gate.decision is not None:
         return Step(gate, (), ())
@@ -100,6 +101,7 @@ def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
 
 
 def _step_with_override(gate: Gate, snapshot: Snapshot, policy: Policy) -> StepContext:
+    """The step of a gate whose job a person has overridden: it admits, and says what it would have decided."""
     override = snapshot.overrides[gate.request.job]
     gate = rendezvous.with_members_so_far(gate)
     enforced = StepContext(
@@ -124,7 +126,7 @@ def _step(context: StepContext) -> None:
 
 
 def _advance(context: StepContext) -> Hold | Reject | Admit:
-    """Take the gate through as many phases as it can go now, and say how the step ends."""
+    """Take the gate through as many phases as it can, and say how the step ends."""
     if context.snapshot.recovering is not None:
         return Hold((reason("Recovering", context.snapshot.recovering),))
     pending = rendezvous.collect_members(context)
@@ -152,16 +154,16 @@ def _advance(context: StepContext) -> Hold | Reject | Admit:
     if proof.waiting:
         return Hold((*proof.waiting, *_waiting_for(context)), wake_at=proof.wake_at)
     if context.gate.request.lease:
-        _grant(context)
-    if not context.gate.request.lease or _all_acknowledged(context):
+        granting.grant_leases(context)
+    if not context.gate.request.lease or granting.all_acknowledged(context):
         return Admit(proof.notes)
     return Hold(_waiting_for(context))
 
 
 def _conclude(context: StepContext, end: Hold | Reject | Admit) -> None:
     """
-    Carry out how a step ends. A hold whose time is up is a reject; a reject that waiting could change is a hold where
-    the job is to be admitted whatever the evidence is.
+    Apply how a step ends. A hold whose time is up becomes a reject. A reject that time could change becomes a hold
+    where the job is to be admitted whatever the evidence is.
     """
     if isinstance(end, Admit):
         decisions.admit(context, end.notes)
@@ -186,14 +188,14 @@ def _conclude(context: StepContext, end: Hold | Reject | Admit) -> None:
     ]
     times += [found.wake_at for found in context.assessments.values()]
     times += [grant.granted_at + context.policy.lease_ack_seconds for grant in context.gate.granted.values()]
-    # A bound that must be passed, not only reached, is passed a millisecond later.
+    # A millisecond later, because some bounds must be passed and not only reached.
     at = min((time for time in times if time > context.now), default=math.inf) + 0.001
     context.gate = dataclasses.replace(context.gate, waiting=end.waiting)
     context.effects.append(WakeAt(at=at))
 
 
 def _never_possible(context: StepContext) -> tuple[Reason, ...]:
-    """Reasons why no waiting could help; never while nodes may still be about to report."""
+    """Why waiting cannot help; empty while nodes may still be about to report."""
     request, snapshot = context.gate.request, context.snapshot
     if snapshot.settling is not None:
         return ()
@@ -216,7 +218,7 @@ def _never_possible(context: StepContext) -> tuple[Reason, ...]:
 
 
 def _update_reserved(context: StepContext) -> None:
-    """Take in what changed on the reserved nodes: runs that ended, acknowledgements, nodes that are lost."""
+    """Apply what changed on the reserved nodes: runs that ended, leases that were refused, nodes that are lost."""
     for name in context.gate.reserved:
         found = context.assess(name)
         run = context.gate.ordered.get(name)
@@ -225,34 +227,11 @@ def _update_reserved(context: StepContext) -> None:
         if found.eligibility is Eligibility.EXCLUDED and found.final and name not in context.gate.failed:
             context.fail(name, found.reasons)
     for name, grant in context.gate.granted.items():
-        why = _lease_refused(context, name, grant)
+        why = granting.lease_refused(context, name, grant)
         if why is not None and context.assessments[name].eligibility is not Eligibility.EXCLUDED:
             context.fail(name, (why,))
     lost = tuple(name for name in context.gate.reserved if context.assessments[name].eligibility not in USABLE)
     return_nodes(context, lost, "the node is no longer fit")
-
-
-def _lease_refused(context: StepContext, name: str, grant: Grant) -> Reason | None:
-    """Why the lease of this node will not be acknowledged; None when it is or still may be."""
-    node = context.snapshot.nodes.get(name)
-    report = None if node is None else node.orders.get(grant.lease_id)
-    if report is not None and report.status in FINAL_STATUSES:
-        text = f"{name} did not keep its lease ({report.status}): {report.message or 'no reason given'}"
-        return reason("LeaseNotAcknowledged", text, node=name)
-    within = context.policy.lease_ack_seconds
-    if context.now >= grant.granted_at + within and not _acknowledged(context, name, grant):
-        return reason("LeaseNotAcknowledged", f"{name} did not confirm its lease within {within:.0f} s", node=name)
-    return None
-
-
-def _acknowledged(context: StepContext, name: str, grant: Grant) -> bool:
-    """Stored by the node: it says so, and its state shows the lease."""
-    node = context.snapshot.nodes.get(name)
-    if node is None or node.state is None:
-        return False
-    report = node.orders.get(grant.lease_id)
-    accepted = report is not None and report.status == OrderStatus.ACCEPTED  # "running" is: about to be stored
-    return accepted and any(lease.id == grant.lease_id for lease in node.state.leases)
 
 
 def _order_runs(context: StepContext) -> None:
@@ -264,9 +243,11 @@ def _order_runs(context: StepContext) -> None:
             continue
         node = context.snapshot.nodes.get(name)
         bound = context.policy.run_seconds[tier] + (node.compile_seconds if node is not None else 0.0)
-        turn = ordered[name].round + 1 if name in ordered else 1
-        order_id = f"{context.gate.tag}:run:{turn}:{name}"
-        ordered[name] = OrderedRun(order_id=order_id, round=turn, ordered_at=context.now, deadline_seconds=bound)
+        round_number = ordered[name].round + 1 if name in ordered else 1
+        order_id = f"{context.gate.tag}:run:{round_number}:{name}"
+        ordered[name] = OrderedRun(
+            order_id=order_id, round=round_number, ordered_at=context.now, deadline_seconds=bound
+        )
         context.effects.append(OrderRun(node=name, order_id=order_id, tier=tier, deadline_seconds=bound))
         context.assessments[name] = dataclasses.replace(
             found, eligibility=Eligibility.RUNNING, wake_at=context.now + bound
@@ -274,42 +255,14 @@ def _order_runs(context: StepContext) -> None:
     context.gate = dataclasses.replace(context.gate, ordered=ordered)
 
 
-def _grant(context: StepContext) -> None:
-    """Lease the nodes that have none yet; all are ready."""
-    fresh = [name for name in context.gate.reserved if name not in context.gate.granted]
-    if not fresh:
-        return
-    turn = context.gate.grants + 1
-    granted = dict(context.gate.granted)
-    for name in fresh:
-        lease_id = f"{context.gate.id}:lease:{turn}:{name}"
-        granted[name] = Grant(lease_id=lease_id, granted_at=context.now)
-        context.effects.append(GrantLease(node=name, lease_id=lease_id))
-    if isinstance(context.gate.progress, Granting):
-        context.update(granted=granted)
-    else:
-        context.move(Event.GRANTED, Granting(reserved=context.gate.reserved, granted=granted))
-    context.gate = dataclasses.replace(context.gate, grants=turn)
-
-
-def _all_acknowledged(context: StepContext) -> bool:
-    gate = context.gate
-    if len(gate.granted) < gate.terms.needed or set(gate.granted) != set(gate.reserved):
-        return False
-    return all(
-        context.assessments[name].eligibility is Eligibility.READY and _acknowledged(context, name, grant)
-        for name, grant in gate.granted.items()
-    )
-
-
 def _waiting_for(context: StepContext) -> tuple[Reason, ...]:
-    """What keeps the gate, a sentence for each node."""
+    """What the gate waits for, a sentence for each node."""
     found = []
     for name in context.gate.reserved:
         assessments = context.assessments[name]
         if assessments.eligibility is not Eligibility.READY:
             found.append(assessments)
-        elif name in context.gate.granted and not _acknowledged(context, name, context.gate.granted[name]):
+        elif name in context.gate.granted and not granting.acknowledged(context, name, context.gate.granted[name]):
             why = reason("LeaseNotAcknowledged", f"{name} has not confirmed its lease yet", node=name)
             found.append(dataclasses.replace(assessments, reasons=(why,)))
     if not context.gate.reserved:
@@ -332,7 +285,7 @@ def _waiting_for(context: StepContext) -> tuple[Reason, ...]:
 
 
 def _must_wait(context: StepContext) -> bool:
-    """What would be admitted whatever its evidence is waits for nodes to start on, as long as it may."""
+    """Whether a gate that admits whatever the evidence is has to wait for nodes to start on, as long as it may."""
     override = context.snapshot.overrides.get(context.gate.request.job)
     by_hand = override is not None and override.until > context.now
     if not (by_hand or context.gate.terms.mode is Mode.OBSERVE) or context.now >= context.gate.deadline:

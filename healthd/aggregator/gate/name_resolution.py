@@ -1,8 +1,9 @@
 """
-By which names a gate asks for its nodes: pure. A scheduler may call a node otherwise than its daemon does.
+Resolves the names by which a gate asks for its nodes. Pure. A scheduler may call a node by another name than its
+daemon.
 
-A name is taken for another node's only where exactly one is known by it, and not before the fleet had time to report:
-later ones could be meant as well. From then on the gate goes by the node's own name.
+Another name is resolved only when exactly one node is known by it, and only after the fleet had time to report: a later
+node could be meant as well. From then on the gate uses the own name of the node.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from healthd.core.evidence import reason
 from healthd.core.model import Reason
 
 MOST_NAMED = 32
-"""Names that are told of with a sentence each: as many reasons as a decision begins with."""
+"""Names that get a sentence each: as many as the reasons at the top of a decision."""
 
 
 def resolve_names(gate: Gate, snapshot: Snapshot) -> Gate:
-    """The gate with the own names of nodes that it asks for by another; the same where there are none."""
+    """The gate with own names in place of other names of nodes; the same gate where there are none."""
     if gate.request.join is not None or snapshot.settling is not None or snapshot.recovering is not None:
         return gate
     wanted = set(gate.request.nodes)
@@ -40,7 +41,7 @@ def resolve_names(gate: Gate, snapshot: Snapshot) -> Gate:
 
 
 def names_found(gate: Gate, registry: Registry, heard: Collection[str]) -> bool:
-    """Whether one of the nodes that were just heard is known by a name that the gate asks for in vain."""
+    """Whether one of the nodes that were just heard is known by a name that the gate has not resolved."""
     if gate.decision is not None or not heard or gate.request.join is not None:
         return False
     return any(
@@ -51,14 +52,14 @@ def names_found(gate: Gate, registry: Registry, heard: Collection[str]) -> bool:
 
 
 def ambiguous_text(name: str, nodes: Sequence[str]) -> str:
-    """Why a name by which several nodes are known means none of them."""
+    """Why a name by which several nodes are known cannot be resolved."""
     rest = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
     text = f"{name}: {nodes[0]} and {nodes[1]}{rest} are known by this name"
     return f"{text}; ask for the one that is meant by its own name, or correct their aliases"
 
 
 def unresolved_text(gate: Gate, snapshot: Snapshot, name: str) -> str:
-    """Why the name of no node cannot be taken for another name of one; empty where it is just not known."""
+    """Why a name cannot be resolved; empty where no node is known by it."""
     nodes = snapshot.called.get(name, ())
     if len(nodes) > 1:
         return ambiguous_text(name, nodes)
@@ -69,11 +70,11 @@ def unresolved_text(gate: Gate, snapshot: Snapshot, name: str) -> str:
 
 
 def unknown_node_reasons(gate: Gate, snapshot: Snapshot, names: Iterable[str]) -> tuple[Reason, ...]:
-    """Names that nobody ever reported, each with the nearest that somebody did, or why none is meant by it."""
+    """A reason for each name that no node has, with the nearest known names or why it cannot be resolved."""
     known = list(snapshot.nodes)
     reasons: list[Reason] = []
     for name in sorted(names)[:MOST_NAMED]:
-        # Looking for near names costs time in a large fleet; the first few show what kind of mistake it is.
+        # Looking for near names takes time in a large fleet; the first few show what kind of mistake it is.
         near = difflib.get_close_matches(name, known, n=3) if len(reasons) < 3 else []
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         text = unresolved_text(gate, snapshot, name) or f"{name}: no node of this name has ever reported{hint}"

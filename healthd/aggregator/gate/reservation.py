@@ -1,7 +1,7 @@
 """
-Which nodes a gate takes, and how it gives them back: pure, a part of `gate.step`.
+Reserves nodes for a gate and gives them back. Pure, a part of `gate.step`.
 
-All that a gate needs or nothing, so that no two gates ever hold what the other waits for.
+A gate reserves all the nodes that it needs or none, so no two gates ever hold what the other waits for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_LOOK = 64
 
 @dataclass
 class StepContext:
-    """One step under way: what it sees, what it has found out, how the gate has moved, what it wants done."""
+    """One step in progress: the gate as it is now, what the step sees, and what it has found out and done so far."""
 
     gate: Gate
     snapshot: Snapshot
@@ -52,10 +52,11 @@ class StepContext:
 
     @property
     def now(self) -> float:
-        """The time that this step goes by."""
+        """The time of the step."""
         return self.snapshot.now
 
     def assess(self, name: str) -> Assessment:
+        """The assessment of a node, made once in a step."""
         found = self.assessments.get(name)
         if found is None:
             found = self.assessments[name] = assess(self.gate, self.snapshot, self.policy, name)
@@ -67,20 +68,20 @@ class StepContext:
         self.moves.append(made)
 
     def update(self, **changes: Any) -> None:
-        """Change what the phase of the gate has; the phase stays."""
+        """Change fields of the phase that the gate is in."""
         self.gate = dataclasses.replace(self.gate, progress=msgspec.structs.replace(self.gate.progress, **changes))
 
     def fail(self, name: str, why: tuple[Reason, ...]) -> None:
-        """The gate is done with this node."""
+        """Exclude the node from this gate for good."""
         self.gate = dataclasses.replace(self.gate, failed={**self.gate.failed, name: why})
         self.assessments[name] = Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=why, final=True)
 
 
 def reserve(context: StepContext) -> bool:
     """
-    Reserve what is missing, all at once or nothing; False when even waiting could not give enough.
+    Reserve the missing nodes, all at once or none; false when waiting cannot bring enough either.
 
-    Afterwards the gate has at least what it needs reserved, or nothing.
+    Afterwards the gate has reserved at least what it needs, or nothing.
     """
     terms = context.gate.terms
     missing = terms.wanted - len(context.gate.reserved)
@@ -91,8 +92,8 @@ def reserve(context: StepContext) -> bool:
             reserved = (*context.gate.reserved, *more)
             if context.gate.request.nodes:
                 # Ranks follow the order in which the nodes were named, whoever was fit first.
-                taken = set(reserved)
-                reserved = tuple(name for name in context.gate.request.nodes if name in taken)
+                together = set(reserved)
+                reserved = tuple(name for name in context.gate.request.nodes if name in together)
             if isinstance(context.gate.progress, Waiting):
                 context.move(Event.RESERVED, Checking(reserved=reserved))
             else:
@@ -104,7 +105,7 @@ def reserve(context: StepContext) -> bool:
 
 
 def _candidates(context: StepContext, missing: int) -> tuple[tuple[str, ...], int]:
-    """Free nodes to reserve, best first and at most `missing`; and how many more there might be later."""
+    """The free nodes to reserve, best first and at most `missing`, and how many more there may be later."""
     request, reserved = context.gate.request, set(context.gate.reserved)
     if request.nodes:
         rest = [context.assess(name) for name in request.nodes if name not in reserved]
@@ -139,9 +140,9 @@ def _candidates(context: StepContext, missing: int) -> tuple[tuple[str, ...], in
 
 def drop_unready(context: StepContext) -> bool:
     """
-    Whether the gate goes on with the nodes that are ready: enough are, and the rest is not worth waiting for.
+    Give back the reserved nodes that are not ready, once enough are ready and the others need not be waited for.
 
-    Then the rest is given back.
+    Returns whether the gate can go on.
     """
     terms = context.gate.terms
     ready = [name for name in context.gate.reserved if context.assessments[name].eligibility is Eligibility.READY]
@@ -155,17 +156,18 @@ def drop_unready(context: StepContext) -> bool:
 
 
 def _earlier_attempt_has_node(context: StepContext) -> bool:
-    """A named node is still with an earlier attempt of the same job: it is being given back, so wait for it."""
+    """Whether an earlier attempt of the same job still has a named node. It is giving it back."""
     return any(context.assessments[name].own for name in context.gate.request.nodes if name in context.assessments)
 
 
 def close_run(context: StepContext, name: str, run: OrderedRun) -> None:
+    """Call off an ordered run, or note that it is over."""
     closed = dataclasses.replace(run, status=RunStatus.CLOSED)
     context.gate = dataclasses.replace(context.gate, ordered={**context.gate.ordered, name: closed})
 
 
 def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None:
-    """Unreserve nodes, call off their runs and revoke their leases."""
+    """Give nodes back: unreserve them, call off their runs and revoke their leases."""
     if not names:
         return
     for name in names:
@@ -175,8 +177,9 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
         grant = context.gate.granted.get(name)
         if grant is not None:
             context.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
-    reserved = tuple(name for name in context.gate.reserved if name not in names)
-    granted = {name: grant for name, grant in context.gate.granted.items() if name not in names}
+    returned = set(names)
+    reserved = tuple(name for name in context.gate.reserved if name not in returned)
+    granted = {name: grant for name, grant in context.gate.granted.items() if name not in returned}
     if not reserved:
         stop_validation(context)
         context.move(Event.RETURNED, Waiting())
@@ -190,7 +193,7 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
 
 
 def stop_validation(context: StepContext) -> None:
-    """End a validation that is under way without a verdict: its orders are called off and its partners are free."""
+    """End the validation in progress without a verdict: call off its orders and release its partners."""
     progress = context.gate.progress
     if not isinstance(progress, Validating):
         return
@@ -204,20 +207,20 @@ def stop_validation(context: StepContext) -> None:
 
 
 def end_validation(context: StepContext, validation: Validation) -> None:
-    """The validation that was under way is over, as it is given here."""
+    """Record that the validation in progress is over, in the form given here."""
     context.move(Event.VALIDATION_ENDED, Checking(reserved=context.gate.reserved))
     context.gate = dataclasses.replace(context.gate, ended=(*context.gate.ended, validation))
 
 
 def deadline_of(context: StepContext) -> float:
-    """When the gate ends; observe mode must not hold up a job for as long as enforce may."""
+    """When the gate ends. In observe mode a gate may not hold up a job for as long as in enforce mode."""
     if context.gate.terms.mode is Mode.OBSERVE:
         return min(context.gate.deadline, context.gate.since + context.policy.observe_seconds)
     return context.gate.deadline
 
 
 def extra_nodes_until(context: StepContext) -> float:
-    """Until when nodes beyond those needed are waited for: leases need time before the deadline."""
+    """Until when the gate waits for nodes beyond those that it needs: leases take time before the deadline."""
     end = deadline_of(context)
     half = (context.gate.since + end) / 2
     return max(half, end - context.policy.lease_ack_seconds)

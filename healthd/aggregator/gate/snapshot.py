@@ -1,4 +1,6 @@
-"""What is read of the registry while a gate is stepped: each thing once, so that all of it is of one moment."""
+"""
+Reads the registry for the snapshot that gates are stepped by: everything once, so that all of it is of one moment.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ T = TypeVar("T")
 
 class ReadOnce(Mapping[str, T]):
     """
-    A mapping that cannot be changed. A value is read when it is first wanted, by a function that gives None for what
-    is not there, and stays the same from then on; `keys` names those that can be iterated over.
+    A read-only mapping. A value is read when it is first needed and stays the same from then on; `read` gives None for
+    an unknown key. `keys` gives the keys to iterate over.
     """
 
     def __init__(self, read: Callable[[str], T | None], keys: Callable[[], Sequence[str]] = tuple) -> None:
@@ -45,7 +47,9 @@ class ReadOnce(Mapping[str, T]):
 
 
 def nodes_at(registry: Registry, now: float) -> Mapping[str, FleetNode]:
-    """The nodes of the registry as of `now`; until the event loop gets its turn nothing can be heard of them."""
+    """
+    The nodes of the registry as of `now`. They cannot change during a pass, which does not yield to the event loop.
+    """
     return ReadOnce(lambda name: registry.node(name, now), registry.names)
 
 

@@ -1,8 +1,8 @@
 """
-The gate's nodes run collectives together before they are admitted: pure, a part of `gate.step`.
+Runs collectives over the nodes of a gate before they are admitted. Pure, a part of `gate.step`.
 
-A culprit is out like a node that failed its own checks; others of the pool may take its place, and then the new whole
-is validated again. Nodes borrowed for the search are reserved meanwhile, so nobody else gets them.
+A node that the verdict names is excluded like one that failed its own checks. Other nodes of the pool may replace it,
+and then all of them are validated again. Idle nodes that are borrowed for the search are reserved until it ends.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ AT_ONCE_SECONDS = 0.01
 @dataclass(frozen=True, kw_only=True)
 class Proof:
     """
-    How far the validation of the reserved nodes is: `failed` why the job cannot start, `waiting` what is under way.
+    How far the validation of the reserved nodes is: `failed` says why the job cannot start, `waiting` what is in
+    progress.
 
-    Neither: the reserved nodes may be leased, and `notes` are what people should know all the same.
+    With neither the reserved nodes may be leased, and `notes` are warnings for people.
     """
 
     failed: tuple[Reason, ...] = ()
@@ -56,7 +57,7 @@ class Proof:
 
 
 def validate(context: StepContext) -> Proof:
-    """Take the validation of the reserved nodes as far as it can go now. All of them are ready."""
+    """Take the validation of the reserved nodes as far as it can go. All of them are ready."""
     stop_validation_of_others(context)
     if not context.gate.terms.collective or len(context.gate.reserved) < 2:
         return Proof()
@@ -72,7 +73,7 @@ def validate(context: StepContext) -> Proof:
 
 
 def _proven(context: StepContext) -> Proof | None:
-    """The reserved nodes are those that passed together; None when that is not known yet."""
+    """The proof where exactly the reserved nodes passed together; None otherwise."""
     last = context.gate.ended[-1] if context.gate.ended else None
     if last is None or last.verdict is None:
         return None
@@ -83,7 +84,7 @@ def _proven(context: StepContext) -> Proof | None:
 
 
 def _under_way(context: StepContext, validation: Validation) -> Proof | None:
-    """Go on with a validation that has no verdict yet; None when it has ended."""
+    """Continue the validation in progress; None when it has ended."""
     step = advance(
         context.now, validation, context.snapshot.nodes, context.policy, lambda count: _partners(context, count)
     )
@@ -96,14 +97,17 @@ def _under_way(context: StepContext, validation: Validation) -> Proof | None:
 
 
 def _conclude(context: StepContext, validation: Validation) -> Proof | None:
-    """The verdict is in: culprits go. None when the gate may go on, with the same nodes or with others."""
+    """
+    Apply the verdict: exclude the nodes that it names. None when the gate may go on, with the same nodes or with
+    others.
+    """
     end_validation(context, validation)
     if validation.partners:
         context.effects.append(Unreserve(nodes=validation.partners))
     found = consequence(validation)
     for node, why in found.out.items():
         if node in context.gate.reserved or context.gate.request.pool is not None:
-            context.fail(node, (why,))  # a borrowed partner too, which would be the next spare
+            context.fail(node, (why,))  # a borrowed partner too, which would otherwise be the next to be reserved
         if why.blame is Blame.NODE and why.status is Status.FAIL:
             context.effects.append(Accuse(node=node, reason=why))
     return_nodes(
@@ -122,9 +126,9 @@ def _conclude(context: StepContext, validation: Validation) -> Proof | None:
 
 def _revoke_leases(context: StepContext) -> Proof | None:
     """
-    Somebody was lost after leases were granted: those of the others end first; None once no node has one.
+    A node was lost after leases were granted: take back the leases of the others. None once no node has one.
 
-    Under a lease a node runs nothing, and the next one is stored only when its ranks are off the devices again.
+    A node runs nothing under a lease, and stores the next one only when its ranks have left the devices.
     """
     why = "a node was lost before the job could start; the others run together once more"
     for name, grant in context.gate.granted.items():
@@ -140,9 +144,9 @@ def _revoke_leases(context: StepContext) -> Proof | None:
 
 
 def _start_validation(context: StepContext) -> Proof | None:
-    """Start over with the nodes that are reserved now; a Proof only when that was done too often."""
+    """Validate the nodes that are reserved now; a Proof only when too many validations have failed."""
     gate = context.gate
-    # One that was stopped because its members changed has not been in vain: nodes that fall silent do so one by one.
+    # Stopped validations do not count: nodes that fall silent do so one by one, and each stops one.
     ended = [one for one in gate.ended if one.verdict is not None]
     if len(ended) >= context.policy.most_validations:
         last = consequence(ended[-1]).reasons
@@ -161,14 +165,14 @@ def _start_validation(context: StepContext) -> Proof | None:
 
 
 def stop_validation_of_others(context: StepContext) -> None:
-    """A member was lost to something else, or others were reserved: who is there then is validated anew."""
+    """Stop a validation whose members are no longer the reserved nodes; those are validated anew."""
     validation = context.gate.validation
     if validation is not None and set(validation.members) != set(context.gate.reserved):
         stop_validation(context)
 
 
 def _update_validation(context: StepContext, before: Validation, after: Validation) -> None:
-    """Take in how the validation went on, with what nodes must be told for it."""
+    """Store how far the validation is, and have the nodes told what has changed for them."""
     fresh = tuple(name for name in after.partners if name not in before.partners)
     if fresh:
         context.effects.append(Reserve(nodes=fresh))
@@ -179,7 +183,7 @@ def _update_validation(context: StepContext, before: Validation, after: Validati
 
 
 def _partners(context: StepContext, count: int) -> tuple[str, ...]:
-    """Idle nodes with fresh evidence, the same kind of devices and no doubt about them, that nobody has claimed."""
+    """Idle nodes that may join the search: fresh evidence, the same accelerator, not claimed and not in doubt."""
     kinds = {_accelerator(context, name) for name in context.gate.reserved}
     ready = (
         name
@@ -195,7 +199,7 @@ def _partners(context: StepContext, count: int) -> tuple[str, ...]:
 
 
 def _possible_partners(context: StepContext) -> Iterator[str]:
-    """The rest of the pools that the reserved nodes are in; those without a pool count as one."""
+    """The other nodes of the pools of the reserved nodes; nodes without a pool count as one pool."""
     if context.gate.request.pool is not None:
         return iter(context.snapshot.pools.get(context.gate.request.pool, ()))
     pools = {_label(context, name) for name in context.gate.reserved}

@@ -1,9 +1,9 @@
 """
-The last state of a node as the aggregator keeps it: its evidence as bytes, the rest as it is.
+The last state of a node in compact form: the evidence as bytes, the rest as objects.
 
-Ten thousand states as objects are millions of them: the garbage collector would stop the aggregator for more than a
-second each time it walks over them. Most who look at a node want its leases, labels or health; the evidence is opened
-for those who read it.
+Ten thousand states as objects are millions of objects, and the garbage collector would stop the aggregator for more
+than a second each time. Most readers of a node need its leases, labels or health; the evidence is decoded for those who
+read it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from healthd.core.wire import decode, encode
 
 R = TypeVar("R", CheckResult, Lease)
 
-# What makes up most of a state, and is read by few.
+# Most of a state, and rarely read.
 EVIDENCE = ("inventory", "reasons", "checks", "results")
 
 
-# What gates ask for; a heavier tier is judged when it is asked.
+# The tiers that gates usually ask for; others are judged on demand.
 JUDGED_TIERS = (Tier.PASSIVE, Tier.QUICK)
 
 
 class CompactState:
     """
-    A state whose ages stand for the moment `at`, on the registry's clock.
+    A state whose ages are as of `at`, by the clock of the registry.
 
-    `stale_at` is when the first result outlives its bound, if nothing more is heard.
+    `stale_at` is when the first result expires if nothing more is heard.
     """
 
     __slots__ = (
@@ -66,19 +66,21 @@ class CompactState:
             for spec in state.checks
             if spec.expires_seconds is not None and not (state.allocated and spec.tier is not Tier.PASSIVE)
         }
-        # What grows stale: check, age as it was sent, bound.
+        # Results that expire: check, age when sent, bound.
         self._expiring = tuple(
             (sys.intern(r.check), r.age_seconds, bounds[r.check]) for r in state.results if r.check in bounds
         )
         self._counted = tuple((sys.intern(r.check), r.age_seconds) for r in state.results)
-        # Judged now, while the state is open: a gate that takes this node must not wait for it to be opened again.
+        # Judged now, while the state is decoded, so that no gate has to decode it again.
         self.judged = {tier: _judged(state, tier) for tier in JUDGED_TIERS}
         self.stale_at = self._stale_at()
         self._oldest_seconds: float | None = None
 
     @property
     def oldest_seconds(self) -> float:
-        """The age of the oldest result, as of `at`: infinite where one has none, 0 without any. Counted once a sync."""
+        """
+        The age of the oldest result as of `at`: infinite where one has no age, 0 without results. Computed once a sync.
+        """
         if self._oldest_seconds is not None:
             return self._oldest_seconds
         ages, moved = self._ages, self.at - self._received_at
@@ -91,13 +93,13 @@ class CompactState:
         return oldest
 
     def refresh(self, ages: Mapping[str, float], at: float) -> None:
-        """Newer ages of the same state; those that are not among them count on."""
+        """Set newer ages of the same state; results that are not among them grow older."""
         self._ages, self.at = ages, at
         self._oldest_seconds = None
         self.stale_at = self._stale_at()
 
     def open(self) -> NodeState:
-        """The state itself, with ages as of `at`; a later `refresh` does not change it."""
+        """The state, with ages as of `at`; a later `refresh` does not change it."""
         body, ages, moved = self._bytes, self._ages, self.at - self._received_at
 
         def evidence() -> Mapping[str, Any]:
@@ -118,7 +120,7 @@ class CompactState:
 
 
 class _LazyState(NodeState):
-    """A NodeState in all respects; its evidence is made when it is first read, and missing until then."""
+    """A NodeState whose evidence is decoded when it is first read."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in EVIDENCE or "_evidence" not in self.__dict__:
@@ -136,13 +138,13 @@ def _lazy_state(
 
 
 def _with_age(record: R, age_seconds: float) -> R:
-    """A copy with another age: what dataclasses.replace does, at a fifth of its cost, for it is done at every look."""
+    """A copy with another age, at a fifth of the cost of dataclasses.replace, because every look-up makes some."""
     copy: R = object.__new__(type(record))
     copy.__dict__.update(record.__dict__, age_seconds=age_seconds)
     return copy
 
 
 def _judged(state: NodeState, tier: Tier) -> Judged:
-    """The verdict on a state where no age is too old."""
+    """The verdict on a state without a bound of age."""
     health, reasons, age = judge_tier(state, tier, math.inf)
     return Judged(health=health, reasons=reasons, age_seconds=age)

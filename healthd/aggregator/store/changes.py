@@ -1,6 +1,6 @@
 """
-What is written to the database and read back, in the words of the model. Each change may be repeated without harm,
-but for `PutEvent`; `writing` puts them into the tables.
+The records that are written to the database and read back. Writing each of them again changes nothing, except for
+`PutEvent`. `writing` has their SQL.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from healthd.core.model import NodeState, Quarantine
 
 @dataclass(frozen=True, kw_only=True)
 class PutGate:
-    """The gate as it is now."""
+    """A gate."""
 
     gate: Gate
 
 
 @dataclass(frozen=True, kw_only=True)
 class PutEvidence:
-    """The states that a decision went by."""
+    """The states that a decision is based on."""
 
     gate: str
     states: tuple[NodeState, ...]
@@ -49,21 +49,21 @@ class PutEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class PutFacts:
-    """What figures are made of, of a gate that is decided."""
+    """The facts of a decided gate that figures are computed from."""
 
     facts: GateFacts
 
 
 @dataclass(frozen=True, kw_only=True)
 class PutLease:
-    """The lease as it is now."""
+    """A lease."""
 
     row: LeaseRow
 
 
 @dataclass(frozen=True, kw_only=True)
 class PutQuarantine:
-    """The aggregator's word on a node; None lifts it."""
+    """The quarantine of a node; None: there is none."""
 
     node: str
     quarantine: Quarantine | None
@@ -71,7 +71,7 @@ class PutQuarantine:
 
 @dataclass(frozen=True, kw_only=True)
 class PutOverride:
-    """A person's word on a job; None takes it back."""
+    """The override of a job; None: there is none."""
 
     job: str
     override: Override | None
@@ -91,7 +91,7 @@ class PutOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class PutNode:
-    """A node that reported; its key stays what it is."""
+    """A node that has reported; its key is left as it is."""
 
     node: str
     labels: Mapping[str, str]
@@ -100,7 +100,7 @@ class PutNode:
 
 @dataclass(frozen=True, kw_only=True)
 class PutKey:
-    """The key that a node is known by from now on; None lets the next one enrol."""
+    """The key of a node; None lets the next one enrol."""
 
     node: str
     key_hash: str | None
@@ -109,7 +109,7 @@ class PutKey:
 
 @dataclass(frozen=True, kw_only=True)
 class PutDuplicate:
-    """That two daemons claim the name of a node; None: an admin has decided. Nothing where the node is not known."""
+    """That two daemons claim the name of a node; None: an admin has decided. No effect on an unknown node."""
 
     node: str
     duplicate: Duplicate | None
@@ -117,7 +117,7 @@ class PutDuplicate:
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetNode:
-    """A node that is gone for good, with its quarantine."""
+    """Deletes a node that is gone for good, with its quarantine."""
 
     node: str
 
@@ -134,7 +134,7 @@ class PutEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class PutRecord:
-    """What the rules remember of a node, without its latches; None when nothing is left to remember."""
+    """What the rules remember of a node, without its latches; None: nothing."""
 
     node: str
     record: Record | None
@@ -198,7 +198,7 @@ class NodeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """All that an aggregator starts from. `keys` maps job and attempt to gate ids, `gates` holds the open ones."""
+    """Everything that an aggregator starts from. `keys` maps job and attempt to gate ids; `gates` are the open ones."""
 
     gates: tuple[Gate, ...]
     keys: Mapping[tuple[str, int], str]
@@ -213,7 +213,7 @@ class Loaded:
 
 
 def load(connection: Connection) -> Loaded:
-    """Read what an aggregator starts from; BadInputError when a record is not of our making."""
+    """Read everything that an aggregator starts from; BadInputError when a record cannot be decoded."""
     open_gates = select(GATES.c.id, GATES.c.record).where(GATES.c.phase != Phase.DECIDED.value).order_by(GATES.c.id)
     open_leases = (
         select(LEASES.c.id, LEASES.c.record).where(LEASES.c.state != LeaseState.CLOSED.value).order_by(LEASES.c.id)
@@ -265,7 +265,7 @@ def read_gate(connection: Connection, gate_id: str) -> Gate | None:
 
 
 def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]:
-    """The states that a decision went by; empty for an open gate."""
+    """The states that a decision is based on; empty for an open gate."""
     row = connection.execute(select(EVIDENCE.c.states).where(EVIDENCE.c.gate == gate_id)).one_or_none()
     if row is None:
         return ()
@@ -273,7 +273,7 @@ def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]
 
 
 def read_gates(connection: Connection, *, limit: int, before: str | None, job: str | None) -> tuple[Gate, ...]:
-    """Gates, newest first; `before` is the id to go on from. A name that no gate can have is none's, and not asked."""
+    """Gates, newest first; `before` is the id to continue from. No gate has a name with control characters."""
     if not all(text is None or text.isprintable() for text in (before, job)):
         return ()  # PostgreSQL drops the connection over a NUL
     query = select(GATES.c.id, GATES.c.record).order_by(GATES.c.id.desc()).limit(limit)
@@ -290,7 +290,7 @@ def read_events(connection: Connection, subject: str, *, limit: int) -> tuple[Pu
 
 
 def read_outcome(connection: Connection, gate_id: str) -> PutOutcome | None:
-    """How the job of a gate ended, if anybody told."""
+    """How the job of a gate ended; None when nobody has said."""
     row = connection.execute(select(OUTCOMES).where(OUTCOMES.c.gate == gate_id)).one_or_none()
     return None if row is None else PutOutcome(**row._mapping)
 

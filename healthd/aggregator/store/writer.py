@@ -1,8 +1,8 @@
 """
-The thread that does all work on the database, in the order in which it was asked.
+The thread that does all work on the database, in the order in which it was submitted.
 
-What waits together is committed together, because a commit costs a disk flush. Every piece of work is answered within
-its seconds, whether the database answers or not; a call that hangs is ended from outside.
+Jobs that wait together are committed together, because each commit costs a disk flush. Every job is answered within its
+time limit, whether the database answers or not; a call that hangs is interrupted.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class _State(enum.Enum):
 
 class Job:
     """
-    A piece of work, and who is to be told what came of it: once, by whichever thread knows first.
+    A piece of work, and who is told its result: once, by whichever thread knows it first.
 
-    `work` must be safe to repeat: when one of several that share a transaction fails, each is tried by itself. `write`:
-    it may change something. `seconds`: within this it is answered.
+    `work` must be safe to repeat: when one of several jobs in a transaction fails, each is tried alone. `write`: it may
+    change something. It is answered within `seconds`.
     """
 
     def __init__(self, work: Work, deliver: Deliver, *, write: bool, seconds: float) -> None:
@@ -61,18 +61,21 @@ class Job:
         self._guard = threading.Lock()
 
     def begin(self) -> bool:
-        """Whether it is still to be done."""
+        """Start the job; false when it was answered already."""
         with self._guard:
             if self._state is _State.WAITING:
                 self._state = _State.RUNNING
             return self._state is _State.RUNNING
 
     def end(self, value: Any, error: Exception | None) -> None:
-        """What came of it."""
+        """Answer the job."""
         self._end(lambda _running: (value, error))
 
     def give_up(self, why: str) -> bool:
-        """Nobody waits any longer: StoreError, and UnsureError where it was begun. False: it had ended already."""
+        """
+        Fail the job because its time is over: StoreError, or UnsureError where it was started. False: it was answered
+        already.
+        """
 
         def outcome(running: bool) -> tuple[None, Exception]:
             return None, (UnsureError(why) if running and self.write else StoreError(why))
@@ -89,9 +92,10 @@ class Job:
 
 class Writer:
     """
-    Start it, `submit` jobs to it, `close` it. `expire` a job when its seconds are over: nobody else looks at the clock.
+    Start it, `submit` jobs to it, `close` it. Call `expire` when the time limit of a job is over; the writer does not
+    watch the clock.
 
-    `failures` counts the jobs that could not be done since the start; `failing`: the last one could not.
+    `failures` counts the jobs that have failed since the start; `failing`: the last one has.
     """
 
     def __init__(self, session: Session) -> None:
@@ -109,11 +113,11 @@ class Writer:
         self._failed_at = -math.inf
 
     def start(self) -> None:
-        """From now on jobs are done."""
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Have it done after all that wait already. StoreError at once when it cannot be."""
+        """Add the job to the queue. StoreError at once when it cannot be done."""
         with self._changed:
             if self._fenced is not None:
                 raise self._fenced
@@ -126,22 +130,22 @@ class Writer:
             self._changed.notify()
 
     def expire(self, job: Job) -> None:
-        """Its seconds are over: it is answered now. A transaction that has hung for as long is ended."""
+        """Fail a job whose time is over, and interrupt a transaction that has hung for as long."""
         text = f"{self._session.place} did not answer within {job.seconds:g} s; see that it is up and its disk keeps up"
         if job.give_up(text):
             self._failed(StoreError(text))
         began, batch = self._under_way or (math.inf, ())
-        # A job is handed over a little later than it was asked, hence not the whole time.
+        # A job reaches this thread a little after it was submitted, so not the whole time.
         if time.monotonic() - began >= 0.9 * max((one.seconds for one in batch), default=0.0):
             self._session.cut()
 
     def hangs(self, seconds: float) -> bool:
-        """Whether a transaction has been under way for so long."""
+        """Whether a transaction has taken so long."""
         began, _ = self._under_way or (math.inf, ())
         return time.monotonic() - began >= seconds
 
     def close(self, seconds: float) -> None:
-        """Finish what waits; what is not done within `seconds` is given up. Blocks so long. Safe to repeat."""
+        """Finish the queue; fail what is not done within `seconds`. Blocks so long. Safe to repeat."""
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -152,7 +156,7 @@ class Writer:
             self._thread.join(seconds)
 
     def give_up(self) -> None:
-        """Answer everybody who waits now, and take no more: the aggregator ends, and the database does not answer."""
+        """Fail all jobs and accept no more: the aggregator ends, and the database does not answer."""
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -166,11 +170,11 @@ class Writer:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still has the session."""
+        """Whether the thread still runs."""
         return self._thread.is_alive()
 
     def trouble(self) -> str | None:
-        """Why the database cannot be written, in one line; None while it can, as far as was seen."""
+        """Why the database cannot be written, in one line; None while it can, as far as is known."""
         if self._fenced is not None:
             return str(self._fenced)
         now = time.monotonic()
@@ -190,7 +194,7 @@ class Writer:
                 self._under_way = None
 
     def _next(self) -> list[Job] | None:
-        """Jobs for one transaction, once there are any; None at the end. What may take longer goes alone."""
+        """Jobs for one transaction, once there are any; None at the end. Jobs with another time limit wait."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._ending)
             batch: list[Job] = []
@@ -202,7 +206,7 @@ class Writer:
 
     def _commit(self, batch: Sequence[Job], *, unsure: bool = False) -> None:
         """
-        One transaction for all; when it fails, one for each, so that nobody fails for another's fault.
+        Run all jobs in one transaction; when it fails, run each alone, so that no job fails for the fault of another.
 
         `unsure`: it may be on disk already.
         """
@@ -216,7 +220,7 @@ class Writer:
             self._failed_together(batch, error, unsure)
             return
         except Exception as error:
-            # A fault of ours in one job must not end the thread and leave everybody waiting.
+            # A bug in one job must not end the thread and leave the others waiting.
             log.exception("%s: a job failed", self._session.place)
             internal = RefusedWorkError(f"{self._session.place}: internal error: {first_line(error)}")
             self._failed_together(batch, internal, unsure)
@@ -236,7 +240,7 @@ class Writer:
             return
         for job in batch:
             lost = unsure and job.write and isinstance(error, StoreError) and not isinstance(error, FencedError)
-            if job.begin() and isinstance(error, StoreError):  # else it was given up, and counted then
+            if job.begin() and isinstance(error, StoreError):  # otherwise it was failed and counted before
                 self._failed(error)
             job.end(None, UnsureError(str(error)) if lost else error)
 
@@ -249,15 +253,15 @@ class Writer:
         self.failures += 1
         if isinstance(error, RefusedWorkError):
             self.failing, self._outage = True, ""
-            self._tell_once(str(error))
+            self._log_once(str(error))
             return
         news = str(error) != self._outage or not self.failing
-        if news and not isinstance(error, FencedError):  # the aggregator ends with that, as its last word
+        if news and not isinstance(error, FencedError):  # the aggregator logs that when it ends
             log.error("%s", error)
         self.failing, self._outage, self._failed_at = True, str(error), time.monotonic()
 
-    def _tell_once(self, refusal: str) -> None:
-        """Whoever asked is told each time; the log has each text once."""
+    def _log_once(self, refusal: str) -> None:
+        """Log each refused text once; every caller is told."""
         if refusal in self._refusals:
             return
         if len(self._refusals) >= MOST_REFUSALS:
