@@ -15,6 +15,7 @@ FOREIGN = {"torch", "torch_xla", "torch_neuronx", "numpy"}
 # Room -> rooms of healthd that it may import. What is not named here may be imported by all: model, errors, wire ...
 COMMON = {
     "healthd.core.model",
+    "healthd.bundled_checks",
     "healthd.core.errors",
     "healthd.core.lazy",
     "healthd.core.wire",

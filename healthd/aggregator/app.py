@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from healthd.aggregator.accusations import MOST_GATES_READ, Accusations
 from healthd.aggregator.api.application import make_app
 from healthd.aggregator.api.auth import Guard
 from healthd.aggregator.api.handling import Parts
@@ -26,6 +25,7 @@ from healthd.aggregator.drain.build import make_hand
 from healthd.aggregator.drain.controller import Hand
 from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.settings import ActuatorSettings
+from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.accusations import Accusations
+from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.model import Gate
 from healthd.aggregator.store.changes import PutGate
 from healthd.aggregator.store.store import Store

@@ -11,7 +11,6 @@ import msgspec
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from healthd.aggregator.accusations import Accusations
 from healthd.aggregator.api.auth import Caller, Guard, Scope
 from healthd.aggregator.api.sync import parse_wait, read_body
 from healthd.aggregator.baselines.service import Learner
@@ -19,6 +18,7 @@ from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.controller.roll_call import RollCall
 from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.metrics import FleetMetrics
