@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
+# Where to take torch from, such as the index of PyTorch with builds for CPUs alone (docs/install.md); empty: where all is.
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -20,6 +22,7 @@ $(STAMP): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "healthd needs Python 3.11 or newer; name one with make PYTHON=..."; exit 1; }
 	@echo "Installing into $(VENV) (once; PyTorch is the large part) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check --index-url "$(TORCH_INDEX)" "$$(grep '^torch==' requirements.txt)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -53,6 +53,19 @@ def dead_links(page: Path) -> Iterator[str]:
             yield f"{target or 'the page'} has no heading #{anchor}"
 
 
+def test_nothing_tells_people_to_install_what_is_not_published_or_torch_into_the_service() -> None:
+    """No release is published, and the default build of torch is 5 GB of CUDA."""
+    code = [path for room in ("healthd", "checks", "deploy") for path in (ROOT / room).rglob("*.py")]
+    told = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in [*PAGES, *code]
+        if path.name != "CHANGELOG.md"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"install '?healthd(\[|'|$| )|\[torch\]|install torch(?! --index-url)", line)
+    }
+    assert told == set()
+
+
 def prose(page: Path) -> str:
     """A page without its blocks of code, where # is a comment and ]( no link."""
     return re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))

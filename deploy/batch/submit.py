@@ -10,7 +10,7 @@ in its environment, the same every time: the training script goes on from the ne
 Started again by the same name it adopts the job that is still open instead of submitting a second one: Batch has no
 token against double submission. Exit code 0: succeeded. 75: never admitted. 1: failed. 2: usage, or AWS refused.
 
-Needs `pip install 'healthd[aws]'` (boto3, tenacity), nothing else of healthd. Unverified on AWS: run against moto's
+Needs boto3 and tenacity (`pip install '.[aws]'` in a clone), nothing else of healthd. Unverified on AWS: run against moto's
 server alone.
 """
 

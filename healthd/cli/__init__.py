@@ -32,6 +32,7 @@ COMMANDS = {
     "override": "fleet.fleet",
     "fault": "local",
     "token": "local",
+    "tls": "support.tls",
     "checks": "local",
     "warm": "warm",
     "baseline": "fleet.baseline",

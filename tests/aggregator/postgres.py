@@ -50,7 +50,7 @@ class Server:
         programs = Path(os.path.realpath(POSTGRES)).parent if POSTGRES else None
         if programs is None or not (programs / "initdb").exists():
             pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-        pytest.importorskip("psycopg", reason="psycopg is not installed; install healthd[postgresql]")
+        pytest.importorskip("psycopg", reason="psycopg is not installed; pip install '.[postgresql]'")
         self._programs, self._place, self._uid = programs, place, user_of_postgres()
         if self._uid is not None:
             os.chown(place, self._uid, -1)

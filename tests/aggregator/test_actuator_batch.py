@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'healthd[aws]'")
+pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[aws]'")
 from healthd.aggregator.drain.batch import OWNER, BatchActuator, make
 from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
 from healthd.aggregator.drain.settings import ActuatorSettings, BatchActuatorSettings

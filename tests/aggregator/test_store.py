@@ -265,7 +265,7 @@ def line_of(url: str, kind: type[HealthdError]) -> str:
         ("postgresql+psycopg://u:hunter2@db:port/healthd", "is its port a number?"),
         ("postgresql+psycopg://u:hunter2@db:99999/healthd", "port 99999 is none"),
         ("postgresql+psycopg://u:x@hunter2@db/healthd", "write it as %40"),
-        ("postgresql+nodriver://u:hunter2@db/healthd", "install healthd[postgresql]"),
+        ("postgresql+nodriver://u:hunter2@db/healthd", "pip install psycopg[binary]"),
         ("postgresql+pg8000://u:hunter2@db/healthd", "needs pg8000, which is not installed"),
         ("sqlite+pysqlcipher://:hunter2@/x.db", "sqlite+pysqlcipher needs"),
         ("postgresql+psycopg://u:hunter2@127.0.0.1:1/healthd?hosst=x", "correct what follows the ?"),

@@ -40,7 +40,7 @@ def load(name: str) -> Any:
 
 def complaints(service: str, operation: str, body: Mapping[str, Any]) -> str:
     """What botocore's own model of the service says against it; members that it does not know are errors."""
-    pytest.importorskip("botocore", reason="botocore is not installed: pip install 'healthd[aws]'")
+    pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[aws]'")
     import botocore.session
     from botocore.validate import ParamValidator
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("tenacity", reason="tenacity is not installed: pip install 'healthd[aws]'")
+pytest.importorskip("tenacity", reason="tenacity is not installed: pip install '.[aws]'")
 from deploy.batch import definitions, hosts, submit
 from deploy.batch.submit import End, Order, Patience
 from tests.deploy import moto_kit

@@ -161,7 +161,7 @@ def test_the_wheel_has_every_module_and_all_data_of_the_repository(wheel: Path) 
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
     wanted = {
-        str(path.relative_to(ROOT))
+        str(path.relative_to(ROOT) if package == "healthd" else "healthd/bundled" / path.relative_to(ROOT))
         for package in ("checks", "healthd")
         for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", *DATA) and "__pycache__" not in path.parts
@@ -173,7 +173,9 @@ def test_the_wheel_has_every_module_and_all_data_of_the_repository(wheel: Path) 
 def test_the_wheel_has_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"checks", "healthd"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"healthd"}, (
+        "a job may have a package checks of its own"
+    )
 
 
 def test_every_optional_requirement_is_named_by_the_extra_that_messages_name(wheel: Path) -> None:
@@ -196,6 +198,24 @@ def test_what_is_installed_is_what_runs(installed: Path) -> None:
     script = "import healthd, checks; print(healthd.__file__); print(checks.__file__)"
     for line in run(installed / "bin/python", "-I", "-c", script, cwd=installed).splitlines():
         assert line.startswith(str(installed))
+
+
+def test_a_jobs_own_package_checks_and_ours_never_meet(installed: Path, tmp_path: Path) -> None:
+    """Neither import finds the other's, also where the job's is found first by everybody else."""
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks/__init__.py").write_text('MINE = "of the job"\n', encoding="utf-8")
+    (tmp_path / "checks/contract.py").write_text("raise SystemExit('the job is imported by healthd')\n")
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    theirs = path + "import checks; print(checks.MINE)"
+    assert run(installed / "bin/python", "-I", "-c", theirs, cwd=tmp_path) == "of the job\n"
+    assert run(installed / "bin/python", "-I", "-c", "import importlib.util as u; print(u.find_spec('checks'))") == (
+        "None\n"
+    )
+    ours = path + "import healthd.cli, checks.contract; print(checks.__file__)"
+    found = run(installed / "bin/python", "-I", "-c", ours, cwd=tmp_path).strip()
+    assert found == str(next(installed.glob("lib/python*/site-packages")) / "healthd/bundled/checks/__init__.py")
+    both = path + "import checks\ntry:\n    import healthd\nexcept ImportError as error:\n    print(error)"
+    assert "run it as a process of its own" in run(installed / "bin/python", "-I", "-c", both, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(PROJECT["project"]["scripts"]))

@@ -19,7 +19,7 @@ from healthd.node.occupancy import kubelet, protobuf
 from healthd.node.occupancy.record import Reading
 from tests.node.allocation_kit import claim, devices, field, pod
 
-grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install healthd[kubernetes]")
+grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install grpcio")
 
 TRAINING = pod("train-0", "ml", devices("cpu-plugin/x", "a"), devices("aws.amazon.com/neuron", "0", "1"))
 PLAIN = pod("web", "default", devices("example.com/fuse", "f1"), b"")
@@ -143,7 +143,7 @@ def test_without_the_library_the_remedy_is_named(short: Path, monkeypatch: pytes
     path.parent.mkdir(parents=True)
     path.write_text("")
     monkeypatch.setitem(sys.modules, "grpc", None)
-    assert read(short).blind == "pods cannot be seen without grpcio; install healthd[kubernetes]"
+    assert read(short).blind == "pods cannot be seen without grpcio; run 'pip install grpcio' in healthd's environment"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may use every socket")

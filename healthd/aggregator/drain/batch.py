@@ -275,7 +275,9 @@ def make(settings: ActuatorSettings) -> BatchActuator:
         import boto3
         from botocore.config import Config
     except ImportError:
-        raise ConfigError("actuator.kind = batch needs boto3: pip install 'healthd[aws]'") from None
+        raise ConfigError(
+            "actuator.kind = batch needs boto3 and tenacity: run 'pip install boto3 tenacity' in healthd's environment"
+        ) from None
     session = boto3.session.Session(region_name=settings.batch.region)
     if session.region_name is None:
         raise ConfigError("actuator.batch.region: set it, or AWS_DEFAULT_REGION")

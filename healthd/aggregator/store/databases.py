@@ -76,7 +76,7 @@ def parse(text: str) -> sa.URL:
         dialect.import_dbapi()
     except (NoSuchModuleError, ImportError) as error:
         package = getattr(error, "name", None) or "its driver"
-        hint = "install healthd[postgresql], or " if kind == "postgresql" else ""
+        hint = "run 'pip install psycopg[binary]' in healthd's environment, or " if kind == "postgresql" else ""
         raise ConfigError(f"{KEY}: {url.drivername} needs {package}, which is not installed; {hint}{FORMS}") from None
     if dialect.is_async:
         raise ConfigError(f"{KEY}: {url.drivername} is a driver for asyncio, which is not used here; {FORMS}")

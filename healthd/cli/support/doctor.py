@@ -139,8 +139,11 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         name, "ok" if ok else "missing", f"{python} (Python {said['python']})", "" if ok else "use 3.10 or newer"
     )
     if "torch" not in said:
-        remedy = f"install it there: {python} -m pip install torch; or name one that has it (python of [probe])"
-        yield Item("torch", "missing", said.get("error", "not installed"), remedy)
+        remedy = (
+            "name the interpreter of your jobs: python under [probe], or HEALTHD_PROBE_PYTHON; for CPUs alone make one "
+            "with the CPU build of torch, apart from healthd's own environment (docs/install.md)"
+        )
+        yield Item("torch", "missing", f"{python}: {said.get('error', 'torch is not installed')}", remedy)
         return
     yield Item("torch", "ok", f"{said['torch']}, {said['cuda']} CUDA devices")
     if said["gloo"]:

@@ -107,7 +107,7 @@ def _list(path: Path, timeout_seconds: float) -> bytes:
     try:
         import grpc
     except ImportError:
-        raise OSError("pods cannot be seen without grpcio; install healthd[kubernetes]") from None
+        raise OSError("pods cannot be seen without grpcio; run 'pip install grpcio' in healthd's environment") from None
     options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(f"unix:{path.absolute()}", options=options) as channel:
         try:
