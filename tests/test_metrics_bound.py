@@ -22,8 +22,8 @@ from healthd.core.http.exposition import exposition
 from healthd.core.model import CheckResult
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.metrics import registry_of
-from healthd.node.state.store import NodeBook
-from healthd.runner.runner import builtin_catalogue
+from healthd.node.state.store import NodeStore
+from healthd.runner.catalogue import builtin_catalogue
 from tests.node.node_kit import BOOT, MovedClock, finding, measured, result, settings, survey
 
 MOST_SERIES = 500
@@ -36,7 +36,7 @@ COLLECTIVES = tuple(
 STRANGE = 40  # values of a label that nobody has bounded
 
 
-def series(book: NodeBook) -> list[str]:
+def series(book: NodeStore) -> list[str]:
     """Each sample, by name and labels."""
     text, _ = exposition(registry_of(book, {}), "text/plain")
     return [
@@ -46,11 +46,11 @@ def series(book: NodeBook) -> list[str]:
     ]
 
 
-def book_of(folder: Path) -> NodeBook:
+def book_of(folder: Path) -> NodeStore:
     """A node with every check that comes with healthd, none of them run."""
     chosen = settings(folder)
-    book = NodeBook(chosen, enabled_checks(builtin_catalogue(), chosen), clock=MovedClock().clock, boot_id=BOOT)
-    book.survey(survey())
+    book = NodeStore(chosen, enabled_checks(builtin_catalogue(), chosen), clock=MovedClock().clock, boot_id=BOOT)
+    book.set_survey(survey())
     return book
 
 
@@ -76,7 +76,7 @@ def faults_of(check: str) -> Iterator[Finding]:
             yield finding(Status.FAIL, reason, target)
 
 
-def everything(book: NodeBook, extra: Sequence[CheckResult] = ()) -> NodeBook:
+def everything(book: NodeStore, extra: Sequence[CheckResult] = ()) -> NodeStore:
     for spec in book.specs:
         found = (*measurements_of(spec.name), *faults_of(spec.name))
         book.record(result(spec.name, *found, tier=Tier.DEEP if spec.tier is not Tier.PASSIVE else Tier.PASSIVE))

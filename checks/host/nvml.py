@@ -1,29 +1,24 @@
 """
-The only door to NVML, the NVIDIA Management Library: what a GPU says of itself, as frozen records. No judgement.
+Reads NVML, the NVIDIA Management Library: what a GPU reports about itself, as frozen records, without judgement.
 
-By nvidia-ml-py, which is optional and imported here alone, when a check asks. NVML can hang on a sick GPU, so nothing
-but checks, which the runner bounds, comes in here; devices are found without it. It only reads.
+NVML can hang on a broken GPU, so only checks, which the runner bounds, use it; devices are found without it.
 
-With a root (`checks.host.machine`) the module is `python/pynvml` of that machine, and never the one that is installed.
-
-A call that a GPU or driver does not support gives None. One that fails in another way gives None as well, and its words
-are kept in `failed`; a GPU that is lost raises.
+A call that a GPU or driver does not support gives None. One that fails in another way gives None as well, and its error
+is in `failed`; a GPU that is lost raises.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from checks.host.machine import Host
+from checks.host.nvml_module import NvmlError as NvmlError
+from checks.host.nvml_module import load_module
 from checks.host.nvml_records import Clocks, Links, Memory, Versions, flag, text, total, whole
 
-PACKAGE = "nvidia-ml-py"
 MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest header; asking for more than there are ends the list
 
 # nvmlReturn_t and its neighbours, by number: older releases of the module lack some of the names. Source: nvml.h.
@@ -35,18 +30,6 @@ _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 _TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN = 0, 1
 _MULTIPLE_SINGLE_BIT, _DOUBLE_BIT = 0, 1
 _LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
-
-
-class NvmlError(Exception):
-    """
-    NVML as a whole cannot be asked.
-
-    `reason` is a code of `checks.reasons`: MissingTool, NoPermission, VersionMismatch, Timeout or NoData.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class GpuLostError(Exception):
@@ -184,7 +167,7 @@ class Nvml:
 @contextmanager
 def opened(host: Host) -> Iterator[Nvml]:
     """NVML, opened and closed again. Raises NvmlError."""
-    module = _load(host)
+    module = load_module(host)
     try:
         module.nvmlInit()
     except module.NVMLError as error:
@@ -239,40 +222,6 @@ class _Asking:
         if self("fabric", "nvmlDeviceGetGpuFabricInfo", ctypes.byref(found)) is None:
             return None, None
         return whole(found.state), whole(found.status)
-
-
-def _load(host: Host) -> Any:
-    """The module. Raises NvmlError MissingTool with the remedy."""
-    missing = NvmlError(
-        "MissingTool",
-        f"{PACKAGE} is not installed for {sys.executable}: install it there, or disable the checks gpu_*",
-    )
-    if host.root is None:
-        try:
-            return _import_installed()
-        except ImportError:
-            raise missing from None
-    path = host.path("/python/pynvml/__init__.py")
-    spec = importlib.util.spec_from_file_location("pynvml_of_the_machine", path)
-    if spec is None or spec.loader is None or not host.exists("/python/pynvml/__init__.py"):
-        raise missing
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _import_installed() -> Any:
-    """The module from site-packages, without which the child of the passive checks starts (-S). Raises ImportError."""
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        if not sys.flags.no_site:
-            raise
-    import site
-
-    site.main()  # what Python does at its start without -S; a virtual environment shows itself here
-    importlib.invalidate_caches()
-    return importlib.import_module("pynvml")
 
 
 def _not_opened(error: Exception) -> NvmlError:

@@ -1,8 +1,8 @@
 """
-What a worker does about compilation: know whether its graphs are compiled, compile them once, say what that took.
+Compilation in a worker: whether its graphs are compiled, compiling them once, and how long that took.
 
-Only for accelerators that compile and where a private cache is configured; for others every question here has the
-answer "nothing to do". See `checks.accelerators.neuron.cache` for the cache itself.
+Only for accelerators that compile, and where a cache of healthd's own is configured; otherwise there is nothing to do.
+See `checks.accelerators.neuron.cache` for the cache itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry
 from checks.contract import Device, Finding, Status
 
 REMEDY = "run 'healthd warm' on this node, or 'healthd warm --import' with a bundle of a node like it"
-# A node by itself cannot compile what ranks of several run together.
+# A single node cannot compile the graphs of ranks of several nodes.
 REMEDY_BETWEEN_NODES = (
     "let the probes compile (on_cold_cache of [probe]), import a bundle of a node that has been in such a group, or let"
     " nccom-test carry collectives between nodes"
@@ -27,7 +27,7 @@ REMEDY_BETWEEN_NODES = (
 
 @dataclass(frozen=True)
 class Graphs:
-    """The graphs of one check as it will be run. `ranks` is None but for collectives."""
+    """The graphs of one check as it will be run. `ranks` is None except for collectives."""
 
     check: str
     tier: str
@@ -42,9 +42,9 @@ class Graphs:
 
 class Compiling:
     """
-    Of one worker. `said` is the member `compile` of its setup: None, or {root, graphs, cold, retry}.
+    The compilation of one worker. `said` is the member `compile` of its setup: None, or {root, graphs, cold, retry}.
 
-    `cold` says what to do where something is not compiled: `unknown` (nothing) or `compile`.
+    `cold` says what to do where something is not compiled: `unknown` (report it) or `compile`.
     """
 
     def __init__(self, said: Mapping[str, Any] | None, setup: Mapping[str, Any]) -> None:
@@ -58,16 +58,17 @@ class Compiling:
             self._cache = cache_of(Path(said["root"]), setup["inventory"], setup["target"], setup["options"])
 
     def options(self) -> dict[str, Any]:
-        """What `bind` has to know besides the operator's options."""
+        """The options of `bind` in addition to those of the operator."""
         if self._cache is None:
             return {}
         return {"compile_folder": str(self._cache.folder), "retry_failed": self._retry}
 
     def cold(self) -> list[str]:
         """
-        The entries that have to be compiled first. Raises ColdCacheError where none may be and nothing can run without.
+        The entries that must be compiled first. Raises ColdCacheError where compiling is not allowed and nothing can
+        run.
 
-        Ranks run together or not at all; of other checks those that are compiled can run (see `require`).
+        Ranks run together or not at all; other checks that are compiled can run (see `require`).
         """
         if self._cache is None:
             return []
@@ -83,14 +84,14 @@ class Compiling:
         return missing
 
     def require(self, check: str) -> None:
-        """Raises ColdCacheError where a check's graphs are not compiled and may not be."""
+        """Raise ColdCacheError where a check's graphs are not compiled and compiling is not allowed."""
         wanted = [graphs.entry for graphs in self.graphs if graphs.check == check]
         if self._cache is not None and not self._compiles and self._cache.missing(wanted):
             raise ColdCacheError(f"nothing is compiled here for {check}; {REMEDY}")
 
     @contextmanager
     def alone(self) -> Iterator[list[str]]:
-        """Be the one process that compiles; what was cleared away of earlier failures, for people."""
+        """Be the only process that compiles; yields what was removed of earlier failures, in words."""
         if self._cache is None:
             yield []
             return
@@ -98,11 +99,11 @@ class Compiling:
             yield self._cache.clear_stale() if self._retry else []
 
     def is_compiled(self, graphs: Graphs) -> bool:
-        """Whether there is nothing to do for a check; always so without a cache."""
+        """Whether the graphs of a check are compiled; always true without a cache."""
         return self._cache is None or not self._cache.missing([graphs.entry])
 
     def is_due(self, graphs: Graphs) -> bool:
-        """Whether a check is to be compiled ahead, by one worker for all: ranks compile together, when they run."""
+        """Whether this worker compiles a check ahead for all others; ranks compile together, when they run."""
         return self._compiles and graphs.ranks is None and not self.is_compiled(graphs)
 
     def ended(self, check: str, seconds: float) -> None:
@@ -126,7 +127,7 @@ def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, optio
 
 
 class Stopwatch:
-    """How long a device has compiled since the last look: by its own count, else by the clock."""
+    """How long a device has compiled since the start of the stopwatch: by its own count, else by the clock."""
 
     def __init__(self, device: Device | None) -> None:
         self._count = getattr(device, "compile_seconds", None)
@@ -134,14 +135,14 @@ class Stopwatch:
         self._before = self._count() if self._count is not None else None
 
     def seconds(self, *, first_run: bool = False) -> float:
-        """0.0 where nobody counts; with `first_run` the whole time then counts, as most of it is compilation."""
+        """Seconds of compilation; without a count of the device 0.0, or with `first_run` the whole time."""
         if self._count is not None and self._before is not None:
             return max(0.0, float(self._count()) - float(self._before))
         return time.monotonic() - self._started if first_run else 0.0
 
 
 def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]:
-    """What a check yields, and an unknown where the host's processor did work that was the device's to do."""
+    """What a check yields, and an unknown finding where the host's processor did work of the device."""
     fallbacks = getattr(device, "fallbacks", None)
     if device is None or fallbacks is None:
         yield from items

@@ -1,5 +1,5 @@
 """
-The checks of a worker: built-in ones, an operator's files, entry points and programs, by name.
+Loads the checks of a worker by name: built-in ones, an operator's files, entry points and programs.
 
 What cannot be loaded is one line that names the file, the entry point or the program.
 """
@@ -23,9 +23,9 @@ def load_builtin() -> dict[str, Check]:
 
 def load_check(name: str, setup: Mapping[str, Any]) -> Check:
     """
-    One check by name. Raises LookupError for a name that nothing has, ValueError for what cannot be loaded.
+    One check by name. Raises LookupError for an unknown name, ValueError for what cannot be loaded.
 
-    Built-in checks come first, those of the host before those of devices: importing little keeps a passive round short.
+    Built-in checks come first, those of the host before those of devices: few imports keep a passive round short.
     """
     from checks.discover import find_builtin
 

@@ -1,18 +1,18 @@
 """
-The lines between a worker and its runner: JSON, one object a line, bounded on both sides.
+The protocol between a worker and the runner: JSON, one object a line, bounded on both sides.
 
-Down (standard input): `load`, `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`; the end of the input means exit.
-Up (a descriptor of its own): `ready`, `surveyed`, `warmed`, `started`, `progress`, `finding`, `evidence`, `done`,
-`raised`, `catalogue`. Every line up carries the `id` of the command that it answers.
+To the worker (standard input): `load`, `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`; the end of the input
+means exit. From the worker (a descriptor of its own): `ready`, `surveyed`, `warmed`, `started`, `progress`, `finding`,
+`evidence`, `done`, `raised`, `catalogue`. Each line from the worker has the `id` of the command that it answers.
 
-Reading is strict: what is not exactly a record of the contract raises ProtocolError, and the runner calls it garbage.
+Reading is strict: what is not exactly a record of the contract raises ProtocolError, and is garbage to the runner.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from checks.contract import Action, Blame, Evidence, Finding, Limit, Measurement, Missing, Previous, Progress, Status
@@ -20,7 +20,7 @@ from checks.json_text import parse_json
 from checks.printable import printable
 
 MAX_LINE_BYTES = 64 * 1024
-MAX_FINDINGS = 256  # of one check in one worker; what is above is counted and told
+MAX_FINDINGS = 256  # of one check in one worker; those above it are counted and reported
 MAX_PROGRESS = 256  # kept of one check in one worker
 MAX_MESSAGE_CHARACTERS = 1000
 MAX_TRACEBACK_CHARACTERS = 4000
@@ -32,7 +32,7 @@ class ProtocolError(ValueError):
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line. Raises ProtocolError when it would be too long or holds what JSON has no word for (NaN, objects)."""
+    """One line. Raises ProtocolError when it would be too long, or holds what JSON cannot express (NaN, objects)."""
     try:
         line = json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -53,6 +53,23 @@ def decode(line: bytes) -> dict[str, Any]:
     return message
 
 
+class LineDecoder:
+    """The messages in a stream of bytes. After a ProtocolError it must not be used any more."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """The messages that are complete with these bytes. Raises ProtocolError after those before the bad line."""
+        self._buffer += data
+        while (end := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            yield decode(line)
+        if len(self._buffer) > MAX_LINE_BYTES:
+            raise ProtocolError(f"sent a line of more than {MAX_LINE_BYTES} bytes")
+
+
 def _no_constant(name: str) -> float:
     raise ProtocolError(f"{name} is no number")
 
@@ -70,8 +87,8 @@ def from_finding(finding: Finding) -> dict[str, Any]:
     """
     Plain values of a finding, bounded.
 
-    A number that is not finite has no place in JSON and is no evidence of health: it becomes None, the message says
-    what it was, and what would have passed is unknown. So is a pass on a number that was looked for and not found.
+    A number that is not finite cannot be written as JSON and is no evidence of health: it becomes None, the message
+    says what it was, and a pass becomes unknown. So does a pass on a number that could not be read.
     """
     status, reason, message = finding.status, finding.reason, finding.message
     measurements = []
@@ -113,7 +130,7 @@ def from_evidence(evidence: Evidence) -> dict[str, Any]:
 
 
 def from_progress(progress: Progress) -> dict[str, Any]:
-    """Plain values of a sign of life."""
+    """Plain values of a sign of progress."""
     return {
         "step": str(progress.step)[:200],
         "event": str(progress.event)[:32],
@@ -197,7 +214,7 @@ def to_evidence(plain: Any) -> Evidence:
 
 
 def to_progress(plain: Any) -> Progress:
-    """A sign of life out of plain values."""
+    """A sign of progress out of plain values."""
     values = _object(plain, "progress")
     return Progress(
         step=_text(values, "step") or "",

@@ -97,7 +97,7 @@ async def examine(
     from healthd.runner import Runner
 
     runner = Runner(settings.runner())
-    async with runner.ahead():  # from here on the child imports at the same time as this process
+    async with runner.prestarted():  # from here on the child imports at the same time as this process
         return await _examine(runner, settings, names, tier, quiet=quiet, localize=localize)
 
 
@@ -107,7 +107,7 @@ async def _examine(
     from healthd.core.evidence import judge_tier
     from healthd.node.checks.catalogue import enabled_checks
     from healthd.node.clock import system_clock
-    from healthd.node.state.store import NodeBook
+    from healthd.node.state.store import NodeStore
     from healthd.runner import Plan
 
     host_alone = tier is Tier.PASSIVE and not (
@@ -133,11 +133,11 @@ async def _examine(
         # What was named is run and judged as what it is: a check that failed must not be left out of the verdict.
         run_tier = max((tier or heaviest, heaviest), key=lambda t: t.rank)
     faults = parse_faults(settings.node.faults, catalogue)
-    book = NodeBook(settings.node, specs, clock=system_clock(), boot_id=None)
+    book = NodeStore(settings.node, specs, clock=system_clock(), boot_id=None)
     chosen_names = tuple(spec.name for spec in specs)
     active = any(spec.tier is not Tier.PASSIVE for spec in specs)
     taken = await given_away(settings) if active else None
-    plan = Plan(tier=run_tier, checks=chosen_names, executor="check", localize=localize, taken=taken)
+    plan = Plan(tier=run_tier, checks=chosen_names, executor="check", localize=localize, allocated=taken)
     with _progress(len(specs), run_tier, quiet=quiet) as (on_result, on_progress):
 
         def record(result: CheckResult) -> None:
@@ -150,7 +150,7 @@ async def _examine(
         await runner.run(plan, faults=faults, on_result=record, on_progress=on_progress)
     if runner.latest is not None:
         _check_targets(faults, runner.latest.inventory)
-        book.survey(runner.latest)
+        book.set_survey(runner.latest)
         book.boot_id = runner.latest.boot_id
     state = book.snapshot()
     asked = min((run_tier, heaviest), key=lambda t: t.rank)

@@ -97,7 +97,7 @@ async def compile_all(
             for spec in specs
             if spec.tier.rank <= tier.rank and _compiles(catalogue[spec.name]) and spec.tier is not Tier.PASSIVE
         ]
-        plan = Plan(tier=tier, checks=tuple(names), executor="warm", warm=True, taken=taken)
+        plan = Plan(tier=tier, checks=tuple(names), executor="warm", warm=True, allocated=taken)
         for result in await _run(runner, plan, quiet):
             name = f"{result.check} ({tier.value})"
             checks[name] = result.compile_seconds

@@ -30,7 +30,7 @@ from healthd.core.platforms.kubernetes import STRATEGIC, ApiServer, KubernetesEr
 from healthd.core.tasks import wait_for
 from healthd.node.clock import Clock
 from healthd.node.settings import KubernetesSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class ConditionWriter:
 
     def __init__(
         self,
-        book: NodeBook,
+        store: NodeStore,
         settings: KubernetesSettings,
         server: ApiServer,
         *,
@@ -159,19 +159,19 @@ class ConditionWriter:
         least_seconds: float = LEAST_SECONDS,
         first_pause_seconds: float = FIRST_PAUSE_SECONDS,
     ) -> None:
-        self._book = book
+        self._store = store
         self._settings = settings
         self._server = server
         self._clock = clock
         self._chance = random.Random(seed)  # noqa: S311
         self._least_seconds = least_seconds
         self._first_pause_seconds = first_pause_seconds
-        self._node = settings.node or book.settings.name
+        self._node = settings.node or store.settings.name
         self._news = asyncio.Event()
         self._written: Mapping[str, tuple[str, str]] | None = None
         self._since: dict[str, tuple[str, str]] = {}  # type -> (status, lastTransitionTime)
         self._complaint = ""
-        book.listen(self._news.set)
+        store.listen(self._news.set)
 
     async def run(self) -> None:
         """The eternal loop: nothing that the API server does or says ends it."""
@@ -199,13 +199,13 @@ class ConditionWriter:
             await wait_for(self._news, left)
 
     def _changed(self) -> bool:
-        return self._written != _gist(conditions(self._book.snapshot(), self._settings))
+        return self._written != _gist(conditions(self._store.snapshot(), self._settings))
 
     async def write(self) -> tuple[Condition, ...]:
         """Write what is true now, once; KubernetesError."""
         if self._written is None:
             self._since = await self._read()
-        wanted = conditions(self._book.snapshot(), self._settings)
+        wanted = conditions(self._store.snapshot(), self._settings)
         now = _iso(self._clock.wall())
         since = {one.type: self._transition(one, now) for one in wanted}
         items = [

@@ -1,5 +1,5 @@
 """
-Run a plan of checks in child processes, bound them, kill them, and turn anything into a CheckResult.
+Runs a plan of checks in worker processes under deadlines, and turns whatever happens into a CheckResult.
 
     runner = Runner(RunnerSettings(...))
     catalogue = await runner.catalogue()          # name -> CheckInfo; ConfigError for what cannot be loaded
@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from healthd.runner.collective.ranks import OnReport
+    from healthd.runner.collective.order_ranks import OnReport
     from healthd.runner.collective.session import RefusedError, Session
-    from healthd.runner.runner import Remembered, Runner
+    from healthd.runner.runner import LastEvidence, Runner
     from healthd.runner.settings import (
         CheckInfo,
         Limits,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckInfo",
+    "LastEvidence",
     "Limits",
     "OnProgress",
     "OnReport",
@@ -39,7 +40,6 @@ __all__ = [
     "Plan",
     "ProgramSpec",
     "RefusedError",
-    "Remembered",
     "RunProgress",
     "Runner",
     "RunnerSettings",
@@ -50,4 +50,4 @@ __all__ = [
 if not TYPE_CHECKING:
     from healthd.core.lazy import names_of
 
-    __getattr__ = names_of(__name__, __all__, ("settings", "runner", "collective.ranks", "collective.session"))
+    __getattr__ = names_of(__name__, __all__, ("settings", "runner", "collective.order_ranks", "collective.session"))

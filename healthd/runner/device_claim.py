@@ -1,123 +1,169 @@
-"""Taking the devices for active checks: only while we have the lock, nobody holds them and no job has the node."""
+"""Claims the devices for active checks: takes the lock file, and sees that no process and no job has the devices."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 
-from checks.contract import Scope, Status
-from healthd.runner.device_checks import Devices
-from healthd.runner.device_lock import DeviceLock, LockBusyError, read_leased
-from healthd.runner.run_record import Account
-from healthd.runner.settings import CheckInfo
-from healthd.runner.workers.node_lane import NodeLane
-from healthd.runner.workers.outcome import HOLDERS_CHECK, Outcome, hidden_holders
-from healthd.runner.workers.workers import Workers, worker_targets
+from checks.contract import Status
+from checks.worker.protocol import shorten
+from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.workers import Workers
+
+_RETRY_SECONDS = 0.05
+_LEASES = "leased"  # file beside the locks: the boot id, then the jobs that have the node
+_LEASES_BYTES = 4096
 
 
-class Taking:
-    """Of one run. What may not have the devices is refused, with the reason."""
+class ClaimError(Exception):
+    """The devices cannot be claimed. `reason` is a code of `checks.reasons`; a claim that is `Busy` is skipped."""
 
-    def __init__(self, workers: Workers, account: Account, node: NodeLane, devices: Devices) -> None:
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = Status.SKIP if reason == "Busy" else Status.UNKNOWN
+
+
+class DeviceClaim:
+    """The claim of one run, or of one session of ranks. `survey` looks at the devices and at who holds them."""
+
+    def __init__(self, workers: Workers, survey: Callable[[], Awaitable[Outcome]]) -> None:
         self._workers = workers
-        self._account = account
-        self._node = node
-        self._devices = devices
+        self._settings = workers.settings
+        self._survey = survey
 
-    async def run(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
-        """Where devices are found, the lock is ours and nobody holds them."""
-        if surveyed.missing is not None:
-            text = f"the devices could not be found: {surveyed.missing.message}"
-            self._account.refuse(infos, surveyed.missing.reason, text)
-            return
-        if not self._workers.inventory.get("devices"):
-            infos = self._account.refuse_devices(
-                infos, "MissingDevice", "no devices were found, so nothing was measured"
-            )
-        elif not worker_targets(self._workers.inventory):
-            text = "the devices are there and which cores could be probed is not known; see the passive checks"
-            infos = self._account.refuse_devices(infos, "NoData", text)
-        if not infos:
-            return
-        run_dir = self._workers.settings.run_dir
-        if run_dir is None:
-            await self._if_free(infos, surveyed, tasks)
-            return
-        lock = DeviceLock(
-            run_dir / f"{self._workers.inventory['accelerator']}.lock", self._workers.settings.lock_wait_seconds
-        )
-        try:
-            async with lock:
-                # While we waited, somebody else's workers had the devices: what was seen then is old.
-                await self._if_free(infos, await self._node.survey() if lock.waited else surveyed, tasks)
-        except LockBusyError as error:
-            self._account.refuse(infos, "Busy", str(error), Status.SKIP)
-        except OSError as error:
-            text = f"cannot lock {lock.path}: {error.strerror or error}; set run_dir to a directory of ours"
-            self._account.refuse(infos, "NoPermission", text)
-
-    async def _if_free(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
-        attempt = 0
-        if taken := self._account.plan.taken or await self._hidden():
-            self._account.refuse(infos, "Busy", taken, Status.SKIP)
-            return
-        while busy := self._leased() or busy_by(surveyed):
-            attempt += 1
-            if attempt > self._workers.settings.retries:
-                self._account.refuse(infos, "Busy", busy, Status.SKIP)
-                return
-            # It may be somebody who is just leaving, such as the probes of a run before.
-            await self._workers.back_off(attempt)
-            surveyed = await self._node.survey()
-        programs = [info for info in infos if info.scope is Scope.NODE]
-        if programs:
-            for info in programs:
-                self._node.submit_check(info)
-            await self._node.idle()  # they may use the devices, so no worker does meanwhile, and the lock is kept
-        if len(programs) == len(infos):
-            await self._node.survey()
-            return
-        held = await self._held_after(programs)
-        if held is not None:
-            self._account.refuse([info for info in infos if info not in programs], "Busy", held, Status.SKIP)
-            return
-        await self._devices.run([info for info in infos if info.scope is not Scope.NODE], tasks)
-        await self._node.survey()  # the devices are free again, or it is known who has them
-
-    async def _hidden(self) -> str | None:
-        """Why the devices may be taken although /proc shows nobody, where this run has the check that can tell."""
-        if self._workers.inventory.get("accelerator") != "cuda" or HOLDERS_CHECK not in self._account.plan.checks:
-            return None
-        return hidden_holders(await self._account.told(HOLDERS_CHECK))
-
-    async def _held_after(self, programs: Sequence[CheckInfo]) -> str | None:
+    @contextlib.asynccontextmanager
+    async def held(self, surveyed: Outcome) -> AsyncIterator[None]:
         """
-        Why the workers cannot have the devices, once node checks may have used them; None when they are free.
+        The devices are claimed inside of this context. Raises ClaimError.
 
-        What such a check has started may need a moment to let go, and a device takes one process at a time.
+        `surveyed` is the latest survey. It is repeated where another healthd process had the lock meanwhile.
         """
-        names = {info.name for info in programs}
-        if all(self._account.results[name].status is Status.SKIP for name in names & self._account.results.keys()):
-            return None  # none of them did anything
-        attempt = 0
-        while held := busy_by(await self._node.survey()):
-            attempt += 1
-            if attempt > self._workers.settings.retries:
-                return f"after {', '.join(sorted(names))}: {held}"
-            await self._workers.back_off(attempt)
-        return None
+        async with contextlib.AsyncExitStack() as stack:
+            waited = False
+            if self._settings.run_dir is not None:
+                path = self._settings.run_dir / f"{self._workers.inventory['accelerator']}.lock"
+                waited = await stack.enter_async_context(device_lock(path, self._settings.lock_wait_seconds))
+            await self.check_free(await self._survey() if waited else surveyed)
+            yield
 
-    def _leased(self) -> str | None:
-        """Why the node is a job's although nobody holds devices, as its daemon says."""
-        settings = self._workers.settings
-        if settings.run_dir is None or not settings.heed_leases:
+    async def check_free(self, surveyed: Outcome) -> None:
+        """
+        See that no process holds the devices and no job has a lease. Raises ClaimError.
+
+        It looks again a few times, because the last user may be about to exit, such as the probes of a run before.
+        """
+        attempt = 0
+        while busy := self._lease() or busy_by(surveyed):
+            attempt += 1
+            if attempt > self._settings.retries:
+                raise ClaimError("Busy", busy)
+            await self._workers.back_off(attempt)
+            surveyed = await self._survey()
+
+    def _lease(self) -> str | None:
+        """Why the node belongs to a job although no process holds devices, as the node's daemon says."""
+        if self._settings.run_dir is None or not self._settings.heed_leases:
             return None
-        return read_leased(settings.run_dir, self._node.boot_id)
+        return read_leases_file(self._settings.run_dir, self._workers.boot_id)
 
 
 def busy_by(surveyed: Outcome) -> str | None:
-    """Why the devices are not ours to use; None when they are free."""
+    """Who holds the devices according to a survey; None when they are free."""
     holders = surveyed.answers[0]["holders"] if surveyed.answers else None
     if holders is None:
         return "who holds the devices cannot be seen: run as root, in a container in the host's PID namespace"
     return f"in use by {', '.join(holders[:4])}{' and others' if len(holders) > 4 else ''}" if holders else None
+
+
+# --- the lock file ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def device_lock(path: Path, wait_seconds: float) -> AsyncIterator[bool]:
+    """
+    Hold the lock of an accelerator, which the daemon, `check` and `preflight` share. Yields whether it had to wait.
+
+    Raises ClaimError when another process keeps the lock for `wait_seconds`, or when the file cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        text = f"cannot lock {path}: {error.strerror or error}; set run_dir to a directory of ours"
+        raise ClaimError("NoPermission", text) from None
+    deadline = time.monotonic() + wait_seconds
+    waited = False
+    try:
+        while not _try_lock(descriptor):
+            waited = True
+            if time.monotonic() >= deadline:
+                raise ClaimError("Busy", f"another healthd ({_owner(descriptor)}) is running active checks")
+            await asyncio.sleep(_RETRY_SECONDS)
+        with contextlib.suppress(OSError):  # the pid is for people; a full disk does not make the lock invalid
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            yield waited
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+    finally:
+        # Closing releases the lock. The file stays: removing it would let two processes hold "the" lock.
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _owner(descriptor: int) -> str:
+    pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+    return f"pid {pid}" if pid.isdigit() else "of unknown pid"
+
+
+# --- the file of the leases -------------------------------------------------------------------------------------------
+
+
+def write_leases_file(run_dir: Path, boot_id: str | None, jobs: Sequence[str]) -> None:
+    """
+    Record which jobs have the node, for the other healthd processes of the host; remove the file when none has.
+
+    The file outlives its daemon on purpose: a lease goes on while the daemon is away. It ends with the boot.
+    Raises OSError.
+    """
+    path = run_dir / _LEASES
+    if not jobs:
+        path.unlink(missing_ok=True)
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{_LEASES}.new")
+    text = shorten(" ".join(", ".join(jobs).split()))
+    new.write_text(f"{boot_id or ''}\n{text}\n", encoding="utf-8", errors="replace")
+    new.chmod(0o644)  # any user who can run checks can read it
+    new.replace(path)
+
+
+def read_leases_file(run_dir: Path, boot_id: str | None) -> str | None:
+    """Why the node belongs to a job; None when no lease is recorded. A file that cannot be read counts as a lease."""
+    path = run_dir / _LEASES
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LEASES_BYTES).decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"whether the node is leased cannot be seen: {path}: {error.strerror}"
+    boot, _, jobs = text.partition("\n")
+    if not text.strip() or (boot and boot_id is not None and boot != boot_id):
+        return None
+    return f"leased to {jobs.strip() or 'a job'} ({path})"

@@ -1,7 +1,7 @@
 """
-One run of a plan: node checks and judging in one child, device checks in one worker a device, then the collectives.
+One run of a plan: checks of the node and judging in one worker, device checks in a worker each, then collectives.
 
-Whatever is not passive runs only while we have the lock, nobody holds devices and no job has the node.
+Active checks run only while this run has claimed the devices.
 """
 
 from __future__ import annotations
@@ -10,69 +10,120 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from checks.contract import Tier
+from checks.contract import Scope, Status, Tier
 from healthd.core.model import CheckResult
-from healthd.runner.run_record import Account, Request
+from healthd.runner.run_record import HOLDERS_CHECK, RunRecord, RunRequest, hidden_holders
 from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.node_lane import NodeLane
-from healthd.runner.workers.outcome import HOLDERS_CHECK, Outcome
-from healthd.runner.workers.workers import Workers
+from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.workers import Workers, worker_targets
 
 if TYPE_CHECKING:
-    from healthd.runner.device_checks import Devices
+    from healthd.runner.device_checks import DeviceChecks
+    from healthd.runner.device_claim import DeviceClaim
 
 
 class Execution:
-    """Of one plan. `perform` may raise; `give_up`, `clean_up` and `results` put that right."""
+    """The run of one plan. `perform` may raise; then `give_up`, `clean_up` and `results` still give every result."""
 
-    def __init__(self, request: Request, workers: Workers) -> None:
+    def __init__(self, request: RunRequest, workers: Workers) -> None:
         self.workers = workers
         self._plan = request.plan
-        self._account = Account(request, workers.settings)
-        self._node = NodeLane(workers, self._account)
-        self._devices: Devices | None = None
+        self._record = RunRecord(request, workers.settings)
+        self._node = NodeLane(workers, self._record)
+        self._devices: DeviceChecks | None = None
 
     async def perform(self, catalogue: Mapping[str, CheckInfo]) -> None:
         """Run all checks of the plan."""
         infos = [catalogue[name] for name in dict.fromkeys(self._plan.checks) if name in catalogue]
         for name in self._plan.checks:
             if name not in catalogue:
-                self._account.tell(
-                    self._account.unmeasured(name, "CheckError", f"no such check: {name}; see `healthd checks`")
-                )
+                self._record.refuse_unknown(name)
         if not infos:
             return
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._node.serve(), name="lane of the node")
-            surveyed = self._node.survey()
-            # First what may tell that the devices are taken: active checks wait for its word.
+            survey = self._node.survey()
+            # The check that can tell that the devices are in use comes first: active checks wait for its result.
             passive = [info for info in infos if info.tier is Tier.PASSIVE]
             for info in sorted(passive, key=lambda info: info.name != HOLDERS_CHECK):
                 self._node.submit_check(info)
             active = [info for info in infos if info.tier is not Tier.PASSIVE]
             if active:
-                await self._run_active(active, await surveyed, tasks)
+                await self._run_active(active, await survey, tasks)
             self._node.close()
 
     async def _run_active(self, infos: Sequence[CheckInfo], surveyed: Outcome, tasks: asyncio.TaskGroup) -> None:
-        from healthd.runner.device_checks import Devices  # not needed for a passive round, which is to be quick
-        from healthd.runner.device_claim import Taking
+        """Claim the devices and run active checks; refuse those that cannot run, with the reason."""
+        from healthd.runner.device_claim import ClaimError, DeviceClaim  # not needed, and slow, in a passive round
 
-        self._devices = Devices(self.workers, self._account, self._node)
-        await Taking(self.workers, self._account, self._node, self._devices).run(infos, surveyed, tasks)
+        record = self._record
+        if surveyed.missing is not None:
+            text = f"the devices could not be found: {surveyed.missing.message}"
+            record.refuse(infos, surveyed.missing.reason, text)
+            return
+        if not self.workers.inventory.get("devices"):
+            infos = record.refuse_devices(infos, "MissingDevice", "no devices were found, so nothing was measured")
+        elif not worker_targets(self.workers.inventory):
+            text = "the devices are there and which cores could be probed is not known; see the passive checks"
+            infos = record.refuse_devices(infos, "NoData", text)
+        if not infos:
+            return
+        if allocated := self._plan.allocated or await self._hidden_holders():
+            record.refuse(infos, "Busy", allocated, Status.SKIP)
+            return
+        claim = DeviceClaim(self.workers, self._node.survey)
+        try:
+            async with claim.held(surveyed):
+                await self._run_claimed(infos, claim, tasks)
+        except ClaimError as error:
+            record.refuse(infos, error.reason, str(error), error.status)
+
+    async def _hidden_holders(self) -> str | None:
+        """Processes on the devices that /proc does not show, where this run has the check that can tell."""
+        if self.workers.inventory.get("accelerator") != "cuda" or HOLDERS_CHECK not in self._plan.checks:
+            return None
+        return hidden_holders(await self._record.wait_for(HOLDERS_CHECK))
+
+    async def _run_claimed(self, infos: Sequence[CheckInfo], claim: DeviceClaim, tasks: asyncio.TaskGroup) -> None:
+        from healthd.runner.device_checks import DeviceChecks
+        from healthd.runner.device_claim import ClaimError
+
+        programs = [info for info in infos if info.scope is Scope.NODE]
+        others = [info for info in infos if info.scope is not Scope.NODE]
+        for info in programs:
+            self._node.submit_check(info)
+        if programs:
+            await self._node.wait_idle()  # programs may use the devices, so no other worker does meanwhile
+        if others:
+            if names := self._names_run(programs):
+                # What a program started may need a moment to release the devices, which take one process at a time.
+                try:
+                    await claim.check_free(await self._node.survey())
+                except ClaimError as error:
+                    self._record.refuse(others, "Busy", f"after {', '.join(names)}: {error}", Status.SKIP)
+                    return
+            self._devices = DeviceChecks(self.workers, self._record, self._node)
+            await self._devices.run(others, tasks)
+        await self._node.survey()  # the devices are free again, or it is known who has them
+
+    def _names_run(self, infos: Sequence[CheckInfo]) -> list[str]:
+        """The names of these checks, when at least one of them was not skipped."""
+        results = [self._record.results.get(info.name) for info in infos]
+        ran = any(result is not None and result.status is not Status.SKIP for result in results)
+        return sorted(info.name for info in infos) if ran else []
 
     def give_up(self, reason: str, message: str) -> None:
-        """Every check that has no result yet is unknown, for this reason."""
-        self._account.give_up(reason, message)
+        """Publish that every check without a result is unknown, for this reason."""
+        self._record.give_up(reason, message)
 
     async def clean_up(self) -> None:
-        """Kill what is left, wait a moment for it, remove what was written."""
-        self._account.tell_held()  # cut short while groups were asked: what the whole has shown stands
-        self.workers.kill_all()
+        """Kill the workers that are left, wait a short time for them, and remove temporary files."""
+        self._record.publish_deferred()  # a search was cut short: the result without it stands
         if self._devices is not None:
             self._devices.clean_up()
-        await self.workers.bury_all(self.workers.settings.kill_grace_seconds)
+        await self.workers.kill_all()
 
     def results(self) -> tuple[CheckResult, ...]:
-        """In the order of the plan."""
-        return self._account.in_order()
+        """The results, in the order of the plan."""
+        return self._record.in_order()

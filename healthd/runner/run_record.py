@@ -1,63 +1,72 @@
-"""The account of one run: what is asked of each check, what became of it, and who is told."""
+"""The record of one run: what each check is asked, and its result composed from the outcomes of its workers."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Evidence, Finding, Previous, Scope, Status
+from checks.contract import SEVERITY, Evidence, Finding, Missing, Previous, Scope, Status, worst
 from checks.worker.faults import Fault
 from checks.worker.protocol import from_previous, shorten
 from healthd.core.model import CheckResult
 from healthd.runner.settings import CheckInfo, OnResult, Plan, RunnerSettings
-from healthd.runner.workers.outcome import Outcome, compose, unmeasured
+from healthd.runner.workers.outcome import MAX_ERROR_CHARACTERS, Outcome
 from healthd.runner.workers.worker_lane import Job
 
 log = logging.getLogger(__name__)
 
+# The check that knows of processes on devices which /proc does not show.
+HOLDERS_CHECK = "gpu_driver"
+# Reasons that prove a fault of the node; all others for having no outcome mean that its state is unknown.
+_FAILURES = frozenset({"Stuck", "MissingDevice", "DeviceLost"})
+
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is asked of one run, and who wants to hear of it."""
+class RunRequest:
+    """What one run is asked, and its listeners."""
 
     plan: Plan
     faults: tuple[Fault, ...]
     previous: Mapping[str, Previous]
+    """The last evidence, by check."""
     on_result: OnResult | None
     on_evidence: Callable[[str, tuple[Evidence, ...], str | None], None]
+    """Receives the check, its new evidence and the boot id."""
     on_survey: Callable[[Outcome], object]
 
 
-class Account:
-    """Of one run. `results` are those that were told; one that is held is known, and waits for more to be said."""
+class RunRecord:
+    """The record of one run. A deferred result is known but not published, because more may be learned about it."""
 
-    def __init__(self, request: Request, settings: RunnerSettings) -> None:
+    def __init__(self, request: RunRequest, settings: RunnerSettings) -> None:
         self.request = request
         self.plan = request.plan
         self.results: dict[str, CheckResult] = {}
+        """Published results, by check."""
         self.began = time.monotonic()
         self._settings = settings
-        self._held: dict[str, CheckResult] = {}  # told once smaller groups have said who it was
-        self._news = asyncio.Event()
+        self._deferred: dict[str, CheckResult] = {}
+        self._published = asyncio.Event()
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def job(self, info: CheckInfo, command: dict[str, Any], finish: Callable[[Outcome], None]) -> Job:
-        """A command as one of this check."""
+        """The job of a check for one worker."""
         return Job(
             check=info.name,
             command=command,
             timeout_seconds=self.timeout_seconds(info),
             finish=finish,
-            retry=not self.injected(info),
+            retry=not self.injected(info.name),
         )
 
     def command(self, info: CheckInfo, names: Sequence[str], group: dict[str, Any] | None) -> dict[str, Any]:
-        """`names` are those under which a fault may mean this worker."""
+        """The command to run a check on one worker. `names` are those by which faults can refer to that worker."""
         return {
             "kind": "run",
             "tier": self.plan.tier.value,
@@ -72,70 +81,177 @@ class Account:
         }
 
     def timeout_seconds(self, info: CheckInfo) -> float:
-        """The operator's time limit of a check, else its own."""
+        """The configured time limit of a check, else its own."""
         return self._settings.timeouts_seconds.get(info.name, info.timeout_seconds)
 
-    def injected(self, info: CheckInfo) -> bool:
-        """Whether faults are injected into a check, anywhere."""
-        return any(fault.check == info.name for fault in self.request.faults)
+    def injected(self, check: str) -> bool:
+        """Whether a fault is injected into a check, on any target."""
+        return any(fault.check == check for fault in self.request.faults)
 
-    # --- what became of it --------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
-    def result_of(self, info: CheckInfo, outcomes: Sequence[Outcome], *, judgement: Outcome | None) -> CheckResult:
-        """The result of a check from what its workers said, and its judge if it has one."""
-        return compose(info, self.plan, outcomes, judgement=judgement, injected=self.injected(info))
+    def compose(self, info: CheckInfo, outcomes: Sequence[Outcome], judgement: Outcome | None = None) -> CheckResult:
+        """The result of a check from the outcomes of its workers and of its judge; None where nothing is judged."""
+        return compose(info, self.plan, outcomes, judgement=judgement, injected=self.injected(info.name))
 
-    def unmeasured(self, name: str, reason: str, message: str, status: Status = Status.UNKNOWN) -> CheckResult:
-        """The result of a check that did not run."""
-        finding = Finding(status=status, reason=reason, message=shorten(message), target="node")
-        injected = any(fault.check == name for fault in self.request.faults)
-        return unmeasured(name, self.plan, finding, injected=injected, error=message)
-
-    def refuse_devices(self, infos: Sequence[CheckInfo], reason: str, message: str) -> list[CheckInfo]:
-        """Refuse what needs a device; what is left."""
-        self.refuse([info for info in infos if info.scope is not Scope.NODE], reason, message)
-        return [info for info in infos if info.scope is Scope.NODE]
-
-    def refuse(self, infos: Sequence[CheckInfo], reason: str, message: str, status: Status = Status.UNKNOWN) -> None:
-        """Tell that these checks do not run."""
-        for info in infos:
-            self.tell(self.unmeasured(info.name, reason, message, status))
-
-    def tell(self, result: CheckResult) -> None:
-        """A result is complete: it is kept, and the one who asked hears of it."""
-        self._held.pop(result.check, None)
+    def publish(self, result: CheckResult) -> None:
+        """Record a complete result and pass it to the listener."""
+        self._deferred.pop(result.check, None)
         self.results[result.check] = result
-        self._news.set()
+        self._published.set()
         if self.request.on_result is not None:
             try:
                 self.request.on_result(result)
             except Exception:
                 log.exception("a listener failed on the result of %s", result.check)
 
-    async def told(self, name: str) -> CheckResult:
-        """The result of a check of the plan, as soon as it is there."""
-        while name not in self.results:
-            self._news.clear()
-            await self._news.wait()
-        return self.results[name]
+    async def wait_for(self, check: str) -> CheckResult:
+        """The result of a check of the plan, once it is published."""
+        while check not in self.results:
+            self._published.clear()
+            await self._published.wait()
+        return self.results[check]
 
-    def hold(self, result: CheckResult) -> None:
-        """Keep a result until `tell` has a better one of its check."""
-        self._held[result.check] = result
+    def defer(self, result: CheckResult) -> None:
+        """Keep a result back until a better one of its check is published."""
+        self._deferred[result.check] = result
 
-    def tell_held(self) -> None:
-        """What is held is all that will be known."""
-        for result in list(self._held.values()):
-            self.tell(result)
+    def publish_deferred(self) -> None:
+        """Publish what was deferred: nothing more will be learned about it."""
+        for result in list(self._deferred.values()):
+            self.publish(result)
+
+    def refuse(self, infos: Sequence[CheckInfo], reason: str, message: str, status: Status = Status.UNKNOWN) -> None:
+        """Publish that these checks do not run."""
+        for info in infos:
+            self._publish_unmeasured(info.name, reason, message, status)
+
+    def refuse_devices(self, infos: Sequence[CheckInfo], reason: str, message: str) -> list[CheckInfo]:
+        """Refuse the checks that need a device; returns the others."""
+        self.refuse([info for info in infos if info.scope is not Scope.NODE], reason, message)
+        return [info for info in infos if info.scope is Scope.NODE]
+
+    def refuse_unknown(self, name: str) -> None:
+        """Publish that there is no such check."""
+        self._publish_unmeasured(name, "CheckError", f"no such check: {name}; see `healthd checks`", Status.UNKNOWN)
 
     def give_up(self, reason: str, message: str) -> None:
-        """Every check that has no result yet is unknown, for this reason."""
+        """Publish that every check without a result is unknown, for this reason."""
+        self.publish_deferred()
         for name in self.plan.checks:
-            if name in self._held:
-                self.tell(self._held[name])
-            elif name not in self.results:
-                self.tell(self.unmeasured(name, reason, message))
+            if name not in self.results:
+                self._publish_unmeasured(name, reason, message, Status.UNKNOWN)
+
+    def _publish_unmeasured(self, check: str, reason: str, message: str, status: Status) -> None:
+        finding = Finding(status=status, reason=reason, message=shorten(message), target="node")
+        result = _result(check, self.plan, [finding], [], injected=self.injected(check))
+        self.publish(dataclasses.replace(result, error=message[-MAX_ERROR_CHARACTERS:]))
 
     def in_order(self) -> tuple[CheckResult, ...]:
         """The results, in the order of the plan."""
         return tuple(self.results[name] for name in dict.fromkeys(self.plan.checks))
+
+
+# --- from outcomes to a result: pure. What is missing, silent or passed only after a crash is never a pass -----------
+
+
+def compose(
+    info: CheckInfo,
+    plan: Plan,
+    outcomes: Sequence[Outcome],
+    *,
+    judgement: Outcome | None,
+    injected: bool,
+) -> CheckResult:
+    """
+    The result of a check from the outcomes of all its workers and of its judge.
+
+    In a group the judge speaks for the ranks without an outcome; where it names no culprit, they are unknown.
+    """
+    grouped = info.scope is Scope.GROUP
+    judged = judgement is not None
+    found: list[Finding] = []
+    for outcome in outcomes:
+        if grouped and judged and outcome.missing is not None:
+            found.extend(outcome.findings)
+        else:
+            found.extend(_findings_of(outcome, judged=judged))
+    if judgement is not None:
+        found.extend(judgement.findings)
+        # Where all ranks say that they have nothing to compare, as the only rank of a node does, nothing is judged.
+        compared = any(outcome.evidence or outcome.missing is not None for outcome in outcomes)
+        if compared and not judgement.findings and judgement.missing is None and _none_bad(found):
+            found.append(_no_data("node", "its judge compared what was measured and said nothing"))
+        if judgement.missing is not None:
+            text = f"comparing what was measured: {judgement.missing.message}"
+            found.append(Finding(status=Status.UNKNOWN, reason=judgement.missing.reason, message=text, target="node"))
+        if grouped and _none_bad(judgement.findings):
+            found.extend(_finding_of(outcome.missing) for outcome in outcomes if outcome.missing is not None)
+    if not found:
+        found.append(_no_data("node", "nothing was measured"))
+    return _result(info.name, plan, found, [*outcomes, *([judgement] if judgement else [])], injected=injected)
+
+
+def _findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
+    """The findings of one worker. With `judged`, evidence alone is enough, because a judge compares it."""
+    found = list(outcome.findings)
+    if outcome.missing is not None:
+        found.append(_finding_of(outcome.missing))
+    elif not found and not (judged and outcome.evidence):
+        found.append(_no_data(outcome.target, "the check ended without a finding"))
+    if outcome.crashes and outcome.missing is None:
+        # A probe that crashed is no healthier for having passed once: at best a warning, with both attempts.
+        text = f"attempt 1: {outcome.crashes[0]}; attempt {outcome.attempts} ended well"
+        found.append(Finding(status=Status.WARN, reason="Crashed", message=shorten(text), target=outcome.target))
+    return found
+
+
+def _finding_of(missing: Missing) -> Finding:
+    """The finding for a target without an outcome: unknown, unless the reason proves a fault of the node."""
+    status = Status.FAIL if missing.reason in _FAILURES else Status.UNKNOWN
+    return Finding(
+        status=Status.SKIP if missing.reason == "Busy" else status,
+        reason=missing.reason,
+        message=missing.message,
+        target=missing.target,
+        action=missing.action,
+    )
+
+
+def _no_data(target: str, message: str) -> Finding:
+    return Finding(status=Status.UNKNOWN, reason="NoData", message=message, target=target)
+
+
+def _none_bad(findings: Sequence[Finding]) -> bool:
+    return all(SEVERITY[finding.status] < SEVERITY[Status.UNKNOWN] for finding in findings)
+
+
+def _result(
+    check: str, plan: Plan, found: Sequence[Finding], outcomes: Sequence[Outcome], *, injected: bool
+) -> CheckResult:
+    begun = [outcome for outcome in outcomes if outcome.started_at]
+    errors = [f"{outcome.target}: {outcome.error}" for outcome in outcomes if outcome.error]
+    return CheckResult(
+        check=check,
+        tier=plan.tier,
+        status=worst(finding.status for finding in found),
+        findings=tuple(found),
+        age_seconds=0.0,
+        started_at=min((outcome.started_at for outcome in begun), default=time.time()),
+        duration_seconds=(
+            max(outcome.ended for outcome in begun) - min(outcome.began for outcome in begun) if begun else 0.0
+        ),
+        attempts=max((outcome.attempts for outcome in outcomes), default=1),
+        compile_seconds=max((outcome.compile_seconds for outcome in outcomes), default=0.0),
+        error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
+        injected=injected,
+        executor=plan.executor,
+    )
+
+
+def hidden_holders(result: CheckResult | None) -> str | None:
+    """Processes on the devices that /proc does not show, by a result of HOLDERS_CHECK; None where it finds none."""
+    if result is None or result.check != HOLDERS_CHECK:
+        return None
+    busy = (item for item in result.findings if item.status is Status.UNKNOWN and item.reason == "Busy")
+    return next((f"{item.target}: {item.message}" for item in busy), None)

@@ -1,6 +1,4 @@
-"""
-What the runner is asked and what it needs to know: frozen records, nothing that does anything.
-"""
+"""The settings of the runner and the records that it is asked with: frozen, without behaviour."""
 
 from __future__ import annotations
 
@@ -13,64 +11,77 @@ from typing import Any, Literal
 from checks.accelerators import compiles
 from checks.contract import Limit, Scope, Tier
 from healthd.core.model import CheckResult, Inventory, LearnedLimits
-from healthd.runner.collective.shown_times import FLOOR_SECONDS
 
 BETWEEN_NODES = "nodes_"
-"""How the name of a limit begins that judges collectives between nodes: `nodes_all_reduce_busbw_bytes_per_second`."""
+"""Prefix of the limits that judge collectives between nodes: `nodes_all_reduce_busbw_bytes_per_second`."""
+SILENCE_FLOOR_SECONDS = 8.0
+"""Silences are milliseconds on a quiet machine; stalls of a virtual machine and of swapping reach seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to run: names of enabled checks, lightest tier first. `tier` is recorded in the results."""
+    """What to run."""
 
     tier: Tier
+    """Recorded in the results."""
     checks: tuple[str, ...]
+    """Names of enabled checks, lightest tier first."""
     executor: str
+    """Who runs the checks; recorded in the results."""
     order: str | None = None
+    """Id of the order that asked for the run; None without one."""
     timeout_seconds: float | None = None
-    """Of the whole run: what has not ended then is unknown (`Timeout`). None leaves it to the checks' own limits."""
+    """Time limit of the whole run: what has not ended then is unknown (`Timeout`). None: the checks' own limits."""
     warm: bool = False
-    """Only to compile: device checks run on the first device alone, and what is not compiled yet is compiled."""
-    taken: str | None = None
-    """Why the devices are a job's although nobody holds them yet, as the host's scheduler says; refuses all that would
-    use them. None: nobody says so."""
+    """Only compile: device checks run on the first device alone, and what is not compiled yet is compiled."""
+    allocated: str | None = None
+    """Why the devices belong to a job although no process holds them yet, as the host's scheduler says; everything that
+    would use them is refused. None: no scheduler says so."""
     localize: bool = False
-    """Where a collective fails and no rank shows itself, let smaller groups of ranks tell who it is; from the deep tier
-    on that is done anyway."""
+    """Where a collective fails and names no rank, find the rank at fault by smaller groups; from the deep tier on that
+    is always done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What the standard-library child says of the machine before anything runs. Ids are None where unknown."""
+    """What the node's worker finds on the machine before anything runs."""
 
     inventory: Inventory
     boot_id: str | None
+    """None where it is unknown; so are the other ids."""
     instance_id: str | None
     instance_type: str | None
     versions: Mapping[str, str]
-    holders: tuple[str, ...] | None  # who holds devices ("pid 123 (python)"); None: cannot be seen
+    """Versions of drivers and libraries, by name."""
+    holders: tuple[str, ...] | None
+    """The processes that hold devices, as `pid 123 (python)`. None: they cannot be seen, and count as there."""
     raw: Mapping[str, Any] = field(default_factory=dict)
+    """The whole answer of the worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckInfo:
-    """
-    A check that could be enabled. `judged` says that it compares devices; `origin` is built-in or where it came from.
-    """
+    """A check that can be enabled: its declaration, without its code."""
 
     name: str
     tier: Tier
     scope: Scope
+    """Whether it runs on the node, on each device, or on a group of ranks."""
     interval_seconds: float
+    """How often it runs, where it is passive."""
     timeout_seconds: float
+    """Its time limit on one worker."""
     judged: bool
+    """It compares devices: its workers give evidence, which is judged afterwards."""
     doc: str
+    """Its docstring."""
     origin: str
+    """`built-in`, or the file, entry point or program that it comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """A sign of progress for people. `event` is started, ended or step; `text` the step or how it ended."""
+    """A sign of progress for users. `event` is started, ended or step; `text` the step or how it ended."""
 
     check: str
     target: str
@@ -95,79 +106,83 @@ class RunnerSettings:
     """How checks are run here."""
 
     probe_python: Path | None = None
-    """The interpreter of all checks: that of the environment with torch or torch-neuronx. None: the service's own."""
+    """The interpreter of all checks: that of the environment with torch or torch-neuronx. None: the interpreter of
+    healthd itself."""
     host_root: Path | None = None
     """The machine as data, for tests. None: this machine."""
     accelerator: str = "auto"
-    """cpu, cuda, xla, neuron, or auto: the most special one that is present."""
+    """cpu, cuda, xla, neuron, or auto: the most specific one that is present."""
     run_dir: Path | None = None
-    """Where lock files and the files of CPU devices are. None: no lock, and nobody holds a CPU device."""
+    """Directory of the lock files and the files of CPU devices. None: no lock, and no process holds a CPU device."""
     heed_leases: bool = True
     """Run nothing active while a node daemon says in `run_dir` that a job has the node. False for that daemon itself,
     which knows better."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the accelerator (`cpu_devices`)."""
+    """Options of the accelerator (`cpu_devices`)."""
     params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of checks, by name."""
+    """Parameters of checks, by name."""
     timeouts_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of checks, by name, where the check's own is not right here."""
+    """Time limits of checks, by name, where the check's own does not fit."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """By measurement: `name` or `name@target`."""
+    """Limits by measurement: `name` or `name@target`."""
     learned: tuple[LearnedLimits, ...] = ()
-    """Approved baselines of any machines: the worker takes those meant for where it is. `limits` beat them."""
+    """Approved baselines of any machines: the worker uses those meant for its machine. `limits` override them."""
     third_party: tuple[str, ...] = ()
     """Names of checks by entry point in the interpreter of the checks."""
     directories: tuple[Path, ...] = ()
-    """Where an operator's own check files are; every *.py in them that does not begin with an underscore."""
+    """Directories with an operator's own check files: every *.py that does not begin with an underscore."""
     programs: tuple[ProgramSpec, ...] = ()
     """Programs that speak a plug-in protocol."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the workers."""
+    """Variables that are added to the environment of the workers."""
     max_workers_at_once: int = field(default_factory=lambda: max(2, (os.cpu_count() or 2) // 2))
     """Device workers at a time, each with torch in it; half of the processors, because importing torch is work for
     them. The ranks of a collective always run together."""
     start_timeout_seconds: float = 60.0
     """From the start of a worker to its ready: importing torch from a cold network file system takes long."""
     times_file: Path | None = None
-    """Where it is kept how long collectives took here (see `shown_times`). None: their own time limits hold alone."""
-    silence_floor_seconds: float = FLOOR_SECONDS
-    """The least time without a sign of life after which a collective that has run before hangs."""
+    """File with the longest silences of collectives on this machine (see `silence_limits`). None: only the time limits
+    of the checks hold."""
+    silence_floor_seconds: float = SILENCE_FLOOR_SECONDS
+    """The shortest time without a report after which a collective that has run before counts as hung."""
     compile_cache: Path | None = None
-    """Where compiled graphs of the probes are kept, for accelerators that compile. None: whatever their compiler does,
-    and nothing is ever cold."""
+    """Directory of the compiled graphs of the probes, for accelerators that compile. None: the compiler decides, and
+    nothing is ever cold."""
     on_cold_cache: Literal["unknown", "compile"] = "unknown"
-    """What a quick run does where graphs are not compiled: say so at once, or compile. Deep runs always compile."""
+    """What a quick run does where graphs are not compiled: report unknown at once, or compile. Deep runs always
+    compile."""
     compile_timeout_seconds: float = 1200.0
-    """For compiling all graphs of a run on one device: a small one takes a minute."""
+    """Time limit for compiling all graphs of a run on one device: a small one takes a minute."""
     survey_timeout_seconds: float = 10.0
-    """For finding devices and their holders."""
+    """Time limit for finding devices and their holders."""
     judge_timeout_seconds: float = 10.0
-    """For comparing what devices measured: pure arithmetic."""
+    """Time limit for comparing what devices measured: pure arithmetic."""
     kill_grace_seconds: float = 3.0
     """How long a killed worker may take to vanish (a large memory takes its time) before it counts as stuck."""
     peer_grace_seconds: float = 1.0
-    """How long the other ranks may go on once a rank has ended badly: time to say what they saw."""
+    """How long the other ranks may go on once a rank has failed: time to report what they saw."""
     search_seconds: float = 120.0
-    """For groups of ranks that tell who is at fault in a collective: ten rounds, and a start of ranks that hung."""
+    """Time limit for the search for the rank at fault in a collective: ten rounds, and a start of ranks that hung."""
     lock_wait_seconds: float = 10.0
     """How long to wait for another healthd that runs active checks on the same devices."""
     retries: int = 1
-    """Of transient causes: a worker that did not start or died, a device that was busy. Never of a wrong result."""
+    """Retries after transient failures: a worker that did not start or died, a device that was busy. Never after a
+    wrong result."""
     retry_backoff_seconds: float = 0.25
-    """Before the first retry; doubled for each further one."""
+    """Pause before the first retry; doubled for each further one."""
 
     def compile_allowance_seconds(self, accelerator: str | None) -> float:
         """
-        How much longer an ordered run may take on such devices, since what is cold is compiled in the middle of it.
+        How much longer an ordered run may take on such devices, since cold graphs are compiled in the middle of it.
         """
         may = self.compile_cache is not None and self.on_cold_cache == "compile" and compiles(accelerator)
         return self.compile_timeout_seconds if may else 0.0
 
     def between_nodes(self) -> RunnerSettings:
         """
-        The same for ranks of several nodes.
+        The settings for ranks of several nodes.
 
-        What holds inside a node is no measure of the network between nodes, so that has limits of its own name.
+        Limits inside a node do not apply to the network between nodes, which has limits under names of its own.
         """
         own = {
             name.removeprefix(BETWEEN_NODES): limit

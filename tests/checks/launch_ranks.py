@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from checks.accelerators import cpu
 from checks.contract import Context, Evidence, Finding, Group, Limit, Progress, Tier, load_params
 from checks.host.machine import Host
-from checks.worker.faults import FaultyDevice
+from checks.worker.fault_injection import FaultyDevice
 
 
 def be_a_rank(order: dict[str, Any], rank: int, output: int) -> None:

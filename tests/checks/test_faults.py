@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 
 from checks.contract import Evidence, Finding, Progress, Status
-from checks.worker.faults import (
-    KINDS,
-    Fault,
-    apply_faults,
-    faulty,
-    flip_bit,
-    parse_fault,
-    without_missing,
-    write_garbage,
-)
+from checks.worker.fault_injection import apply_faults, faulty, flip_bit, write_garbage
+from checks.worker.faults import KINDS, Fault, parse_fault, without_missing
 
 SCOPES = {"matmul": "device", "all_reduce": "group", "disk_space": "node", "device_count": "node"}
 

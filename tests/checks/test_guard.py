@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.host import guard
+from checks.host import control_group, guard
 from checks.host.running import TimeUpError, run_program
 from tests.runner.launch_kit import (
     alive,
@@ -141,8 +141,8 @@ def test_end_of_a_program_is_heard_where_ends_are_ignored() -> None:
 
 def test_group_is_ours_only_where_it_is_delegated() -> None:
     """Everywhere else the kernel's tree of processes has to do: root could write any group, and would break systemd."""
-    own = guard.delegated_group()
-    assert own is None or guard._is_marked(own) or Path(own, "cgroup.events").exists()
+    own = control_group.delegated_group()
+    assert own is None or control_group._is_marked(own) or Path(own, "cgroup.events").exists()
 
 
 @pytest.mark.system(root=True)  # to make control groups

@@ -73,7 +73,7 @@ def test_a_catalogue_of_the_passive_checks_grows_when_more_is_asked_for() -> Non
 def test_the_child_that_was_started_ahead_does_the_round(tmp_path: Path) -> None:
     async def play() -> None:
         runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
-        async with runner.ahead():
+        async with runner.prestarted():
             before = workers_left()
             (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
             assert result.error is None
@@ -88,7 +88,7 @@ def test_the_child_that_was_started_ahead_does_the_round(tmp_path: Path) -> None
 
 def test_a_child_started_ahead_that_nobody_asks_is_ended() -> None:
     async def play() -> None:
-        async with Runner(RunnerSettings(accelerator="cpu")).ahead():
+        async with Runner(RunnerSettings(accelerator="cpu")).prestarted():
             assert len(workers_left()) == 1
         assert workers_left() == []
 
@@ -98,7 +98,7 @@ def test_a_child_started_ahead_that_nobody_asks_is_ended() -> None:
 def test_an_interpreter_that_is_not_there_is_told_by_the_run(tmp_path: Path) -> None:
     async def play() -> None:
         runner = Runner(RunnerSettings(probe_python=tmp_path / "python", retry_backoff_seconds=0.01))
-        async with runner.ahead():
+        async with runner.prestarted():
             (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
         assert [finding.reason for finding in result.findings] == ["StartFailed"]
 

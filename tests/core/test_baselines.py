@@ -31,7 +31,7 @@ from healthd.core.config.load import load
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, Health, LearnedBounds, LearnedLimits, NodeState, Quarantine
-from healthd.node.state.approved_baselines import KeptLimits
+from healthd.node.state.approved_baselines import ApprovedBaselines
 from healthd.runner import Runner, RunnerSettings
 from tests.cli.cli_kit import healthd
 from tests.node import node_kit
@@ -452,17 +452,17 @@ def test_learned_limits_hold_for_their_hardware_and_versions_alone() -> None:
 
 def test_a_node_keeps_what_it_was_told_and_the_operators_file_comes_first(tmp_path: Path) -> None:
     runner = Runner(RunnerSettings())
-    kept = KeptLimits(tmp_path / "baseline.json", runner)
+    kept = ApprovedBaselines(tmp_path / "baseline.json", runner)
     assert kept.digest == ""
-    kept.take(learned())
+    kept.set(learned())
     assert runner.learned == (learned(),)
     again = Runner(RunnerSettings(learned=(learned(digest="own"),)))
-    assert KeptLimits(tmp_path / "baseline.json", again).digest == "d"
+    assert ApprovedBaselines(tmp_path / "baseline.json", again).digest == "d"
     assert [one.digest for one in again.learned] == ["own"]
-    kept.take(learned(digest="e", limits={}))
-    assert KeptLimits(tmp_path / "baseline.json", Runner(RunnerSettings())).digest == "e"
+    kept.set(learned(digest="e", limits={}))
+    assert ApprovedBaselines(tmp_path / "baseline.json", Runner(RunnerSettings())).digest == "e"
     (tmp_path / "baseline.json").write_text("{")
-    assert KeptLimits(tmp_path / "baseline.json", Runner(RunnerSettings())).digest == ""
+    assert ApprovedBaselines(tmp_path / "baseline.json", Runner(RunnerSettings())).digest == ""
 
 
 def test_what_holds_inside_a_node_does_not_judge_collectives_between_nodes() -> None:

@@ -30,7 +30,7 @@ from healthd.node.condition import conditions
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import KubernetesSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from tests.cli.cli_kit import healthd
 from tests.core.test_client import answer, decision, server
 from tests.node.node_kit import BOOT, MovedClock, result, settings, specs, state, survey
@@ -60,9 +60,9 @@ def evil_decision() -> Decision:
     return dataclasses.replace(decision(Verdict.REJECT, gate=EVIL), reasons=(reason,))
 
 
-def book(folder: Path) -> NodeBook:
-    made = NodeBook(settings(folder), specs(folder), clock=MovedClock().clock, boot_id=BOOT)
-    made.survey(survey())
+def book(folder: Path) -> NodeStore:
+    made = NodeStore(settings(folder), specs(folder), clock=MovedClock().clock, boot_id=BOOT)
+    made.set_survey(survey())
     return made
 
 

@@ -14,7 +14,7 @@ import trustme
 
 from healthd.core.http import server as web
 from healthd.node.http.tcp_socket import NodeApi
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from tests.node.node_kit import BOOT, MovedClock, settings, specs
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -131,7 +131,7 @@ def test_idle_connections_do_not_keep_a_node_from_answering(tmp_path: Path) -> N
 
     async def main() -> None:
         sock = web.bind("127.0.0.1:0")
-        book = NodeBook(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
+        book = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
         limits = web.Limits(connections=64, stop_seconds=0.1)
         async with asyncio.timeout(30), web.Server(NodeApi(book), [sock], limits=limits):
             idle = [await asyncio.open_connection(*sock.getsockname()) for _ in range(100)]

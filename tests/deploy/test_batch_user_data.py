@@ -13,7 +13,7 @@ from healthd.core.config.load import load as load_config
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks
-from healthd.runner.runner import builtin_catalogue
+from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state
 
 ROOT = Path(__file__).parent.parent.parent

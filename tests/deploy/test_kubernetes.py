@@ -35,7 +35,7 @@ from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks, under_rule
 from healthd.node.checks.timetable import QuickFacts, quick_due_at
 from healthd.node.condition import NEEDS
-from healthd.runner.runner import builtin_catalogue
+from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state
 
 pytestmark = pytest.mark.system("kubectl")

@@ -13,7 +13,7 @@ from pathlib import Path
 from healthd.cli import main
 from healthd.core.http import server
 from healthd.node.http.tcp_socket import NodeApi
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from tests.cli.cli_kit import Said
 
 
@@ -36,7 +36,7 @@ def run_inside(*arguments: str, out: str | None = None) -> Said:
 
 
 @contextlib.contextmanager
-def daemon_port(book: NodeBook) -> Iterator[str]:
+def daemon_port(book: NodeStore) -> Iterator[str]:
     """The TCP port of a node's daemon that knows what is in the book; its URL."""
     ready, loop = threading.Event(), asyncio.new_event_loop()
     ending = asyncio.Event()

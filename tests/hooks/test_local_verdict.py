@@ -11,9 +11,10 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core.model import Quarantine
 from healthd.node.http.readiness import Question, readiness
-from healthd.node.occupancy.record import Reading, Scheduled, Workload
+from healthd.node.occupancy.model import Reading, Scheduled, Workload
 from healthd.node.settings import SyncSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.saving import StateFile
+from healthd.node.state.store import NodeStore
 from tests.cli.cli_kit import Said
 from tests.hooks.inside import daemon_port, run_inside
 from tests.hooks.preflight_kit import free_port
@@ -22,17 +23,17 @@ from tests.node.node_kit import BOOT, MovedClock, finding, lease, measured, resu
 QUARANTINE = Quarantine(reason="new cable", owner="ann", owner_kind="person", since=0.0, until=None)
 
 
-def fit(folder: Path, time: MovedClock | None = None, **changes: object) -> NodeBook:
+def fit(folder: Path, time: MovedClock | None = None, **changes: object) -> NodeStore:
     clock = (time or MovedClock()).clock
-    book = NodeBook(settings(folder, aliases=("ip-10-0-0-1",), **changes), specs(), clock=clock, boot_id=BOOT)
-    book.survey(survey())
+    book = NodeStore(settings(folder, aliases=("ip-10-0-0-1",), **changes), specs(), clock=clock, boot_id=BOOT)
+    book.set_survey(survey())
     for check in ("disk", "load"):
         book.record(result(check))
     book.record(result("matmul", measured("matmul_flops_per_second", 2e11, "cpu:0"), tier=Tier.QUICK))
     return book
 
 
-def asked(folder: Path, book: NodeBook, *arguments: str) -> Said:
+def asked(folder: Path, book: NodeStore, *arguments: str) -> Said:
     """What a hook comes to whose aggregator is away and whose node's daemon has this book."""
     with daemon_port(book) as url:
         file = folder / "hook.toml"
@@ -60,20 +61,20 @@ def test_fit_node_that_nobody_has_is_admitted_by_its_own_word(tmp_path: Path, ar
     assert "says that it is ready" in said.err
 
 
-def leased(book: NodeBook) -> None:
+def leased(book: NodeStore) -> None:
     book.set_leases(((lease(job="other"), 1000.0),))
 
 
-def untold(book: NodeBook) -> None:
+def untold(book: NodeStore) -> None:
     book.settings = dataclasses.replace(book.settings, sync=SyncSettings(aggregators=("http://head:8090",)))
 
 
-UNFIT: dict[str, tuple[Callable[[NodeBook], None], str]] = {
+UNFIT: dict[str, tuple[Callable[[NodeStore], None], str]] = {
     "leased to another job": (leased, "taken by job other attempt 0"),
     "quarantined by a person": (lambda book: book.set_quarantine(QUARANTINE), "ann: new cable"),
     "quarantine was never told": (untold, "no aggregator has said yet whether this node is quarantined"),
-    "devices are held": (lambda book: book.survey(survey(("python (pid 7)",))), "taken by python (pid 7)"),
-    "holders cannot be seen": (lambda book: book.survey(survey(None)), "it cannot be seen who holds the devices"),
+    "devices are held": (lambda book: book.set_survey(survey(("python (pid 7)",))), "taken by python (pid 7)"),
+    "holders cannot be seen": (lambda book: book.set_survey(survey(None)), "it cannot be seen who holds the devices"),
     "leases may be missing": (lambda book: book.set_doubt("the file of the leases was damaged"), "damaged"),
     "a check fails": (lambda book: book.record(result("load", finding(Status.FAIL))), "it is fail"),
 }
@@ -145,9 +146,9 @@ def test_who_does_not_rely_on_the_nodes_word_alone_is_not_refused_for_what_it_wa
     book = fit(tmp_path)
     untold(book)
     for question in (Question(), Question(excluded=frozenset({"allocated"}))):
-        assert readiness(book.snapshot(), question, untold=book.quarantine_untold)["quarantine"] == ""
-    named = readiness(book.snapshot(), Question(node="n1"), untold=book.quarantine_untold)
-    assert named["quarantine"] == book.quarantine_untold
+        assert readiness(book.snapshot(), question, untold=book.quarantine_unknown)["quarantine"] == ""
+    named = readiness(book.snapshot(), Question(node="n1"), untold=book.quarantine_unknown)
+    assert named["quarantine"] == book.quarantine_unknown
     book.set_quarantine(QUARANTINE)
     assert readiness(book.snapshot(), Question())["quarantine"] == "ann: new cable"
 
@@ -156,10 +157,10 @@ def test_what_an_aggregator_said_of_quarantines_is_known_after_a_restart(tmp_pat
     file = tmp_path / "state.json"
     sync = SyncSettings(aggregators=("http://head:8090",))
     first = fit(tmp_path, sync=sync)
-    assert first.quarantine_untold
+    assert first.quarantine_unknown
     first.set_quarantine(None)
-    first.save(file)
+    StateFile(first, file).save()
     again = fit(tmp_path, sync=sync)
-    assert again.quarantine_untold
-    again.restore(file)
-    assert not again.quarantine_untold
+    assert again.quarantine_unknown
+    StateFile(again, file).restore()
+    assert not again.quarantine_unknown

@@ -22,14 +22,14 @@ from healthd.core.model import (
     RunOrder,
 )
 from healthd.core.tasks import Tasks
-from healthd.node.checks.active_run import Allotters
+from healthd.node.checks.active_run import SchedulerReader
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.orders.leases import Ledger
+from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from healthd.runner import CheckInfo, OnResult, Plan, Survey
 from tests.patience import PATIENCE
 
@@ -234,7 +234,7 @@ class World:
         *,
         active: ActiveSettings | None = None,
         boot_id: str | None = BOOT,
-        schedulers: Allotters | None = None,
+        schedulers: SchedulerReader | None = None,
         first_restart_seconds: float = 1.0,
     ) -> None:
         self.time = MovedClock()
@@ -244,7 +244,7 @@ class World:
         self.tasks = Tasks(first_restart_seconds=first_restart_seconds)
         self._forgiven = False
         self.probes = ScriptedProbes()
-        self.book = NodeBook(
+        self.book = NodeStore(
             self.settings, enabled_checks(CATALOGUE, self.settings), clock=self.time.clock, boot_id=boot_id
         )
         self.scheduler = Scheduler(
@@ -256,7 +256,7 @@ class World:
             schedulers=schedulers,
             seed=1,
         )
-        self.ledger = Ledger(folder / "orders.json", clock=self.time.clock, boot_id=boot_id)
+        self.ledger = LeaseStore(folder / "orders.json", clock=self.time.clock, boot_id=boot_id)
         self.orders = Orders(
             self.book, self.scheduler, self.ledger, self.settings, clock=self.time.clock, tasks=self.tasks
         )
@@ -278,7 +278,7 @@ class World:
         """Time goes by, and everybody notices."""
         self.time.move(seconds)
         self.scheduler._passive.wake.set()
-        self.scheduler._active_wake.set()
+        self.scheduler._wake.set()
         await quiet()
 
     async def take(self, *orders: Order, issuer: str = "db1", acknowledged: tuple[str, ...] = ()) -> None:

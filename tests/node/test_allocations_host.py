@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from healthd.node.checks.unprompted_rule import unprompted_by
+from healthd.node.checks.catalogue import unprompted_by
 from healthd.node.occupancy import Scheduled, Schedulers
 from healthd.node.occupancy.present import find_schedulers
 from healthd.node.occupancy.processes import read_processes

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.node.occupancy import kubelet, protobuf
-from healthd.node.occupancy.record import Reading
+from healthd.node.occupancy.model import Reading
 from tests.node.allocation_kit import claim, devices, field, pod
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install grpcio")

@@ -10,10 +10,10 @@ import pytest
 from checks.contract import Tier
 from healthd.cli.hooks.gate import own_workload
 from healthd.core.model import RunOrder
-from healthd.node.checks.scheduler import GUARD_SECONDS
+from healthd.node.checks.active_runner import ALLOCATION_WATCH_SECONDS
 from healthd.node.occupancy import NONE_THERE, Reading, Scheduled, Workload
-from healthd.node.occupancy.allocation import allocations
-from healthd.node.orders.leases import Held, Sight, fate
+from healthd.node.occupancy.model import allocations
+from healthd.node.orders.leases import HeldLease, Observations, judge_lease
 from healthd.node.settings import ActiveSettings, Unprompted
 from tests.node.node_kit import MovedClock, World, eventually, lease, lease_order, quiet, run, run_order
 
@@ -107,7 +107,7 @@ def test_run_under_way_ends_when_the_devices_are_given_away(tmp_path: Path) -> N
             await made.take(run_order())
             assert made.status("R1") == "running"
             told.readings = (seen("7"),)
-            await eventually(lambda: made.status("R1") == "refused", GUARD_SECONDS + 5)
+            await eventually(lambda: made.status("R1") == "refused", ALLOCATION_WATCH_SECONDS + 5)
             assert made.orders.reports()["R1"].message == "the devices were given away: slurm:7"
             await quiet()
             assert len(made.probes.cancelled) == 1
@@ -161,8 +161,8 @@ def test_lease_is_taken_for_the_job_that_was_given_the_devices_and_for_no_other(
     run(scenario())
 
 
-def held(*, age: float, workload: str | None = "slurm:7", last: float | None = None) -> Held:
-    return Held(
+def held(*, age: float, workload: str | None = "slurm:7", last: float | None = None) -> HeldLease:
+    return HeldLease(
         lease=lease(workload=workload), taken_at=1e6 - age, issuer="db1", seen_at=None if last is None else 1e6 - last
     )
 
@@ -196,20 +196,20 @@ LONG = 86401.0
     ],
 )
 def test_lease_lives_with_its_workload(
-    one: Held, readings: tuple[Reading, ...], holders: tuple[str, ...], ended: str, is_seen: bool
+    one: HeldLease, readings: tuple[Reading, ...], holders: tuple[str, ...], ended: str, is_seen: bool
 ) -> None:
-    sight = Sight(
-        start_of=lambda _: None, holders=holders, looked_at=1e6, scheduled=Scheduled(readings=readings, read_at=1e6)
+    sight = Observations(
+        start_of=lambda _: None, holders=holders, surveyed_at=1e6, scheduled=Scheduled(readings=readings, read_at=1e6)
     )
-    found = fate(one, sight, now=1e6, settle_seconds=60.0)
+    found = judge_lease(one, sight, now=1e6, settle_seconds=60.0)
     assert (found.ended, found.seen) == (ended, is_seen)
 
 
 def test_pod_is_known_by_its_uid_too() -> None:
     pod = Workload(name="pod:ml/a", aliases=("pod:7d2c",))
     scheduled = Scheduled(readings=(Reading(scheduler="Kubernetes", workloads=(pod,)),), read_at=1e6)
-    sight = Sight(start_of=lambda _: None, holders=(), looked_at=1e6, scheduled=scheduled)
-    assert fate(held(age=9e5, workload="pod:7d2c"), sight, now=1e6, settle_seconds=60.0).seen
+    sight = Observations(start_of=lambda _: None, holders=(), surveyed_at=1e6, scheduled=scheduled)
+    assert judge_lease(held(age=9e5, workload="pod:7d2c"), sight, now=1e6, settle_seconds=60.0).seen
 
 
 def test_what_cannot_be_seen_at_all_names_both_reasons() -> None:

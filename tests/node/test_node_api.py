@@ -22,7 +22,7 @@ from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.health import parse_demand
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from tests.node.node_kit import (
     BOOT,
     MovedClock,
@@ -38,13 +38,13 @@ from tests.node.node_kit import (
 )
 
 
-def node(folder: Path, time: MovedClock | None = None, *, chosen: tuple[CheckSpec, ...] | None = None) -> NodeBook:
-    book = NodeBook(settings(folder), chosen or specs(), clock=(time or MovedClock()).clock, boot_id=BOOT)
-    book.survey(survey())
+def node(folder: Path, time: MovedClock | None = None, *, chosen: tuple[CheckSpec, ...] | None = None) -> NodeStore:
+    book = NodeStore(settings(folder), chosen or specs(), clock=(time or MovedClock()).clock, boot_id=BOOT)
+    book.set_survey(survey())
     return book
 
 
-def healthy(folder: Path, time: MovedClock | None = None) -> NodeBook:
+def healthy(folder: Path, time: MovedClock | None = None) -> NodeStore:
     book = node(folder, time)
     book.record(result("disk", finding(Status.SKIP, "NotApplicable")))
     book.record(result("load"))
@@ -54,7 +54,7 @@ def healthy(folder: Path, time: MovedClock | None = None) -> NodeBook:
 
 
 @contextlib.asynccontextmanager
-async def served(book: NodeBook) -> AsyncIterator[httpx.AsyncClient]:
+async def served(book: NodeStore) -> AsyncIterator[httpx.AsyncClient]:
     sock = server.bind("127.0.0.1:0")
     async with (
         server.Server(NodeApi(book), [sock], limits=server.Limits(stop_seconds=0.1)),
@@ -63,7 +63,7 @@ async def served(book: NodeBook) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-def ask(book: NodeBook, path: str, method: str = "GET", **more: Any) -> httpx.Response:
+def ask(book: NodeStore, path: str, method: str = "GET", **more: Any) -> httpx.Response:
     async def main() -> httpx.Response:
         async with served(book) as http:
             return await http.request(method, path, **more)
@@ -114,7 +114,7 @@ def test_warn_is_200_and_unknown_is_fail(tmp_path: Path, status: Status, code: i
 def test_job_suspends_evidence_and_who_asks_with_a_demand_gets_the_strict_answer(tmp_path: Path) -> None:
     time = MovedClock()
     book = healthy(tmp_path, time)
-    book.survey(survey(holders=("cpu:0: pid 7 (python)",)))
+    book.set_survey(survey(holders=("cpu:0: pid 7 (python)",)))
     time.move(3 * 3600)
     book.record(result("disk", finding(Status.SKIP, "NotApplicable")))
     book.record(result("load"))
@@ -282,7 +282,7 @@ def test_openmetrics_is_given_to_who_asks_for_it(tmp_path: Path) -> None:
     assert plain.headers["content-type"].startswith("text/plain")
 
 
-def large(folder: Path) -> NodeBook:
+def large(folder: Path) -> NodeStore:
     """32 cores with 30 checks, each speed and size measured, and more faults than anybody wants to see."""
     names = ["matmul", "memory", "all_gather", "all_reduce", "reduce_scatter"]
     catalogue = {name: info(name, Tier.QUICK, scope=Scope.DEVICE) for name in names}

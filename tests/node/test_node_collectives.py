@@ -72,7 +72,7 @@ class ScriptedSession:
             raise self.script.error
         return (report(order, events=7, key="k", data={"rank": 0}),)
 
-    async def look(self) -> None:
+    async def check_free(self) -> None:
         self.events.append("look")
 
     async def warm(self) -> None:
@@ -165,7 +165,7 @@ def test_running_order_tells_its_ranks(tmp_path: Path) -> None:
         async with Site(tmp_path) as site:
             await quiet()
             told: list[OrderReport] = []
-            site.orders.changed = lambda: told.append(site.report("C1"))
+            site.orders.on_change = lambda: told.append(site.report("C1"))
             site.script.gate.clear()
             await site.take(collective())
             assert site.status("C1") == "running"

@@ -26,7 +26,7 @@ from healthd.core.model import Allocation, Health, NodeState, Quarantine, Reason
 from healthd.core.platforms.kubernetes import STRATEGIC, KubernetesError, api_server
 from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
 from healthd.node.settings import KubernetesSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from tests.hosts.machine import Machine
 from tests.node.api_server_kit import Cluster, cluster
 from tests.node.node_kit import BOOT, MovedClock, result, settings, specs, state
@@ -225,9 +225,9 @@ def _kube(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def writer(kube: Cluster, tmp_path: Path, **pace: float) -> tuple[ConditionWriter, NodeBook, MovedClock]:
+def writer(kube: Cluster, tmp_path: Path, **pace: float) -> tuple[ConditionWriter, NodeStore, MovedClock]:
     moved = MovedClock()
-    book = NodeBook(settings(tmp_path), specs(), clock=moved.clock, boot_id=BOOT)
+    book = NodeStore(settings(tmp_path), specs(), clock=moved.clock, boot_id=BOOT)
     return ConditionWriter(book, PLAIN, kube.server, clock=moved.clock, seed=1, **pace), book, moved
 
 

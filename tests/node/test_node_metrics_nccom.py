@@ -8,7 +8,7 @@ from checks.contract import Scope, Tier
 from healthd.core.http.exposition import exposition
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.metrics import registry_of
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from tests.node.node_kit import BOOT, MovedClock, info, measured, result, settings, survey
 
 OP = "nccom_all_reduce"
@@ -16,10 +16,10 @@ OP = "nccom_all_reduce"
 
 def test_collectives_of_nccom_have_series_of_one_type_and_all_ranks(tmp_path: Path) -> None:
     catalogue = {OP: info(OP, Tier.QUICK, scope=Scope.NODE)}
-    book = NodeBook(
+    book = NodeStore(
         settings(tmp_path), enabled_checks(catalogue, settings(tmp_path)), clock=MovedClock().clock, boot_id=BOOT
     )
-    book.survey(survey())
+    book.set_survey(survey())
     numbers = [
         measured(f"{OP}_{kind}", float(ranks), size_bytes=str(size), dtype=dtype, ranks=str(ranks))
         for dtype, ranks in (("fp32", 2), ("bf16", 32), ("fp32", 32), ("fp32", 8))

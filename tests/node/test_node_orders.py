@@ -13,7 +13,7 @@ import pytest
 
 from checks.contract import Tier
 from healthd.core.model import Order, OrderReport
-from healthd.node.orders.leases import Held, Ledger, Sight, fate, process_of, process_start
+from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_of, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from tests.node import node_kit
 from tests.node.node_kit import BOOT, MovedClock, World, eventually, lease, lease_order, quiet, run, run_order
@@ -350,8 +350,8 @@ def test_leases_are_kept_where_the_boot_is_not_known(tmp_path: Path, before: str
     run(main())
 
 
-def held(*, age: float, seen: float | None = None, start: int | None = None, **changes: object) -> Held:
-    return Held(
+def held(*, age: float, seen: float | None = None, start: int | None = None, **changes: object) -> HeldLease:
+    return HeldLease(
         lease=lease(**changes),
         taken_at=1000.0 - age,
         issuer="db1",
@@ -381,10 +381,10 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
     ],
 )
 def test_fate_of_a_lease(
-    one: Held, holders: tuple[str, ...] | None, start: int | None, looked: float, ended: str
+    one: HeldLease, holders: tuple[str, ...] | None, start: int | None, looked: float, ended: str
 ) -> None:
-    sight = Sight(start_of=lambda pid: start, holders=holders, looked_at=1000.0 - looked)
-    assert fate(one, sight, now=1000.0, settle_seconds=60.0).ended == ended
+    sight = Observations(start_of=lambda pid: start, holders=holders, surveyed_at=1000.0 - looked)
+    assert judge_lease(one, sight, now=1000.0, settle_seconds=60.0).ended == ended
 
 
 @pytest.mark.parametrize(
@@ -395,9 +395,11 @@ def test_fate_of_a_lease(
         (held(age=500, seen=60), "the devices have been free for 60 s"),
     ],
 )
-def test_on_plain_cpus_nobody_at_the_devices_does_not_end_a_lease_before_somebody_was(one: Held, ended: str) -> None:
-    sight = Sight(start_of=lambda pid: None, holders=(), looked_at=1000.0, jobs_hold=False)
-    assert fate(one, sight, now=1000.0, settle_seconds=60.0).ended == ended
+def test_on_plain_cpus_nobody_at_the_devices_does_not_end_a_lease_before_somebody_was(
+    one: HeldLease, ended: str
+) -> None:
+    sight = Observations(start_of=lambda pid: None, holders=(), surveyed_at=1000.0, jobs_hold=False)
+    assert judge_lease(one, sight, now=1000.0, settle_seconds=60.0).ended == ended
 
 
 def test_process_is_known_by_its_start_and_a_zombie_has_ended() -> None:
@@ -411,10 +413,10 @@ def test_process_is_known_by_its_start_and_a_zombie_has_ended() -> None:
 
 
 def test_ledger_is_bounded_and_keeps_the_newest_fates(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "orders.json", clock=MovedClock().clock, boot_id=BOOT)
+    ledger = LeaseStore(tmp_path / "orders.json", clock=MovedClock().clock, boot_id=BOOT)
     for number in range(520):
-        ledger._fates[f"R{number}"] = OrderReport(status="done")
-    ledger.settle("last", OrderReport(status="done"))
-    again = Ledger(tmp_path / "orders.json", clock=MovedClock().clock, boot_id=BOOT)
-    assert again.fate("last") is not None
-    assert again.fate("R0") is None
+        ledger._final_reports[f"R{number}"] = OrderReport(status="done")
+    ledger.add_final_report("last", OrderReport(status="done"))
+    again = LeaseStore(tmp_path / "orders.json", clock=MovedClock().clock, boot_id=BOOT)
+    assert again.final_report("last") is not None
+    assert again.final_report("R0") is None

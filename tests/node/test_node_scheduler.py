@@ -12,11 +12,11 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult, OrderReport
+from healthd.node.checks.active_run import DeviceUse
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.checks.timetable import PassiveTimetable, QuickFacts, quick_due_at
-from healthd.node.orders.device_use import Stay
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.node.state.results import Stamped
+from healthd.node.state.results import StampedResult
 from healthd.runner import Survey
 from tests.node.node_kit import CATALOGUE, World, eventually, finding, quiet, result, run, settings, specs
 
@@ -71,7 +71,7 @@ def due_at(
     stamped = (
         None
         if status is None
-        else Stamped(result=result("matmul", finding(status)), measured_at=measured_at, boot_id=None)
+        else StampedResult(result=result("matmul", finding(status)), measured_at=measured_at, boot_id=None)
     )
     facts = QuickFacts(
         specs=specs(),
@@ -284,7 +284,7 @@ def test_order_that_is_cancelled_while_the_devices_are_looked_at_does_not_start(
             world.scheduler.order("o1", Tier.QUICK, (), first.append)
             await eventually(lambda: world.probes.surveys > looks)
             if stand_down:
-                await world.scheduler.stand_down("called off")
+                await world.scheduler.stop_active("called off")
             else:
                 world.scheduler.cancel("o1", "called off")
             world.scheduler.order("o2", Tier.QUICK, (), second.append)
@@ -318,7 +318,7 @@ def test_order_does_not_join_a_run_that_is_being_cancelled(
             said: list[OrderReport] = []
             world.scheduler.order("o1", Tier.QUICK, (), lambda report: None)
             await quiet()
-            standing_down = asyncio.ensure_future(world.scheduler.stand_down("a job")) if stand_down else None
+            standing_down = asyncio.ensure_future(world.scheduler.stop_active("a job")) if stand_down else None
             if standing_down is None:
                 world.scheduler.cancel("o1", "called off")
             await quiet()
@@ -413,9 +413,9 @@ def test_stay_is_refused_when_the_look_at_the_devices_fails(tmp_path: Path) -> N
                 raise AssertionError("it has begun")
 
             world.probes.survey = broken  # type: ignore[method-assign]
-            stay = Stay(name="visit", work=never, refuse=refused.append, tell=refused.append)
-            world.scheduler.host(stay)
-            await asyncio.wait_for(stay.gone.wait(), 5)
+            stay = DeviceUse(name="visit", work=never, refuse=refused.append, on_stop=refused.append)
+            world.scheduler.use_devices(stay)
+            await asyncio.wait_for(stay.released.wait(), 5)
             assert ["RuntimeError" in why for why in refused] == [True]
             world.forgive()
 

@@ -12,21 +12,22 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core import wire
 from healthd.core.model import Health, Quarantine
-from healthd.node.occupancy.allocation import allocations, describe
+from healthd.node.occupancy.model import allocations, describe
 from healthd.node.state import files
 from healthd.node.state.digest import digest_of
-from healthd.node.state.store import NodeBook
+from healthd.node.state.saving import StateFile
+from healthd.node.state.store import NodeStore
 from tests.aggregator.cluster import full_disk
 from tests.node.node_kit import BOOT, MovedClock, finding, lease, result, settings, specs, survey
 
 
-def book(folder: Path, time: MovedClock | None = None, *, boot_id: str | None = BOOT) -> NodeBook:
-    return NodeBook(settings(folder), specs(), clock=(time or MovedClock()).clock, boot_id=boot_id)
+def book(folder: Path, time: MovedClock | None = None, *, boot_id: str | None = BOOT) -> NodeStore:
+    return NodeStore(settings(folder), specs(), clock=(time or MovedClock()).clock, boot_id=boot_id)
 
 
-def filled(folder: Path, time: MovedClock) -> NodeBook:
+def filled(folder: Path, time: MovedClock) -> NodeStore:
     one = book(folder, time)
-    one.survey(survey())
+    one.set_survey(survey())
     for name in ("disk", "load"):
         one.record(result(name))
     one.record(result("matmul", tier=Tier.QUICK))
@@ -38,7 +39,7 @@ def test_rival_fault_11_before_the_first_check_a_node_is_unknown_never_healthy(t
     assert state.health is Health.UNKNOWN
     assert state.reasons[0].code == "NotYetRun"
     one = book(tmp_path)
-    one.survey(survey())
+    one.set_survey(survey())
     one.record(result("disk"))
     assert one.snapshot().health is Health.UNKNOWN
 
@@ -99,17 +100,17 @@ def test_not_looked_at_and_not_to_be_seen_both_count_as_taken() -> None:
 
 def test_devices_with_a_process_that_only_their_driver_shows_count_as_taken(tmp_path: Path) -> None:
     checks = (*specs(), dataclasses.replace(specs()[0], name="gpu_driver"))
-    one = NodeBook(settings(tmp_path), checks, clock=MovedClock().clock, boot_id=BOOT)
-    one.survey(survey())
+    one = NodeStore(settings(tmp_path), checks, clock=MovedClock().clock, boot_id=BOOT)
+    one.set_survey(survey())
     one.record(result("gpu_driver"))
     assert (one.holders, one.allocated) == ((), ())
     one.record(result("gpu_driver", finding(Status.UNKNOWN, "Busy", "cuda:1")))
     assert one.holders is None
     assert [claim.by for claim in one.allocated] == ["unseen"]
-    one.survey(survey(holders=("cuda:0: pid 7 (python)",)))
+    one.set_survey(survey(holders=("cuda:0: pid 7 (python)",)))
     assert [claim.by for claim in one.allocated] == ["process"]  # who is seen is named
     one.record(result("gpu_driver", finding(Status.UNKNOWN, "NoData")))
-    one.survey(survey())
+    one.set_survey(survey())
     assert one.allocated == ()
 
 
@@ -123,12 +124,12 @@ def test_holders_leases_and_the_scheduler_all_count_and_many_are_summed_up() -> 
 def test_allocated_node_stays_healthy_while_its_active_evidence_ages(tmp_path: Path) -> None:
     time = MovedClock()
     one = filled(tmp_path, time)
-    one.survey(survey(holders=("cpu:0: pid 7 (python)",)))
+    one.set_survey(survey(holders=("cpu:0: pid 7 (python)",)))
     time.move(3 * 86400)
     for name in ("disk", "load"):
         one.record(result(name))
     assert one.snapshot().health is Health.HEALTHY
-    one.survey(survey())
+    one.set_survey(survey())
     assert one.snapshot().reasons[0].code == "Stale"
 
 
@@ -137,20 +138,20 @@ def test_allocated_node_stays_healthy_while_its_active_evidence_ages(tmp_path: P
 
 def test_restarted_daemon_knows_what_the_earlier_one_knew_with_its_true_age(tmp_path: Path) -> None:
     time = MovedClock()
-    filled(tmp_path, time).save(tmp_path / "state.json")
+    StateFile(filled(tmp_path, time), tmp_path / "state.json").save()
     time.move(30)
     again = book(tmp_path, time)
-    again.restore(tmp_path / "state.json")
-    again.survey(survey())
+    StateFile(again, tmp_path / "state.json").restore()
+    again.set_survey(survey())
     assert again.snapshot().health is Health.HEALTHY
     assert {r.age_seconds for r in again.snapshot().results} == {30.0}
 
 
 @pytest.mark.parametrize("boot_id", ["boot-2", None])
 def test_results_of_another_boot_are_history_and_no_evidence(tmp_path: Path, boot_id: str | None) -> None:
-    filled(tmp_path, MovedClock()).save(tmp_path / "state.json")
+    StateFile(filled(tmp_path, MovedClock()), tmp_path / "state.json").save()
     again = book(tmp_path, MovedClock(5000.0), boot_id=boot_id)
-    again.restore(tmp_path / "state.json")
+    StateFile(again, tmp_path / "state.json").restore()
     assert again.snapshot().results == ()
     assert again.snapshot().health is Health.UNKNOWN
     assert len(again.history("disk")) == 1
@@ -160,12 +161,12 @@ def test_stamps_ahead_of_the_clock_and_injected_results_are_no_evidence_after_a_
     time = MovedClock()
     one = filled(tmp_path, time)
     one.record(result("load", finding(Status.FAIL), injected=True))
-    one.save(tmp_path / "state.json")
+    StateFile(one, tmp_path / "state.json").save()
     again = book(tmp_path, time)
-    again.restore(tmp_path / "state.json")
+    StateFile(again, tmp_path / "state.json").restore()
     assert again.result("load") is None
     early = book(tmp_path, MovedClock(10.0))
-    early.restore(tmp_path / "state.json")
+    StateFile(early, tmp_path / "state.json").restore()
     assert early.snapshot().results == ()
 
 
@@ -176,12 +177,12 @@ def test_damaged_state_file_is_set_aside_in_one_line_and_stops_nobody(
     path = tmp_path / "state.json"
     path.write_bytes(content)
     one = book(tmp_path)
-    one.restore(path)
+    StateFile(one, path).restore()
     assert not path.exists()
     assert (tmp_path / "state.json.damaged").read_bytes() == content
     assert len(caplog.messages) == 1
     assert "set aside as state.json.damaged" in caplog.text
-    one.save(path)
+    StateFile(one, path).save()
     assert path.exists()
 
 
@@ -189,16 +190,17 @@ def test_full_disk_is_one_line_the_old_file_stays_and_the_daemon_goes_on(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     one = filled(tmp_path, MovedClock())
+    full = StateFile(one, Path("/dev/full/state.json"))
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            one.save(Path("/dev/full/state.json"))
+            full.save()
     assert len(caplog.messages) == 1
     assert "cannot be written" in caplog.messages[0]
     path = tmp_path / "state.json"
-    one.save(path)
+    StateFile(one, path).save()
     before = path.read_bytes()
     (tmp_path / ".state.json.new").mkdir()  # the new file cannot be made, so the old one must stay
-    one.save(path)
+    StateFile(one, path).save()
     assert path.read_bytes() == before
 
 
@@ -243,7 +245,7 @@ def test_digest_ignores_ages_times_and_measured_values_and_nothing_that_decides(
         lambda: one.record(result("disk", finding(Status.WARN))),
         lambda: one.record(result("disk", injected=True)),
         lambda: one.record(result("matmul", tier=Tier.DEEP)),
-        lambda: one.survey(survey(holders=None)),
+        lambda: one.set_survey(survey(holders=None)),
         lambda: one.set_leases(((lease(), 0.0),)),
         lambda: one.set_faults(("disk=fail",)),
         lambda: one.set_running("quick"),
@@ -258,8 +260,8 @@ def test_quarantine_survives_a_restart_and_a_reboot(tmp_path: Path) -> None:
     word = Quarantine(reason="link flaps", owner="ops", owner_kind="person", since=1.0, until=None)
     one = book(tmp_path)
     one.set_quarantine(word)
-    one.save(tmp_path / "state.json")
+    StateFile(one, tmp_path / "state.json").save()
     for boot_id in (BOOT, "another boot"):
         again = book(tmp_path, boot_id=boot_id)
-        again.restore(tmp_path / "state.json")
+        StateFile(again, tmp_path / "state.json").restore()
         assert again.snapshot().quarantine == word

@@ -21,7 +21,7 @@ from healthd.core.errors import ConfigError
 from healthd.core.http import server as web
 from healthd.core.model import Order, Quarantine, SyncAnswer, SyncRequest
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
-from healthd.node.sync import GATHER_SECONDS, Line
+from healthd.node.sync import GATHER_SECONDS, SyncClient
 from tests.node.node_kit import World, eventually, finding, lease, lease_order, quiet, result, run, run_order
 
 KEY = "k" * 64
@@ -105,8 +105,10 @@ def ended(request: SyncRequest, order_id: str) -> bool:
     return order_id in request.orders and request.orders[order_id].status == "done"
 
 
-def line_of(world: World, *urls: str, on_error: Callable[[Exception], None] = lambda _: None, **changes: Any) -> Line:
-    line = Line(
+def line_of(
+    world: World, *urls: str, on_error: Callable[[Exception], None] = lambda _: None, **changes: Any
+) -> SyncClient:
+    line = SyncClient(
         world.book,
         world.orders,
         SyncSettings(aggregators=urls, **changes),
@@ -115,13 +117,13 @@ def line_of(world: World, *urls: str, on_error: Callable[[Exception], None] = la
         seed=1,
         on_error=on_error,
     )
-    world.book.listen(line.changed)
-    world.orders.changed = line.changed
+    world.book.listen(line.notify)
+    world.orders.on_change = line.notify
     return line
 
 
 @contextlib.asynccontextmanager
-async def connected(folder: Path, **changes: Any) -> AsyncIterator[tuple[World, Aggregator, Line]]:
+async def connected(folder: Path, **changes: Any) -> AsyncIterator[tuple[World, Aggregator, SyncClient]]:
     async with Aggregator().serving() as aggregator, World(folder, active=ON_ORDER) as world:
         await quiet()
         line = line_of(world, aggregator.url, **changes)
@@ -241,14 +243,14 @@ def test_answers_that_were_overtaken_are_dropped(tmp_path: Path) -> None:
             line = line_of(world, aggregator.url)
             aggregator.orders = (lease_order(lease()),)
             old, new = line.compose(), line.compose()
-            assert line.take(new, aggregator.answer(seq=8), world.time.at)
+            assert line.apply(new, aggregator.answer(seq=8), world.time.at)
             await quiet()
             world.time.move(1)
             aggregator.orders = ()
-            assert not line.take(old, aggregator.answer(seq=7), world.time.at - 2)
+            assert not line.apply(old, aggregator.answer(seq=7), world.time.at - 2)
             assert world.status("L1") == "accepted"  # the older answer has released nothing
             # Counting from the start again, but to a request that was sent after the newest answer: it is newer.
-            assert line.take(line.compose(), aggregator.answer(seq=1), world.time.at)
+            assert line.apply(line.compose(), aggregator.answer(seq=1), world.time.at)
             assert world.status("L1") == "cancelled"
 
     run(main())

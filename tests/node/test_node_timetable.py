@@ -6,15 +6,15 @@ from pathlib import Path
 
 from healthd.core.model import Lease
 from healthd.node.clock import system_clock
-from healthd.node.daemon import LeasedFile
-from healthd.node.state.store import NodeBook
-from healthd.runner.device_lock import read_leased
+from healthd.node.daemon import LeasesFile
+from healthd.node.state.store import NodeStore
+from healthd.runner.device_claim import read_leases_file
 from tests.node.node_kit import settings, specs
 
 
 def test_lease_is_told_in_run_dir_while_it_lasts(tmp_path: Path) -> None:
-    book = NodeBook(settings(tmp_path), specs(), clock=system_clock(), boot_id="b1")
-    LeasedFile(book, tmp_path)
+    book = NodeStore(settings(tmp_path), specs(), clock=system_clock(), boot_id="b1")
+    LeasesFile(book, tmp_path)
     lease = Lease(
         id="l1",
         gate="g1",
@@ -27,7 +27,7 @@ def test_lease_is_told_in_run_dir_while_it_lasts(tmp_path: Path) -> None:
         age_seconds=0,
     )
     book.set_leases(((lease, 0.0),))
-    assert read_leased(tmp_path, "b1") == f"leased to job train (gate g1) ({tmp_path}/leased)"
+    assert read_leases_file(tmp_path, "b1") == f"leased to job train (gate g1) ({tmp_path}/leased)"
     book.set_leases(())
-    assert read_leased(tmp_path, "b1") is None
+    assert read_leases_file(tmp_path, "b1") is None
     assert not (tmp_path / "leased").exists()

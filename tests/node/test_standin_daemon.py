@@ -24,9 +24,9 @@ from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import NodeSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from healthd.runner import Runner, RunnerSettings
-from healthd.runner.runner import builtin_catalogue
+from healthd.runner.catalogue import builtin_catalogue
 from tests.fakes.neuron import NeuronMachine, parse_fault
 from tests.hosts.tree import Tree, read_tree
 from tests.node.node_kit import MovedClock
@@ -47,7 +47,7 @@ class Daemon:
         names = {name: info for name, info in builtin_catalogue().items() if info.tier is Tier.PASSIVE}
         specs = enabled_checks(names, self._settings)
         self.longest_seconds = max(spec.interval_seconds for spec in specs if spec.name in ("efa", "neuron_counters"))
-        self.book = NodeBook(self._settings, specs, clock=self._time.clock, boot_id=machine.host.boot_id())
+        self.book = NodeStore(self._settings, specs, clock=self._time.clock, boot_id=machine.host.boot_id())
         self._runner = Runner(RunnerSettings(host_root=machine.root, run_dir=folder))
 
     @contextlib.asynccontextmanager

@@ -22,9 +22,10 @@ from checks.accelerators.neuron.environment import environment_of, xla_environme
 from checks.worker.compiling import Compiling
 from healthd.core.model import CollectiveOrder, RankReport
 from healthd.runner import RunnerSettings
-from healthd.runner.runner import builtin_catalogue
-from healthd.runner.warm import compile_over_nodes, group_over_nodes
-from healthd.runner.workers.workers import Corpses, Workers
+from healthd.runner.catalogue import builtin_catalogue
+from healthd.runner.collective.rank_group import group_over_nodes
+from healthd.runner.compilation import compile_over_nodes
+from healthd.runner.workers.workers import Unreaped, Workers
 from tests import prepared
 from tests.cli.cli_kit import environment
 from tests.fakes.neuron import NeuronMachine
@@ -46,7 +47,7 @@ class Rank:
 
     def __init__(self, folder: Path, wanted: CollectiveOrder, on_cold_cache: Any = "unknown") -> None:
         settings = RunnerSettings(compile_cache=folder, on_cold_cache=on_cold_cache)
-        workers = Workers(settings, Corpses(), {}, None)
+        workers = Workers(settings, Unreaped(), {}, None)
         workers.inventory = INVENTORY
         workers.compile = compile_over_nodes(wanted, [builtin_catalogue()["all_reduce"]], workers)
         workers.group = group_over_nodes(wanted, TARGETS)

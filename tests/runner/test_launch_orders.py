@@ -25,7 +25,7 @@ from checks.contract import Finding, Status
 from checks.host.machine import Host
 from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, NccomGroup, Order
 from healthd.core.model.launch_permission import checks_over_nodes, judge, own_node, round_of
-from healthd.node.nccom.main_node import Main
+from healthd.node.nccom.main_node import MainNode as Main
 from healthd.node.nccom.round import RoundSettings
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.orders import Orders
@@ -377,7 +377,7 @@ def test_end_of_the_round_leaves_no_process(tmp_path: Path, monkeypatch: pytest.
                 site.time.move(61.0)
                 site.orders.tick()
             elif how == "lease":
-                await site.scheduler.stand_down("job train gets the node")
+                await site.scheduler.stop_active("job train gets the node")
             if how != "stop":
                 await eventually(lambda: site.status("C1") == "cancelled")
                 await eventually(lambda: site.status("L1") in ("cancelled", None))

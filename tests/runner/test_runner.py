@@ -16,7 +16,8 @@ from checks.contract import Status
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
 from healthd.runner import CheckInfo, Plan, ProgramSpec, RunnerSettings
-from healthd.runner.workers.outcome import Outcome, compose, in_order_of_end
+from healthd.runner.run_record import compose
+from healthd.runner.workers.outcome import Outcome, in_order_of_end
 from healthd.runner.workers.workers import environment
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
@@ -422,7 +423,7 @@ def test_default_settings_need_nothing() -> None:
 def test_group_whose_judge_accuses_nobody_does_not_pass_without_a_rank() -> None:
     from checks.contract import Finding, Tier
 
-    there, gone = Outcome(target="rank:0"), Outcome(target="rank:1").worker_gone("Timeout", "too late")
+    there, gone = Outcome(target="rank:0"), Outcome(target="rank:1").fail_with_worker("Timeout", "too late")
     judgement = Outcome(target="node")
     judgement.findings.append(Finding(status=Status.PASS, reason=None, message="fine", target="node"))
     plan = Plan(tier=Tier.QUICK, checks=("g",), executor="test")
@@ -436,9 +437,9 @@ def test_group_whose_judge_accuses_nobody_does_not_pass_without_a_rank() -> None
 
 
 def test_rank_that_died_comes_before_those_that_raised_because_of_it() -> None:
-    dead = Outcome(target="rank:1").worker_gone("Crashed", "killed")
-    victim = Outcome(target="rank:0").lost("CheckError", "connection closed by peer")
-    late = Outcome(target="rank:2").worker_gone("Timeout", "was still waiting")
+    dead = Outcome(target="rank:1").fail_with_worker("Crashed", "killed")
+    victim = Outcome(target="rank:0").fail("CheckError", "connection closed by peer")
+    late = Outcome(target="rank:2").fail_with_worker("Timeout", "was still waiting")
     dead.ended, victim.ended = 10.02, 10.0  # a death is heard of later than what it does to others
     order = {item.target: item.order for item in in_order_of_end([victim, dead, late])}
     assert order == {"rank:1": 0, "rank:0": 1, "rank:2": None}

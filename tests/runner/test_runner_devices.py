@@ -19,12 +19,12 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core.model import CheckResult
 from healthd.runner import Plan, ProgramSpec, RunProgress
-from healthd.runner.device_lock import write_leased
+from healthd.runner.catalogue import builtin_catalogue
+from healthd.runner.device_claim import write_leases_file
 from healthd.runner.execution import Execution
-from healthd.runner.run_record import Request
-from healthd.runner.runner import builtin_catalogue
-from healthd.runner.workers.child import Child
-from healthd.runner.workers.workers import Corpses, Workers
+from healthd.runner.run_record import RunRequest
+from healthd.runner.workers.process import WorkerProcess
+from healthd.runner.workers.workers import Unreaped, Workers
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import make_runner, run_checks, tracer, workers_left
@@ -318,14 +318,14 @@ class CountingWorkers(Workers):
 
     started: Counter[str]
 
-    def spawn(self, target: str | None) -> Child:
+    def spawn(self, target: str | None) -> WorkerProcess:
         self.started[target or "node"] += 1
         return super().spawn(target)
 
 
 @pytest.mark.parametrize(("ranks", "starts"), [("kept", 1), ("fresh", 2)])
 def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: str, starts: int) -> None:
-    workers = CountingWorkers(make_runner().settings, Corpses(), {}, None)
+    workers = CountingWorkers(make_runner().settings, Unreaped(), {}, None)
     workers.started = Counter()
     plan = Plan(tier=Tier.QUICK, checks=("all_gather", "all_reduce"), executor="test")
 
@@ -333,7 +333,7 @@ def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: 
         workers.inventory["ranks"] = ranks
 
     execution = Execution(
-        Request(
+        RunRequest(
             plan=plan,
             faults=(),
             previous={},
@@ -363,11 +363,11 @@ def test_killed_worker_of_several_devices_that_does_not_vanish_is_stuck_on_each(
         def is_gone(self) -> bool:
             return False
 
-        def abandon(self) -> None:
+        def close_pipes(self) -> None:
             pass
 
-    workers = Workers(make_runner().settings, Corpses(), {}, None)
-    workers.keep_corpse("xla:0,xla:1", cast("Child", Undead()))
+    workers = Workers(make_runner().settings, Unreaped(), {}, None)
+    workers.add_unreaped("xla:0,xla:1", cast("WorkerProcess", Undead()))
     for target in ("xla:0", "xla:1", "xla:1,xla:2"):
         lost = workers.stuck(target)
         assert lost is not None
@@ -429,15 +429,15 @@ def _held_device(folder: Path) -> Iterator[None]:
 
 def test_node_that_is_leased_is_not_probed_though_nobody_holds_devices(tmp_path: Path) -> None:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    write_leased(tmp_path, boot_id, ["job L\n2 (gate g)"])
+    write_leases_file(tmp_path, boot_id, ["job L\n2 (gate g)"])
     results = run_quick("present", "fine", run_dir=tmp_path)
     assert (results["present"].status, results["present"].findings[0].reason) == (Status.SKIP, "Busy")
     assert results["present"].findings[0].message == f"leased to job L 2 (gate g) ({tmp_path}/leased)"
     assert results["fine"].status is Status.PASS
     assert run_quick("present", run_dir=tmp_path, heed_leases=False)["present"].status is Status.PASS
-    write_leased(tmp_path, "another boot", ["job L"])
+    write_leases_file(tmp_path, "another boot", ["job L"])
     assert run_quick("present", run_dir=tmp_path)["present"].status is Status.PASS
-    write_leased(tmp_path, None, ["job L"])  # what cannot be told apart counts
+    write_leases_file(tmp_path, None, ["job L"])  # what cannot be told apart counts
     assert run_quick("present", run_dir=tmp_path)["present"].status is Status.SKIP
-    write_leased(tmp_path, boot_id, [])
+    write_leases_file(tmp_path, boot_id, [])
     assert run_quick("present", run_dir=tmp_path)["present"].status is Status.PASS

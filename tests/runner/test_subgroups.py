@@ -16,9 +16,9 @@ from checks.worker.faults import parse_fault
 from healthd.core.model import CheckResult
 from healthd.localize import Outcome
 from healthd.runner import OnProgress, Plan, RunProgress
-from healthd.runner.collective.subgroups import Subgroups, is_open, outcome_of
+from healthd.runner.collective.subgroups import Group, Subgroups, is_unresolved, outcome_of
 from healthd.runner.workers.outcome import Outcome as RankOutcome
-from healthd.runner.workers.workers import Corpses, Workers
+from healthd.runner.workers.workers import Unreaped, Workers
 from tests import prepared
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import make_runner, workers_left
@@ -189,13 +189,16 @@ def test_a_run_that_is_called_off_in_the_search_has_told_what_the_whole_has_show
     assert [(result.check, result.status) for result in heard] == [("uneasy", Status.FAIL)]
 
 
-def test_ranks_that_are_not_kept_say_that_nothing_was_searched(tmp_path: Path) -> None:
+def test_ranks_that_are_not_kept_say_that_nothing_was_searched() -> None:
     async def nobody(*_: object) -> RankOutcome:
         raise AssertionError("there is nothing to judge")
 
-    workers = Workers(make_runner().settings, Corpses(), {}, None)
+    def no_group(*_: object) -> Group:
+        raise AssertionError("there is no group to make")
+
+    workers = Workers(make_runner().settings, Unreaped(), {}, None)
     workers.inventory = {"accelerator": "neuron", "ranks": "fresh"}
-    groups = Subgroups(workers, [], tmp_path, command=lambda *_: {}, judge=nobody)
+    groups = Subgroups(workers, [], no_group, command=lambda *_: {}, judge=nobody)
     (finding,) = asyncio.run(groups.search((), (), deadline=0.0))
     assert (finding.status, finding.reason) == (Status.SKIP, "NotApplicable")
     assert "neuron" in finding.message
@@ -243,14 +246,14 @@ def test_not_measured_is_no_pass_and_no_failure(findings: list[Finding], outcome
 def test_only_a_failure_without_a_name_is_searched(findings: list[Finding], searched: bool) -> None:
     judgement = RankOutcome(target="node")
     judgement.findings = findings
-    assert is_open(judgement) is searched
+    assert is_unresolved(judgement) is searched
 
 
 def test_a_judge_that_gave_nothing_starts_no_search() -> None:
     judgement = RankOutcome(target="node")
     judgement.findings = [one(Status.FAIL, "SlowLink")]
     judgement.missing = Missing(target="node", reason="Timeout", message="m")
-    assert not is_open(judgement)
+    assert not is_unresolved(judgement)
 
 
 def test_every_reason_that_a_search_gives_is_in_the_catalogue() -> None:

@@ -18,7 +18,7 @@ from healthd.core.errors import StoreError
 from healthd.core.http.exposition import exposition
 from healthd.core.model import Decision, GateRequest, Mode, Quarantine, Reason, Verdict
 from healthd.node.http.metrics import MAX_READINGS, registry_of
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from tests.aggregator.parts import Clock, fleet
 from tests.node.node_kit import BOOT, CATALOGUE, MovedClock, measured, result, settings, specs, survey
 
@@ -30,14 +30,14 @@ def parsed(text: bytes) -> Found:
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in found}
 
 
-def node(book: NodeBook) -> Found:
+def node(book: NodeStore) -> Found:
     return parsed(exposition(registry_of(book, {}), "text/plain")[0])
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> NodeBook:
-    made = NodeBook(settings(tmp_path), specs(tmp_path), clock=MovedClock().clock, boot_id=BOOT)
-    made.survey(survey())
+def book(tmp_path: Path) -> NodeStore:
+    made = NodeStore(settings(tmp_path), specs(tmp_path), clock=MovedClock().clock, boot_id=BOOT)
+    made.set_survey(survey())
     return made
 
 
@@ -46,7 +46,7 @@ def bounded(name: str, value: float, target: str, lower: float | None, upper: fl
     return Finding(status=Status.PASS, reason=None, message="m", target=target, measurements=(one,))
 
 
-def test_reading_is_the_worst_of_its_targets_by_the_side_of_its_limit(book: NodeBook) -> None:
+def test_reading_is_the_worst_of_its_targets_by_the_side_of_its_limit(book: NodeStore) -> None:
     room = (bounded("disk_available_bytes", free, path, 1.0, None) for path, free in (("/", 9.0), ("/tmp", 5.0)))
     busy = (bounded("disk_errors_count", seen, path, None, 10.0) for path, seen in (("/", 2.0), ("/tmp", 3.0)))
     book.record(result("disk", *room, *busy))
@@ -55,18 +55,18 @@ def test_reading_is_the_worst_of_its_targets_by_the_side_of_its_limit(book: Node
     assert found["healthd_reading", (("check", "disk"), ("measurement", "disk_errors_count"))] == 3.0
 
 
-def test_active_checks_have_no_readings(book: NodeBook) -> None:
+def test_active_checks_have_no_readings(book: NodeStore) -> None:
     assert CATALOGUE["matmul"].tier is Tier.QUICK
     book.record(result("matmul", measured("matmul_flops_per_second", 1e9, "cpu:0"), tier=Tier.QUICK))
     assert not [key for key in node(book) if key[0] == "healthd_reading"]
 
 
-def test_readings_are_bounded(book: NodeBook) -> None:
+def test_readings_are_bounded(book: NodeStore) -> None:
     book.record(result("disk", *(measured(f"disk_{number}_bytes", 1.0) for number in range(3 * MAX_READINGS))))
     assert sum(1 for key in node(book) if key[0] == "healthd_reading") == MAX_READINGS
 
 
-def test_node_says_whether_it_is_in_quarantine(book: NodeBook) -> None:
+def test_node_says_whether_it_is_in_quarantine(book: NodeStore) -> None:
     assert node(book)["healthd_node_quarantined", ()] == 0.0
 
 

@@ -1,39 +1,39 @@
-"""What the scheduler deals in: runs that were ordered, the run under way, and the runner as it needs it."""
+"""Records of ordered runs, active runs and other uses of the devices, and what the daemon needs of the runner."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from checks.contract import Status, Tier
 from checks.worker.faults import Fault
-from healthd.core.model import CheckResult, OrderReport
+from healthd.core.model import CheckResult, OrderReport, OrderStatus
 from healthd.node.occupancy import Scheduled
 from healthd.runner import OnResult, Plan, Survey
 
 Report = Callable[[OrderReport], None]
 
 
-class Allotters(Protocol):
+class SchedulerReader(Protocol):
     """What the daemon needs of the readers of the host's job schedulers."""
 
     async def look(self) -> Scheduled:
-        """What they have given away; never raises, and a look of a moment ago is used again."""
+        """The allocations of the schedulers. Never raises; a look of a moment ago is used again."""
 
 
-class Probes(Protocol):
+class CheckRunner(Protocol):
     """What the daemon needs of the runner."""
 
     @property
     def latest(self) -> Survey | None:
-        """The last look at the machine; every run takes one first, and one after active checks."""
+        """The last survey; every run makes one first, and one after active checks."""
 
     @property
     def probe_device_seconds(self) -> float:
-        """What active runs took of the devices since the start."""
+        """How long active runs have had the devices since the start."""
 
     async def survey(self) -> Survey:
         """Look at the machine; never raises."""
@@ -45,37 +45,38 @@ class Probes(Protocol):
 
 
 @dataclass(eq=False)
-class Ordered:
-    """
-    A run that somebody ordered, for a `workload` or for none. `left` are the checks that have not run for it yet.
-
-    `joined` a run that was under way already: what that had measured before is not for it. `void` are checks whose
-    result counts for nobody, because a fault was set or cleared meanwhile.
-    """
+class OrderedRun:
+    """A run that the aggregator or an operator has ordered."""
 
     id: str
     tier: Tier
     left: tuple[str, ...]
+    """The checks that have not run for it yet."""
     report: Report
     workload: str | None = None
+    """The job that it is for, which the host's scheduler may have given the devices; None for no job."""
     seen: collections.Counter[Status] = field(default_factory=collections.Counter)
+    """The statuses of its results."""
     busy: str = ""
+    """Why a check measured nothing; empty when none found the devices busy."""
     joined: bool = False
+    """It joined a run that was under way: earlier results of that run are not for it."""
     void: set[str] = field(default_factory=set)
+    """Checks whose result does not count, because a fault was set or cleared meanwhile."""
 
 
 @dataclass(eq=False)
-class Flight:
-    """
-    A run under way, or about to be: `task` is None until then. `ordered` are those it is for; empty when nobody asked.
-    A `cancelled` one is not joined, and not started where it has not been yet.
-    """
+class ActiveRun:
+    """A run of active checks that is under way, or about to start."""
 
     tier: Tier
     checks: tuple[str, ...]
-    ordered: list[Ordered]
+    orders: list[OrderedRun]
+    """The orders that it is for; empty for an unprompted run."""
     task: asyncio.Task[tuple[CheckResult, ...]] | None = None
+    """None until it has started."""
     cancelled: bool = False
+    """No order joins it any more, and it does not start if it has not yet."""
 
     def cancel(self) -> None:
         """Stop it, once: a second time would disturb the cleaning up after it."""
@@ -83,4 +84,43 @@ class Flight:
             return
         self.cancelled = True
         if self.task is not None:
+            self.task.cancel()
+
+    def end_orders(self, status: OrderStatus, why: str) -> None:
+        """Report the end of its orders."""
+        for ordered in self.orders:
+            ordered.report(OrderReport(status=status, message=why))
+        self.orders.clear()
+
+
+@dataclass(eq=False)
+class DeviceUse:
+    """An exclusive use of the devices other than a run of checks, such as the ranks of a validation."""
+
+    name: str
+    work: Callable[[], Coroutine[Any, Any, None]]
+    """Starts when the devices are free. It ends by itself or when it is cancelled, and raises nothing else."""
+    refuse: Callable[[str], None]
+    """Called with the reason when it never starts."""
+    on_stop: Callable[[str], None]
+    """Called with the reason when it must end early."""
+    idle: Callable[[], bool] = lambda: False
+    """Whether it has nothing to do at the moment: then it makes room for an ordered run."""
+    workload: str | None = None
+    """The job that it is for, which the host's scheduler may have given the devices; None for no job."""
+    task: asyncio.Task[None] | None = None
+    """None until it has started."""
+    stopping: bool = False
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the devices are seen to be free again."""
+
+    def stop(self, why: str) -> None:
+        """Stop it, once: a second time would disturb the cleaning up after it. If it has not begun, it never does."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self.on_stop(why)
+        if self.task is None:
+            self.refuse(why)
+        else:
             self.task.cancel()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from checks.contract import Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckSpec
+from healthd.node.occupancy.model import Scheduled
 from healthd.node.settings import NodeSettings, Unprompted
 from healthd.runner import CheckInfo
 
@@ -56,6 +57,17 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
 def _expiry(tier: Tier, interval: float, rule: Unprompted) -> float | None:
     """When an active result is stale. Only the idle rule renews the quick tier; what nobody could renew stands."""
     return 2.5 * interval if tier is Tier.QUICK and rule is Unprompted.IDLE else None
+
+
+def unprompted_by(scheduled: Scheduled) -> tuple[Unprompted, str]:
+    """
+    The rule for active checks where nobody has set one, and why: idle, but boot beside a job scheduler whose
+    allocations cannot be seen.
+    """
+    if scheduled.blind:
+        return Unprompted.BOOT, scheduled.blind
+    names = " and ".join(reading.scheduler for reading in scheduled.readings)
+    return Unprompted.IDLE, f"what {names} gives away can be seen" if names else "no job scheduler is on this host"
 
 
 def under_rule(specs: Iterable[CheckSpec], rule: Unprompted) -> tuple[CheckSpec, ...]:

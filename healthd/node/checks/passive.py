@@ -1,4 +1,4 @@
-"""The rounds of the passive checks, and of the look at who holds the devices: by their ticks, one round at a time."""
+"""Runs the passive checks by their intervals, and looks at who holds the devices: one round at a time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 
 from checks.contract import Tier
 from healthd.core.tasks import LONGEST_SLEEP_SECONDS, wait_for
-from healthd.node.checks.active_run import Probes
+from healthd.node.checks.active_run import CheckRunner
 from healthd.node.checks.catalogue import in_tier
-from healthd.node.checks.recording import Recorder
+from healthd.node.checks.recording import ResultRecorder
 from healthd.node.checks.timetable import PassiveTimetable
 from healthd.node.clock import Clock
-from healthd.node.occupancy.watch import Claims
+from healthd.node.occupancy.occupancy import Occupancy
 from healthd.node.settings import NodeSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from healthd.runner import Plan
 
 
@@ -23,55 +23,55 @@ class PassiveRounds:
 
     def __init__(
         self,
-        book: NodeBook,
-        probes: Probes,
+        store: NodeStore,
+        runner: CheckRunner,
         settings: NodeSettings,
         *,
-        claims: Claims,
-        recorder: Recorder,
+        occupancy: Occupancy,
+        recorder: ResultRecorder,
         clock: Clock,
         phase_ratio: float,
     ) -> None:
-        """`phase_ratio` in [0, 1) keeps nodes apart."""
-        self._book = book
-        self._probes = probes
+        """`phase_ratio` in [0, 1) spreads the rounds of a fleet."""
+        self._store = store
+        self._runner = runner
         self._settings = settings
-        self._claims = claims
+        self._occupancy = occupancy
         self._recorder = recorder
         self._clock = clock
-        self._table = PassiveTimetable(book.specs, now=clock.boot(), phase_ratio=phase_ratio)
-        self._rounded_at = -math.inf
+        self._table = PassiveTimetable(store.specs, now=clock.boot(), phase_ratio=phase_ratio)
+        self._round_at = -math.inf
         self.wake = asyncio.Event()
 
     async def run(self) -> None:
-        """The eternal round."""
+        """Run rounds for ever."""
         while True:
             now = self._clock.boot()
             due = self._table.due(now)
-            look_at = self._rounded_at + self._settings.look_seconds
-            if due or self._book.surveyed_at is None or now >= look_at:
-                self._rounded_at = now
+            survey_at = self._round_at + self._settings.look_seconds
+            if due or self._store.surveyed_at is None or now >= survey_at:
+                self._round_at = now
                 self._table.started(due, now)
                 await self._round(due)
             else:
-                next_at = min(self._table.next_at(), look_at)
+                next_at = min(self._table.next_at(), survey_at)
                 await wait_for(self.wake, max(0.0, min(next_at - now, LONGEST_SLEEP_SECONDS)))
 
     async def _round(self, due: tuple[str, ...]) -> None:
         if not due:
-            await self._claims.refresh()
+            await self._occupancy.refresh()
             return
         plan = Plan(tier=Tier.PASSIVE, checks=due, executor=self._settings.executor)
-        work = self._probes.run(plan, faults=self._recorder.faults(), on_result=self._recorder.start(()))
-        await asyncio.gather(work, self._claims.ask_schedulers())
-        self._claims.take_look()
+        work = self._runner.run(plan, faults=self._recorder.faults(), on_result=self._recorder.listener(()))
+        await asyncio.gather(work, self._occupancy.ask_schedulers())
+        self._occupancy.note_survey()
 
     def force(self) -> None:
-        """All passive checks are due now."""
-        self._table.force(in_tier(self._book.specs, Tier.PASSIVE), self._clock.boot())
+        """Make all passive checks due now."""
+        self._table.force(in_tier(self._store.specs, Tier.PASSIVE), self._clock.boot())
         self.wake.set()
 
-    def look(self) -> None:
-        """Look at the machine again now, because something about it has changed."""
-        self._rounded_at = -math.inf
+    def survey_soon(self) -> None:
+        """Look at the machine again soon, because something about it has changed."""
+        self._round_at = -math.inf
         self.force()

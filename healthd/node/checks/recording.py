@@ -1,4 +1,4 @@
-"""Results on their way from a run into the book and to those who ordered it, and the faults they are made under."""
+"""Passes results from a run to the store and to those who ordered it, and knows the faults in force."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ from collections.abc import Callable, Sequence
 
 from checks.worker.faults import Fault, parse_fault
 from healthd.core.model import CheckResult
-from healthd.node.checks.active_run import Ordered
+from healthd.node.checks.active_run import OrderedRun
 from healthd.node.state.results import is_busy
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 from healthd.runner import OnResult
 
 
-class Recorder:
-    """Of one daemon. `take_look` is called with each result: what the run saw of the machine is known by then."""
+class ResultRecorder:
+    """`note_survey` is called with each result: the survey of the run is known by then."""
 
-    def __init__(self, book: NodeBook, take_look: Callable[[], None]) -> None:
-        self._book = book
-        self._take_look = take_look
-        self._fault_epoch = 0
+    def __init__(self, store: NodeStore, note_survey: Callable[[], None]) -> None:
+        self._store = store
+        self._note_survey = note_survey
+        self._epoch = 0  # counts changes of the faults
         self._changed: dict[str, int] = {}  # the epoch in which the faults of a check last changed
 
     def faults(self) -> tuple[Fault, ...]:
-        """Those in force."""
-        return tuple(parse_fault(text) for text in self._book.faults)
+        """The faults in force."""
+        return tuple(parse_fault(text) for text in self._store.faults)
 
     def set_faults(self, faults: tuple[str, ...]) -> set[str]:
-        """These are in force from now on. Drops what earlier ones latched; the checks that are touched."""
-        touched = {text.partition("=")[0].partition("@")[0] for text in {*faults} ^ {*self._book.faults}}
-        self._fault_epoch += 1
-        self._changed.update(dict.fromkeys(touched, self._fault_epoch))
-        self._book.set_faults(faults)
-        self._book.drop_injected()
-        return touched
+        """Replace the faults in force and drop the results that faults have changed; the checks that are affected."""
+        affected = {text.partition("=")[0].partition("@")[0] for text in {*faults} ^ {*self._store.faults}}
+        self._epoch += 1
+        self._changed.update(dict.fromkeys(affected, self._epoch))
+        self._store.set_faults(faults)
+        self._store.drop_injected()
+        return affected
 
-    def start(self, ordered: Sequence[Ordered]) -> OnResult:
-        """Takes in results of a run that starts now; of checks whose faults change meanwhile none is kept."""
-        epoch = self._fault_epoch
+    def listener(self, orders: Sequence[OrderedRun]) -> OnResult:
+        """The listener of a run that starts now; it drops the results of checks whose faults change meanwhile."""
+        epoch = self._epoch
 
         def record(result: CheckResult) -> None:
-            self._take_look()
-            kept = epoch >= self._changed.get(result.check, 0)
-            for one in ordered:
-                if not kept:
-                    one.void.add(result.check)
+            self._note_survey()
+            valid = epoch >= self._changed.get(result.check, 0)
+            for ordered in orders:
+                if not valid:
+                    ordered.void.add(result.check)
                     continue
-                one.seen[result.status] += 1
-                if one.joined:
-                    one.left = tuple(name for name in one.left if name != result.check)
+                ordered.seen[result.status] += 1
+                if ordered.joined:
+                    ordered.left = tuple(name for name in ordered.left if name != result.check)
                 if is_busy(result):
-                    one.busy = result.findings[0].message
-            if kept:
-                self._book.record(result)
+                    ordered.busy = result.findings[0].message
+            if valid:
+                self._store.record(result)
 
         return record

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from checks.contract import Tier
 from healthd.core.model import CheckSpec
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.node.state.results import Stamped, ended_well
+from healthd.node.state.results import StampedResult, ended_well
 
 # After a release the quick tier is due at once, but not again and again when the devices are taken and left in turn.
 RELEASE_PAUSE_SECONDS = 10.0
@@ -61,7 +61,7 @@ class QuickFacts:
     """
 
     specs: Sequence[CheckSpec]
-    result: Callable[[str], Stamped | None]
+    result: Callable[[str], StampedResult | None]
     attempted_at: float | None
     released: bool
     forced: bool

@@ -29,7 +29,7 @@ from healthd.core.errors import BadInputError, HealthdError, UnreachableError
 from healthd.core.model import FINAL_STATUSES, CheckSpec, NodeState, OrderReport
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.http.problems import handlers, json_response
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ def check_targets(faults: Sequence[str], devices: Sequence[str], workers: Sequen
 class ControlApi:
     """The ASGI application behind the socket."""
 
-    def __init__(self, book: NodeBook, scheduler: Scheduler, stopping: asyncio.Future[None]) -> None:
-        self._book = book
+    def __init__(self, store: NodeStore, scheduler: Scheduler, stopping: asyncio.Future[None]) -> None:
+        self._store = store
         self._scheduler = scheduler
         self._stopping = stopping
         self._numbers = itertools.count(1)
@@ -99,17 +99,17 @@ class ControlApi:
         )
 
     async def _node(self, request: Request) -> Response:
-        return json_response(self._book.snapshot())
+        return json_response(self._store.snapshot())
 
     async def _list(self, request: Request) -> Response:
-        return json_response(FaultList(faults=self._book.faults))
+        return json_response(FaultList(faults=self._store.faults))
 
     async def _set(self, request: Request) -> Response:
         asked = wire.decode(await _body(request), FaultList, what="body").faults
         if not asked:
             raise BadInputError("faults: name at least one, as CHECK[@TARGET]=KIND[:VALUE]")
-        faults = check_faults((*self._book.faults, *asked), self._book.specs)
-        check_targets(faults, self._book.devices, self._book.rank_targets)
+        faults = check_faults((*self._store.faults, *asked), self._store.specs)
+        check_targets(faults, self._store.devices, self._store.rank_targets)
         log.warning("faults in force: %s", ", ".join(faults))
         self._scheduler.set_faults(faults)
         return json_response(FaultList(faults=faults))
@@ -117,7 +117,7 @@ class ControlApi:
     async def _clear(self, request: Request) -> Response:
         body = await _body(request)
         asked = wire.decode(body, FaultList, what="body").faults if body else ()
-        left = without(self._book.faults, asked)
+        left = without(self._store.faults, asked)
         log.warning("faults cleared; in force: %s", ", ".join(left) or "none")
         self._scheduler.set_faults(left)
         return json_response(FaultList(faults=left))

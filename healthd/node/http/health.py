@@ -18,7 +18,7 @@ from healthd.core.config.values import parse_duration
 from healthd.core.errors import BadInputError
 from healthd.core.evidence import expired, judge_tier
 from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason
-from healthd.node.occupancy.allocation import describe
+from healthd.node.occupancy.model import describe
 
 MEDIA_TYPE = "application/health+json"
 STATUS = {Health.HEALTHY: "pass", Health.DEGRADED: "warn", Health.UNKNOWN: "fail", Health.UNHEALTHY: "fail"}

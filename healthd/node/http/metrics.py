@@ -16,7 +16,7 @@ from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
 from healthd import __version__
 from healthd.core.http.exposition import task_errors_metric
 from healthd.core.model import CheckResult, Health, NodeState
-from healthd.node.state.store import NodeBook, Totals
+from healthd.node.state.store import NodeStore, Totals
 
 MAX_FINDINGS = 48
 MAX_READINGS = 24
@@ -37,14 +37,14 @@ _OP_DTYPE = "fp32"  # the one that has series; a check may measure others, and f
 
 
 class NodeCollector(Collector):
-    """Renders the book at each scrape."""
+    """Renders the store at each scrape."""
 
-    def __init__(self, book: NodeBook, task_errors: Mapping[str, int]) -> None:
-        self._book = book
+    def __init__(self, store: NodeStore, task_errors: Mapping[str, int]) -> None:
+        self._store = store
         self._task_errors = task_errors
 
     def collect(self) -> Iterator[Metric]:
-        state, totals = self._book.snapshot(), self._book.totals
+        state, totals = self._store.snapshot(), self._store.totals
         yield from _node(state)
         yield from _checks(state, totals)
         yield from _findings(state)
@@ -63,10 +63,10 @@ class NodeCollector(Collector):
         yield task_errors_metric(self._task_errors)
 
 
-def registry_of(book: NodeBook, task_errors: Mapping[str, int]) -> CollectorRegistry:
+def registry_of(store: NodeStore, task_errors: Mapping[str, int]) -> CollectorRegistry:
     """A registry of this daemon alone: nothing of the process or of Python, which would be a hundred series."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(book, task_errors))
+    registry.register(NodeCollector(store, task_errors))
     return registry
 
 

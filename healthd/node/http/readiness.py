@@ -16,8 +16,7 @@ from healthd.core.errors import BadInputError
 from healthd.core.model import Health, NodeState, Reason
 from healthd.core.node_name import is_called
 from healthd.node.http.health import Demand, parse_demand, verdict
-from healthd.node.occupancy.allocation import describe, foreign
-from healthd.node.occupancy.record import Workload
+from healthd.node.occupancy.model import Workload, describe, foreign
 
 PARAMETERS = ("verbose", "exclude", "node", "workload", "tier", "max_age")
 _DEMAND = ("tier", "max_age")

@@ -26,7 +26,7 @@ from healthd.node.http.metrics import registry_of
 from healthd.node.http.problems import handlers, json_response, problem
 from healthd.node.http.readiness import document as readiness_document
 from healthd.node.http.readiness import parse_question, readiness
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 
 PATHS = "/health, /livez, /readyz, /metrics, /v1/node, /v1/checks, /v1/results/{check}"
 MAX_BODY_BYTES = 64 * 1024
@@ -40,10 +40,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class NodeApi:
     """The ASGI application."""
 
-    def __init__(self, book: NodeBook, task_errors: Mapping[str, int] | None = None) -> None:
+    def __init__(self, store: NodeStore, task_errors: Mapping[str, int] | None = None) -> None:
         """`task_errors` are those of `Tasks.errors`; None where no tasks run."""
-        self._book = book
-        self._registry = registry_of(book, {} if task_errors is None else task_errors)
+        self._store = store
+        self._registry = registry_of(store, {} if task_errors is None else task_errors)
         self._cached_of: NodeState | None = None
         self._cache: dict[Demand | None, tuple[int, bytes]] = {}
         self._app = Starlette(
@@ -77,7 +77,7 @@ class NodeApi:
 
     async def _health(self, request: Request) -> Response:
         demand = parse_demand(_query(request))
-        state = self._book.snapshot()
+        state = self._store.snapshot()
         if state is not self._cached_of or len(self._cache) > MAX_CACHED:
             self._cached_of, self._cache = state, {}
         found = self._cache.get(demand)
@@ -92,9 +92,9 @@ class NodeApi:
 
     async def _readyz(self, request: Request) -> Response:
         question = parse_question(_query(request))
-        state = self._book.snapshot()
+        state = self._store.snapshot()
         conditions = readiness(
-            state, question, workloads=self._book.scheduled.workloads, untold=self._book.quarantine_untold
+            state, question, workloads=self._store.scheduled.workloads, untold=self._store.quarantine_unknown
         )
         ready, text = readiness_document(state, conditions, question)
         return PlainTextResponse(text, 200 if ready else 503, {"cache-control": "no-store"})
@@ -104,24 +104,24 @@ class NodeApi:
         return Response(body, headers={"content-type": content_type})
 
     async def _node(self, request: Request) -> Response:
-        return json_response(self._book.snapshot())
+        return json_response(self._store.snapshot())
 
     async def _checks(self, request: Request) -> Response:
-        return json_response({"checks": self._book.specs})
+        return json_response({"checks": self._store.specs})
 
     async def _results(self, request: Request) -> Response:
         check = request.path_params["check"]
-        names = [spec.name for spec in self._book.specs]
+        names = [spec.name for spec in self._store.specs]
         if check not in names:
             near = difflib.get_close_matches(check, names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
-            return problem(404, f"no check {check[:80]!r} is enabled on {self._book.settings.name}; {hint}")
-        current = self._book.result(check)
+            return problem(404, f"no check {check[:80]!r} is enabled on {self._store.settings.name}; {hint}")
+        current = self._store.result(check)
         return json_response(
             {
                 "check": check,
-                "current": current.as_of(self._book.clock.boot()) if current is not None else None,
-                "results": self._book.history(check),
+                "current": current.as_of(self._store.clock.boot()) if current is not None else None,
+                "results": self._store.history(check),
             }
         )
 

@@ -46,7 +46,7 @@ Findings = dict[str, tuple[Finding, ...]]
 OnNews = Callable[[tuple[Launch, ...], Mapping[str, tuple[Finding, ...]], str], None]
 
 
-class Main:
+class MainNode:
     """Made for one order; `run` is called once. `on_news` hears of launches to be made and of checks that ended."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Main:
             return self._findings
         for check in self._order.checks:
             self._check, self._launches, self._refused = check, [], []
-            self._tell()
+            self._report()
             folder = make_folder()
             try:
                 findings = await self._one(check, program, abilities, folder)
@@ -96,12 +96,12 @@ class Main:
                 drop_folder(folder)
             self._findings[check] = findings
             self._launches = []
-            self._tell()
+            self._report()
             if any(one.status not in _PASSING for one in findings):
                 break
         return self._findings
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._on_news(tuple(self._launches), dict(self._findings), self._check)
 
     async def _one(self, check: str, program: str, abilities: Abilities, folder: Path) -> tuple[Finding, ...]:
@@ -229,7 +229,7 @@ class Main:
             if sum(len(word) for one in (*self._launches, launch) for word in one.argv) > MAX_LAUNCH_CHARACTERS:
                 return self._refuse("too many nodes for one report; set nccom_launch of [policy] to ssh or slurm")
             self._launches.append(launch)
-            self._tell()
+            self._report()
         return write_answer(0, None)
 
     def _refuse(self, why: str) -> bytes:

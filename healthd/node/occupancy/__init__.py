@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from healthd.node.occupancy.model import KINDS, NONE_THERE, Reading, Scheduled, Workload
     from healthd.node.occupancy.own import inside_a_job
-    from healthd.node.occupancy.record import KINDS, NONE_THERE, Reading, Scheduled, Workload
     from healthd.node.occupancy.schedulers import Schedulers
 
 __all__ = ["KINDS", "NONE_THERE", "Reading", "Scheduled", "Schedulers", "Workload", "inside_a_job"]
@@ -19,4 +19,4 @@ __all__ = ["KINDS", "NONE_THERE", "Reading", "Scheduled", "Schedulers", "Workloa
 if not TYPE_CHECKING:
     from healthd.core.lazy import names_of
 
-    __getattr__ = names_of(__name__, __all__, ("record", "own", "schedulers"))
+    __getattr__ = names_of(__name__, __all__, ("model", "own", "schedulers"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.json_text import parse_json
-from healthd.node.occupancy.record import Reading, Workload
+from healthd.node.occupancy.model import Reading, Workload
 
 SCHEDULER = "ECS"
 MAX_BODY_BYTES = 4 << 20

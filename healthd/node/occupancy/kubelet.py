@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from healthd.node.occupancy import protobuf
-from healthd.node.occupancy.record import Reading, Workload
+from healthd.node.occupancy.model import Reading, Workload
 
 SCHEDULER = "Kubernetes"
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 from healthd.node.clock import Clock
 from healthd.node.occupancy import ecs, kubelet, slurm
+from healthd.node.occupancy.model import NONE_THERE, Reading, Scheduled, Workload
 from healthd.node.occupancy.own import own_jobs
 from healthd.node.occupancy.present import Present, find_schedulers
 from healthd.node.occupancy.processes import Process, read_processes
-from healthd.node.occupancy.record import NONE_THERE, Reading, Scheduled, Workload
 from healthd.node.settings import AllocationSettings
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """
-A visit: the orders of one validation, one after the other, in one session of the runner.
+Runs the collectives of one validation, one after the other, in one session of the runner.
 
-However an order ends, what its ranks had said by then is reported.
+However an order ends, what its ranks have reported by then is passed on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from healthd.core.tasks import Tasks, is_cancelling, wait_for
 from healthd.node.checks.active_run import Report
 from healthd.node.clock import Clock
 from healthd.node.interfaces import interface_to
-from healthd.node.nccom.round import NccomRound, RoundSettings, Told
+from healthd.node.nccom.round import NccomRound, RoundProgress, RoundSettings
 from healthd.runner import OnReport, RefusedError
 
 log = logging.getLogger(__name__)
@@ -31,52 +31,54 @@ class RankSession(Protocol):
     """What is needed of `healthd.runner.Session`."""
 
     async def open(self) -> None:
-        """Take the devices. Raises RefusedError."""
+        """Claim the devices. Raises RefusedError."""
 
     async def join(
         self, order: CollectiveOrder, on_report: OnReport, *, interface: str | None, deadline_seconds: float
     ) -> tuple[RankReport, ...]:
-        """Be the ranks of an order. Raises RefusedError; when cancelled, `on_report` has heard the last of them."""
+        """Run the ranks of an order. Raises RefusedError; on cancellation `on_report` has got their last reports."""
 
-    async def look(self) -> None:
-        """See that nobody uses the devices, which are ours. Raises RefusedError."""
+    async def check_free(self) -> None:
+        """See that no other process uses the devices, which are claimed. Raises RefusedError."""
 
     async def warm(self) -> None:
-        """Have ranks ready for the next one."""
+        """Start ranks for the next order."""
 
     async def close(self) -> None:
-        """Let the ranks and the devices go."""
+        """End the ranks and release the devices."""
 
 
 @dataclass(eq=False)
-class Wanted:
-    """
-    An order that was taken on. `due_at` is its deadline by CLOCK_BOOTTIME; `ranks` and `told` what was last reported.
-
-    `round` is that of nccom-test, once it is under way; `launches` came before that.
-    """
+class PendingCollective:
+    """An order that was accepted."""
 
     id: str
     collective: CollectiveOrder
     due_at: float
+    """Its deadline (CLOCK_BOOTTIME)."""
     report: Report
     ranks: tuple[RankReport, ...] = ()
-    told: Told = field(default_factory=Told)
+    """The last reports of its ranks."""
+    progress: RoundProgress = field(default_factory=RoundProgress)
+    """The last progress of its round of nccom-test."""
     round: NccomRound | None = None
+    """Its round of nccom-test; None before it is under way."""
     launches: list[tuple[str, LaunchOrder, Report]] = field(default_factory=list)
+    """Launches that came before the round was under way."""
     why: str = ""
+    """Why it was cancelled; empty when it was not."""
 
     def end(self, status: OrderStatus, message: str = "") -> None:
-        """Report the end of it, with all that is known."""
+        """Report its end, with everything that is known."""
         for _, _, report in self.launches:
             report(OrderReport(status=OrderStatus.CANCELLED, message=message or "the group has ended here"))
         self.launches.clear()
-        text = message or self.told.message
-        self.report(OrderReport(status=status, message=text, ranks=self.ranks, findings=self.told.findings))
+        text = message or self.progress.message
+        self.report(OrderReport(status=status, message=text, ranks=self.ranks, findings=self.progress.findings))
 
 
-class Visit:
-    """The orders of one validation, one after the other, in one session."""
+class CollectiveSession:
+    """The orders of one validation, run one after the other in one session of the runner."""
 
     def __init__(
         self,
@@ -100,74 +102,75 @@ class Visit:
         self._make_session = session
         self._clock = clock
         self._tasks = tasks
-        self._waiting: collections.deque[Wanted] = collections.deque()
-        self._news = asyncio.Event()
-        self._now: tuple[Wanted, asyncio.Task[tuple[RankReport, ...]]] | None = None
+        self._waiting: collections.deque[PendingCollective] = collections.deque()
+        self._added = asyncio.Event()
+        self._running: tuple[PendingCollective, asyncio.Task[tuple[RankReport, ...]]] | None = None
 
-    def add(self, wanted: Wanted) -> None:
-        """One more order."""
+    def add(self, order_id: str, collective: CollectiveOrder, due_at: float, report: Report) -> None:
+        """Accept one more order."""
+        pending = PendingCollective(id=order_id, collective=collective, due_at=due_at, report=report)
         if len(self._waiting) >= MAX_WAITING:
-            wanted.end(OrderStatus.REFUSED, f"{MAX_WAITING} collectives are waiting already")
+            pending.end(OrderStatus.REFUSED, f"{MAX_WAITING} collectives are waiting already")
             return
-        wanted.report(OrderReport(status=OrderStatus.ACCEPTED))
-        self._waiting.append(wanted)
-        self._news.set()
+        pending.report(OrderReport(status=OrderStatus.ACCEPTED))
+        self._waiting.append(pending)
+        self._added.set()
 
     def cancel(self, order_id: str, why: str) -> None:
-        """Call one order off; its ranks are killed, and the session stays."""
-        for wanted in [one for one in self._waiting if one.id == order_id]:
-            self._waiting.remove(wanted)
-            wanted.end(OrderStatus.CANCELLED, why)
-        if self._now is not None and self._now[0].id == order_id and not self._now[0].why:
-            self._now[0].why = why
-            self._now[1].cancel()
+        """Cancel one order; its ranks are killed, and the session stays open."""
+        for pending in [one for one in self._waiting if one.id == order_id]:
+            self._waiting.remove(pending)
+            pending.end(OrderStatus.CANCELLED, why)
+        if self._running is not None and self._running[0].id == order_id and not self._running[0].why:
+            self._running[0].why = why
+            self._running[1].cancel()
 
     def launch(self, order_id: str, order: LaunchOrder, report: Report) -> None:
-        """Start what another node of a group wants started here, when it is the turn of that group."""
-        known = [*self._waiting, *([self._now[0]] if self._now is not None else [])]
-        wanted = next((one for one in known if one.collective.group == order.group), None)
-        if wanted is None or not self.open:
+        """Start what another node of a group wants started here, as soon as that group is under way."""
+        known = [*self._waiting, *([self._running[0]] if self._running is not None else [])]
+        pending = next((one for one in known if one.collective.group == order.group), None)
+        if pending is None or not self.open:
             report(
                 OrderReport(status=OrderStatus.REFUSED, message=f"this node is in no group {order.group[:64]!r} now")
             )
-        elif wanted.round is not None:
-            wanted.round.launch(order_id, order, report)
-        elif len(wanted.launches) < MAX_WAITING:
-            wanted.launches.append((order_id, order, report))
+        elif pending.round is not None:
+            pending.round.launch(order_id, order, report)
+        elif len(pending.launches) < MAX_WAITING:
+            pending.launches.append((order_id, order, report))
         else:
             report(OrderReport(status=OrderStatus.REFUSED, message=f"{MAX_WAITING} launches are waiting already"))
 
     async def cancel_launch(self, order_id: str, why: str) -> None:
-        """End what a launch started, or forget it."""
-        for wanted in [*self._waiting, *([self._now[0]] if self._now is not None else [])]:
-            for one in [one for one in wanted.launches if one[0] == order_id]:
-                wanted.launches.remove(one)
+        """End what a launch started, or drop it."""
+        for pending in [*self._waiting, *([self._running[0]] if self._running is not None else [])]:
+            for one in [one for one in pending.launches if one[0] == order_id]:
+                pending.launches.remove(one)
                 one[2](OrderReport(status=OrderStatus.CANCELLED, message=why))
-            if wanted.round is not None:
-                await wanted.round.cancel(order_id, why)
+            if pending.round is not None:
+                await pending.round.cancel(order_id, why)
 
     def refuse(self, why: str, status: OrderStatus = OrderStatus.REFUSED) -> None:
-        """All orders that wait end, and no other will come."""
+        """End all orders that wait, and accept no others."""
         self.open = False
         while self._waiting:
             self._waiting.popleft().end(status, why)
 
-    def leave(self, why: str) -> None:
-        """It is about to be cancelled, for this reason."""
+    def note_stop(self, why: str) -> None:
+        """The session is about to be cancelled, for this reason."""
         self.open, self.why = False, why
 
     def idle(self) -> bool:
         """Whether no order waits or is under way."""
-        return self._now is None and not self._waiting
+        return self._running is None and not self._waiting
 
     async def work(self) -> None:
-        """From the first order to the last. Raises nothing but CancelledError."""
+        """Run all orders, from the first to the last. Raises nothing but CancelledError."""
         session = self._make_session()
         try:
             if self._waiting:
                 await session.open()
-                while (wanted := await self._next()) is not None:
-                    await self._join(session, wanted)
+                while (pending := await self._next()) is not None:
+                    await self._join(session, pending)
         except RefusedError as error:
             self.refuse(str(error))
         except Exception as error:
@@ -177,57 +180,59 @@ class Visit:
             self.refuse(self.why, OrderStatus.CANCELLED)
             await session.close()
 
-    async def _next(self) -> Wanted | None:
+    async def _next(self) -> PendingCollective | None:
         if not self._waiting:
-            self._news.clear()
-            if self._others_wait() or not await wait_for(self._news, self._idle_seconds):
+            self._added.clear()
+            if self._others_wait() or not await wait_for(self._added, self._idle_seconds):
                 self.open = False
                 return None
         return self._waiting.popleft() if self._waiting else await self._next()
 
-    async def _join(self, session: RankSession, wanted: Wanted) -> None:
-        def heard(ranks: tuple[RankReport, ...]) -> None:
-            wanted.ranks = ranks
-            wanted.report(OrderReport(status=OrderStatus.RUNNING, ranks=ranks))
+    async def _join(self, session: RankSession, pending: PendingCollective) -> None:
+        def on_report(ranks: tuple[RankReport, ...]) -> None:
+            pending.ranks = ranks
+            pending.report(OrderReport(status=OrderStatus.RUNNING, ranks=ranks))
 
-        order = wanted.collective
-        seconds = max(0.0, wanted.due_at - self._clock.boot())
+        order = pending.collective
+        seconds = max(0.0, pending.due_at - self._clock.boot())
         if order.nccom is not None:
-            work = self._run_round(session, wanted, seconds)
+            work = self._run_round(session, pending, seconds)
         else:
             interface = self._interface or await asyncio.to_thread(interface_to, order.main)
-            work = session.join(order, heard, interface=interface, deadline_seconds=seconds)
-        wanted.report(OrderReport(status=OrderStatus.RUNNING))
+            work = session.join(order, on_report, interface=interface, deadline_seconds=seconds)
+        pending.report(OrderReport(status=OrderStatus.RUNNING))
         task = self._tasks.start(f"ranks of {order.group}", work)
-        self._now = wanted, task
+        self._running = pending, task
         try:
-            await _ended(task)
-            wanted.ranks = task.result()
+            await _wait_ended(task)
+            pending.ranks = task.result()
         except asyncio.CancelledError:
-            # Either this order was called off, or the whole session, in which case the ranks are gone as well.
-            wanted.end(OrderStatus.CANCELLED, wanted.why or self.why)
+            # Either this order was cancelled, or the whole session, in which case the ranks are gone as well.
+            pending.end(OrderStatus.CANCELLED, pending.why or self.why)
             if is_cancelling():
                 raise
         except RefusedError as error:
-            wanted.end(OrderStatus.REFUSED, str(error))
+            pending.end(OrderStatus.REFUSED, str(error))
         except Exception as error:
             log.exception("the ranks of group %s", order.group)
-            wanted.end(OrderStatus.CANCELLED, f"internal error of healthd: {type(error).__name__}: {error}")
+            pending.end(OrderStatus.CANCELLED, f"internal error of healthd: {type(error).__name__}: {error}")
             raise
         else:
-            gone = sum(report.reason is not None for report in wanted.ranks)
-            wanted.end(OrderStatus.DONE, f"{gone} of {len(wanted.ranks)} ranks gave nothing" if gone else "")
+            gone = sum(report.reason is not None for report in pending.ranks)
+            pending.end(OrderStatus.DONE, f"{gone} of {len(pending.ranks)} ranks gave nothing" if gone else "")
         finally:
-            self._now = None
+            self._running = None
         if order.nccom is None:
             await session.warm()
 
-    async def _run_round(self, session: RankSession, wanted: Wanted, seconds: float) -> tuple[RankReport, ...]:
-        """A round of nccom-test: the devices are ours, and nobody was seen to use them a moment before."""
+    async def _run_round(
+        self, session: RankSession, pending: PendingCollective, seconds: float
+    ) -> tuple[RankReport, ...]:
+        """A round of nccom-test: the devices are claimed, and were seen to be free a moment before."""
 
-        def told(news: Told) -> None:
-            wanted.told = news
-            wanted.report(
+        def on_progress(news: RoundProgress) -> None:
+            pending.progress = news
+            pending.report(
                 OrderReport(
                     status=OrderStatus.RUNNING, message=news.message, launches=news.launches, findings=news.findings
                 )
@@ -235,20 +240,20 @@ class Visit:
 
         if self._rounds is None:
             raise RefusedError("nothing runs nccom-test over several nodes here")
-        await session.look()
-        wanted.round = NccomRound(wanted.collective, self._rounds, told, seconds=seconds)
-        for launch in wanted.launches:
-            wanted.round.launch(*launch)
-        wanted.launches.clear()
-        wanted.told = await wanted.round.run()
+        await session.check_free()
+        pending.round = NccomRound(pending.collective, self._rounds, on_progress, seconds=seconds)
+        for launch in pending.launches:
+            pending.round.launch(*launch)
+        pending.launches.clear()
+        pending.progress = await pending.round.run()
         return ()
 
 
-async def _ended(task: asyncio.Task[tuple[RankReport, ...]]) -> None:
+async def _wait_ended(task: asyncio.Task[tuple[RankReport, ...]]) -> None:
     """
-    Wait for the end of a round; when we are cancelled, for its end after that.
+    Wait for the end of a task; on cancellation cancel it, and wait for its end after that.
 
-    It is cancelled once, whoever wants its end: a second time would disturb the cleaning up after the first.
+    It is cancelled once: a second time would disturb the cleaning up after the first.
     """
     try:
         await asyncio.wait([task])

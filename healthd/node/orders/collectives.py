@@ -1,8 +1,8 @@
 """
-Orders to be ranks: one session of the runner for all orders of a validation, which has the devices meanwhile.
+Handles orders to be ranks: one session of the runner for all orders of a validation, which has the devices meanwhile.
 
-The session ends when no order has come for a while, when another validation's comes, when a job gets the node, and with
-the daemon.
+The session ends when no order has come for a while, when an order of another validation comes, when a job gets the
+node, and with the daemon.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from collections.abc import Callable, Sequence
 from checks.worker.faults import Fault, parse_fault
 from healthd.core.model import CollectiveOrder, LaunchOrder, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks
-from healthd.node.checks.active_run import Report
+from healthd.node.checks.active_run import DeviceUse, Report
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
 from healthd.node.nccom.round import RoundSettings
-from healthd.node.orders.collective_session import RankSession, Visit, Wanted
-from healthd.node.orders.device_use import Stay
-from healthd.node.state.store import NodeBook
+from healthd.node.orders.collective_session import CollectiveSession, RankSession
+from healthd.node.state.store import NodeStore
 
-# A validation plans its next round within a second of the last one; ranks that nobody wants keep a job out.
+# A validation plans its next round within a second of the last one; ranks without an order keep a job out.
 IDLE_SECONDS = 20.0
 
 OpenSession = Callable[[Sequence[Fault]], RankSession]
 
 
 class Collectives:
-    """All calls come on the event loop. `order` reports refused, accepted, running and how it ended, with ranks."""
+    """Called on the event loop. `order` reports refused, accepted, running and how it ended, with its ranks."""
 
     def __init__(
         self,
-        book: NodeBook,
+        store: NodeStore,
         scheduler: Scheduler,
         open_session: OpenSession,
         *,
@@ -42,7 +41,7 @@ class Collectives:
         rounds: RoundSettings | None = None,
     ) -> None:
         """`rounds` None: this node runs no nccom-test with others."""
-        self._book = book
+        self._store = store
         self._rounds = rounds
         self._scheduler = scheduler
         self._open_session = open_session
@@ -50,18 +49,17 @@ class Collectives:
         self._idle_seconds = idle_seconds
         self._clock = clock
         self._tasks = tasks
-        self._visit: tuple[Visit, Stay] | None = None
+        self._current: tuple[CollectiveSession, DeviceUse] | None = None
 
     def order(self, order_id: str, collective: CollectiveOrder, due_at: float, report: Report) -> None:
-        """Be the ranks of an order as soon as the devices are ours, in the session of its validation."""
-        wanted = Wanted(id=order_id, collective=collective, due_at=due_at, report=report)
-        if self._visit is not None:
-            visit, stay = self._visit
-            if visit.open and not stay.leaving and visit.validation == collective.validation:
-                visit.add(wanted)
+        """Run the ranks of an order as soon as the devices are free, in the session of its validation."""
+        if self._current is not None:
+            session, use = self._current
+            if session.open and not use.stopping and session.validation == collective.validation:
+                session.add(order_id, collective, due_at, report)
                 return
-            self._scheduler.turn_out(stay, f"validation {collective.validation} came")
-        visit = Visit(
+            self._scheduler.stop_use(use, f"validation {collective.validation} came")
+        session = CollectiveSession(
             collective.validation,
             self._session,
             interface=self._interface,
@@ -71,36 +69,36 @@ class Collectives:
             tasks=self._tasks,
             rounds=self._rounds,
         )
-        visit.add(wanted)
-        stay = Stay(
+        session.add(order_id, collective, due_at, report)
+        use = DeviceUse(
             name=f"collective (validation {collective.validation})",
-            work=visit.work,
-            refuse=visit.refuse,
-            tell=visit.leave,
-            idle=visit.idle,
+            work=session.work,
+            refuse=session.refuse,
+            on_stop=session.note_stop,
+            idle=session.idle,
             workload=collective.workload,
         )
-        self._visit = visit, stay
-        self._scheduler.host(stay)
+        self._current = session, use
+        self._scheduler.use_devices(use)
 
     def cancel(self, order_id: str, why: str) -> None:
-        """Call an order off."""
-        if self._visit is not None:
-            self._visit[0].cancel(order_id, why)
+        """Cancel an order."""
+        if self._current is not None:
+            self._current[0].cancel(order_id, why)
 
     def launch(self, order_id: str, order: LaunchOrder, report: Report) -> None:
-        """Start what mpirun of a group's main node wants here, while the devices are ours for that validation."""
-        visit = self._visit[0] if self._visit is not None and not self._visit[1].leaving else None
-        if visit is None or visit.validation != order.validation:
+        """Start what mpirun of a group's main node wants here, while that validation has the devices."""
+        session = self._current[0] if self._current is not None and not self._current[1].stopping else None
+        if session is None or session.validation != order.validation:
             text = f"the devices are not held for validation {order.validation[:64]!r} now"
             report(OrderReport(status=OrderStatus.REFUSED, message=text))
             return
-        visit.launch(order_id, order, report)
+        session.launch(order_id, order, report)
 
     def cancel_launch(self, order_id: str, why: str) -> None:
         """End what a launch started."""
-        if self._visit is not None:
-            self._tasks.start(f"end of launch {order_id}", self._visit[0].cancel_launch(order_id, why))
+        if self._current is not None:
+            self._tasks.start(f"end of launch {order_id}", self._current[0].cancel_launch(order_id, why))
 
     def _session(self) -> RankSession:
-        return self._open_session([parse_fault(text) for text in self._book.faults])
+        return self._open_session([parse_fault(text) for text in self._store.faults])

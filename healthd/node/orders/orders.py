@@ -1,5 +1,5 @@
 """
-Orders of the aggregator: each is done once, whatever is lost or repeated on the way; it ends when no longer listed.
+Handles the orders of the aggregator: each is done once, whatever is lost or repeated on the way.
 
 A lease is reported as accepted only once it is on disk and no probe of ours uses the devices any more.
 """
@@ -16,20 +16,20 @@ from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderRep
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.occupancy.allocation import describe, foreign
+from healthd.node.occupancy.model import describe, foreign
 from healthd.node.orders.collectives import Collectives
-from healthd.node.orders.leases import Ledger, Sight, by_id, fate, process_of, process_start
+from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, process_of, process_start
 from healthd.node.settings import NodeSettings
-from healthd.node.state.store import NodeBook
+from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
 
-# While nothing is open the watch only wakes up when something is.
+# While nothing is open, the watch sleeps until something is.
 IDLE_WATCH_SECONDS = 3600.0
 
 
 @dataclasses.dataclass(eq=False)
-class Open:
+class OpenOrder:
     """An order that has not ended. `due_at` is its deadline by CLOCK_BOOTTIME."""
 
     order: Order
@@ -39,13 +39,13 @@ class Open:
 
 
 class Orders:
-    """Start `watch` as a supervised task; `changed` is called after every change of a report."""
+    """Start `watch` as a supervised task; `on_change` is called after every change of a report."""
 
     def __init__(
         self,
-        book: NodeBook,
+        store: NodeStore,
         scheduler: Scheduler,
-        ledger: Ledger,
+        leases: LeaseStore,
         settings: NodeSettings,
         *,
         clock: Clock,
@@ -53,26 +53,26 @@ class Orders:
         collectives: Collectives | None = None,
     ) -> None:
         """`collectives` None: none are run here."""
-        self._book = book
+        self._store = store
         self._scheduler = scheduler
-        self._ledger = ledger
+        self._leases = leases
         self._settings = settings
         self._clock = clock
         self._tasks = tasks
         self._collectives = collectives
-        self._open: dict[str, Open] = {}
-        self._untold: dict[str, OrderReport] = {}
+        self._open: dict[str, OpenOrder] = {}
+        self._unacknowledged: dict[str, OrderReport] = {}
         self._listed: tuple[str, ...] | None = None
         self._wake = asyncio.Event()
-        self.changed: Callable[[], None] = lambda: None
-        book.set_leases(ledger.stamped())
-        # Without an aggregator nobody gives leases, and nobody could ever list them.
-        book.set_doubt(ledger.doubt if settings.sync.aggregators else "")
+        self.on_change: Callable[[], None] = lambda: None
+        store.set_leases(leases.with_stamps())
+        # Without an aggregator there are no leases, and nothing could ever list them.
+        store.set_doubt(leases.doubt if settings.sync.aggregators else "")
 
     def reports(self) -> dict[str, OrderReport]:
-        """How far all orders are: the open ones, the leases in force, and ends that were not acknowledged yet."""
-        accepted = {held.lease.id: OrderReport(status=OrderStatus.ACCEPTED) for held in self._ledger.held}
-        return {**accepted, **{key: one.report for key, one in self._open.items()}, **self._untold}
+        """The reports on all open orders, on the leases in force, and final ones that are not acknowledged yet."""
+        accepted = {held.lease.id: OrderReport(status=OrderStatus.ACCEPTED) for held in self._leases.held}
+        return {**accepted, **{key: one.report for key, one in self._open.items()}, **self._unacknowledged}
 
     def apply(
         self,
@@ -83,67 +83,72 @@ class Orders:
         carried: Mapping[str, OrderReport],
     ) -> None:
         """
-        Take in an answer: all open orders, or None for no statement. `carried` are the reports that it answers.
+        Handle the orders of an answer: all that are open, or None where it makes no statement.
+
+        `carried` are the reports in the request that it answers.
         """
         for order_id in acknowledged:
-            self._untold.pop(order_id, None)
+            self._unacknowledged.pop(order_id, None)
         if orders is None:
             return
         listed = {order.id for order in orders}
         leases = [order.lease.id for order in orders if order.lease is not None]
-        # An end that was told and is no longer asked for needs no repeating.
-        for order_id in [key for key, report in self._untold.items() if carried.get(key) == report]:
+        # A final report that was sent, of an order that is no longer listed, needs no repeating.
+        for order_id in [key for key, report in self._unacknowledged.items() if carried.get(key) == report]:
             if order_id not in listed:
-                del self._untold[order_id]
+                del self._unacknowledged[order_id]
         self._cancel_absent(listed | set(leases), issuer)
-        self._ledger.listed(leases, issuer)
+        self._leases.set_issuer(leases, issuer)
         self._listed = tuple(leases)
-        self._end_doubt()
+        self._clear_doubt()
         for order in orders:
-            self._take(order, issuer=issuer, acknowledged=order.id in acknowledged)
+            self._handle(order, issuer=issuer, acknowledged=order.id in acknowledged)
         self._wake.set()
 
-    def _take(self, order: Order, *, issuer: str, acknowledged: bool) -> None:
-        """One listed order: begun once, called off when it is withdrawn, its end told until that is `acknowledged`."""
-        held = next((one.lease for one in self._ledger.held if one.lease.id == order.id), None)
+    def _handle(self, order: Order, *, issuer: str, acknowledged: bool) -> None:
+        """Begin a listed order once, cancel it when it is withdrawn, report its end until that is `acknowledged`."""
+        held = next((one.lease for one in self._leases.held if one.lease.id == order.id), None)
         if held is not None and order.withdrawn:
             self._end_lease(held, OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it"))
         elif order.id in self._open:
             if order.withdrawn:
                 self._cancel(self._open[order.id], "the aggregator called it off")
-        elif (ended := self._ledger.fate(order.id)) is not None:
+        elif (ended := self._leases.final_report(order.id)) is not None:
             if not acknowledged:
-                self._untold.setdefault(order.id, ended)  # it may say more than what was kept of it
+                self._unacknowledged.setdefault(order.id, ended)  # it may say more than what was stored of it
         elif order.withdrawn:
             never = OrderReport(status=OrderStatus.CANCELLED, message="called off before it was begun")
-            self._untold[order.id] = never
-            self._ledger.settle(order.id, never)
-            self.changed()
+            self._unacknowledged[order.id] = never
+            self._leases.add_final_report(order.id, never)
+            self.on_change()
         elif held is None or order.lease is None:
             self._begin_or_refuse(order, issuer)
 
-    def _end_doubt(self) -> None:
-        """Once the leases that an aggregator listed are all here or over, the node knows who has it."""
-        if not self._ledger.doubt or self._listed is None:
+    def _clear_doubt(self) -> None:
+        """Once all leases that an aggregator has listed are stored or over, the node knows its leases."""
+        if not self._leases.doubt or self._listed is None:
             return
-        known = by_id(self._ledger.held)
-        if all((key in known and key not in self._open) or self._ledger.fate(key) is not None for key in self._listed):
+        known = [held.lease.id for held in self._leases.held]
+        if all(
+            (key in known and key not in self._open) or self._leases.final_report(key) is not None
+            for key in self._listed
+        ):
             log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
-            self._ledger.certain()
-            self._book.set_doubt("")
+            self._leases.clear_doubt()
+            self._store.set_doubt("")
 
     def _cancel_absent(self, listed: set[str], issuer: str) -> None:
         for order_id, one in list(self._open.items()):
             if one.issuer == issuer and order_id not in listed:
                 self._cancel(one, "the aggregator called it off")
-        for held in self._ledger.held:
+        for held in self._leases.held:
             if held.issuer == issuer and held.lease.id not in listed:
                 self._end_lease(
                     held.lease, OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
                 )
 
-    def _cancel(self, one: Open, why: str) -> None:
-        """Call off what can be called off."""
+    def _cancel(self, one: OpenOrder, why: str) -> None:
+        """Cancel an order that can be cancelled; a lease cannot."""
         if one.order.kind == OrderKind.RUN:
             self._scheduler.cancel(one.order.id, why)
         elif one.order.kind == OrderKind.COLLECTIVE and self._collectives is not None:
@@ -152,16 +157,16 @@ class Orders:
             self._collectives.cancel_launch(one.order.id, why)
 
     def _begin_or_refuse(self, order: Order, issuer: str) -> None:
-        """An order that makes our own code raise is refused; those beside it, a lease perhaps, go their way."""
+        """Begin an order. An unforeseen exception refuses that order alone, and not those beside it."""
         try:
             self._begin(order, issuer)
-        except Exception as error:  # the one place where an order can hit something unforeseen
+        except Exception as error:  # the only place where an order can raise something unforeseen
             log.exception("order %s could not be begun", order.id)
             self._report(order.id, _unforeseen(error))
 
     def _begin(self, order: Order, issuer: str) -> None:
         due_at = self._clock.boot() + max(0.0, order.deadline_seconds)
-        self._open[order.id] = Open(
+        self._open[order.id] = OpenOrder(
             order=order, issuer=issuer, due_at=due_at, report=OrderReport(status=OrderStatus.ACCEPTED)
         )
         if order.kind == OrderKind.RUN and order.run is not None:
@@ -177,9 +182,9 @@ class Orders:
         elif order.kind == OrderKind.LAUNCH and order.launch is not None and self._collectives is not None:
             self._collectives.launch(order.id, order.launch, lambda report: self._report(order.id, report))
         elif order.kind == OrderKind.LEASE and order.lease is not None:
-            # Nothing is said of it before it is stored.
+            # It is reported as accepted once it is stored.
             self._open[order.id].report = OrderReport(status=OrderStatus.RUNNING, message="about to be stored")
-            self._tasks.start(f"lease {order.lease.id}", self._take_lease(order, order.lease, issuer))
+            self._tasks.start(f"lease {order.lease.id}", self._store_lease(order, order.lease, issuer))
         else:
             self._report(
                 order.id, OrderReport(status=OrderStatus.REFUSED, message=f"no such kind of order here: {order.kind!r}")
@@ -192,22 +197,22 @@ class Orders:
         one.report = report
         if report.status in FINAL_STATUSES:
             del self._open[order_id]
-            self._untold[order_id] = report
-            # What ranks have measured is of no use to an aggregator that asks again after a restart of this daemon.
-            self._ledger.settle(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
+            self._unacknowledged[order_id] = report
+            # An aggregator that asks again after a restart of this daemon does not need what ranks have measured.
+            self._leases.add_final_report(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
             log.info("order %s: %s%s", order_id, report.status, f" ({report.message})" if report.message else "")
-        self.changed()
+        self.on_change()
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    async def _take_lease(self, order: Order, lease: Lease, issuer: str) -> None:
+    async def _store_lease(self, order: Order, lease: Lease, issuer: str) -> None:
         try:
-            report = await self._stored(lease, issuer)
-        except Exception as error:  # whatever it is: the order must not stay open for ever, nor the lease in force
+            report = await self._claim_for(lease, issuer)
+        except Exception as error:  # in any case the order must not stay open for ever, nor the lease in force
             known = isinstance(error, OSError)
             log.error("lease %s of job %s: cannot be stored: %s", lease.id, lease.job, error, exc_info=not known)
-            if self._ledger.doubt:
-                # It may be one that we had: a refusal would end it. It is tried again with the next answer.
+            if self._leases.doubt:
+                # It may be one from before the damage: a refusal would end it. It is tried again with the next answer.
                 self._open.pop(order.id, None)
                 return
             report = _unforeseen(error)
@@ -215,32 +220,32 @@ class Orders:
                 report = OrderReport(
                     status=OrderStatus.REFUSED, message=f"the lease cannot be stored: {error.strerror}"
                 )
-            self._ledger.release(lease.id, report)
-            self._book.set_leases(self._ledger.stamped())
+            self._leases.release(lease.id, report)
+            self._store.set_leases(self._leases.with_stamps())
         if report.status == OrderStatus.ACCEPTED:
             self._open.pop(order.id, None)
-            if all(held.lease.id != lease.id for held in self._ledger.held):
-                return  # it was cancelled meanwhile, and that was told
+            if all(held.lease.id != lease.id for held in self._leases.held):
+                return  # it was cancelled meanwhile, and that was reported
             log.info("lease %s: job %s attempt %d has the node", lease.id, lease.job, lease.attempt)
             self._wake.set()
-            self._end_doubt()
-            self.changed()
+            self._clear_doubt()
+            self.on_change()
         else:
             self._report(order.id, report)
-            self._end_doubt()
+            self._clear_doubt()
 
-    async def _stored(self, lease: Lease, issuer: str) -> OrderReport:
-        """Take the devices for the lease: first the claim, so that no probe starts, then a look at who has them."""
-        if other := [held.lease for held in self._ledger.held]:
+    async def _claim_for(self, lease: Lease, issuer: str) -> OrderReport:
+        """Give the devices to the lease: first store it, so that no probe starts, then look at who has them."""
+        if other := [held.lease for held in self._leases.held]:
             return OrderReport(status=OrderStatus.REFUSED, message=f"job {other[0].job} has a lease on the node")
-        self._ledger.take(lease, issuer)
-        self._book.set_leases(self._ledger.stamped())
-        await self._scheduler.stand_down(f"job {lease.job} gets the node")
+        self._leases.add(lease, issuer)
+        self._store.set_leases(self._leases.with_stamps())
+        await self._scheduler.stop_active(f"job {lease.job} gets the node")
         await self._scheduler.refresh()
-        if self._ledger.doubt:
-            return OrderReport(status=OrderStatus.ACCEPTED)  # it may be ours from before, and its job at work
+        if self._leases.doubt:
+            return OrderReport(status=OrderStatus.ACCEPTED)  # it may be in force from before, and its job running
         own = process_of(lease.workload)
-        claims = foreign(self._book.allocated, self._book.scheduled.workloads, {lease.workload, lease.job})
+        claims = foreign(self._store.allocated, self._store.scheduled.workloads, {lease.workload, lease.job})
         others = [
             claim
             for claim in claims
@@ -248,50 +253,50 @@ class Orders:
         ]
         if others:
             report = OrderReport(status=OrderStatus.REFUSED, message=f"the devices are taken: {describe(others)}")
-            self._ledger.release(lease.id, report)
-            self._book.set_leases(self._ledger.stamped())
+            self._leases.release(lease.id, report)
+            self._store.set_leases(self._leases.with_stamps())
             return report
         return OrderReport(status=OrderStatus.ACCEPTED)
 
     def _end_lease(self, lease: Lease, report: OrderReport) -> None:
-        self._ledger.release(lease.id, report)
-        self._untold[lease.id] = report
-        self._book.set_leases(self._ledger.stamped())
-        self._scheduler.look()
+        self._leases.release(lease.id, report)
+        self._unacknowledged[lease.id] = report
+        self._store.set_leases(self._leases.with_stamps())
+        self._scheduler.survey_soon()
         log.info("lease %s of job %s: %s (%s)", lease.id, lease.job, report.status, report.message)
-        self.changed()
+        self.on_change()
 
-    # --- what time brings ---------------------------------------------------------------------------------------------
+    # --- deadlines and workloads --------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """The eternal look at deadlines and workloads; sleeps while there is neither."""
+        """Watch deadlines and workloads for ever; sleeps while there is neither."""
         while True:
-            busy = bool(self._open or self._ledger.held)
+            busy = bool(self._open or self._leases.held)
             await wait_for(self._wake, self._settings.lease.watch_seconds if busy else IDLE_WATCH_SECONDS)
             self.tick()
 
     def tick(self) -> None:
-        """Call off runs past their deadline, and end leases whose workload is gone."""
+        """Cancel runs that are past their deadline, and end leases whose workload is gone."""
         now = self._clock.boot()
         for one in list(self._open.values()):
             if now >= one.due_at:
                 self._cancel(one, f"not done within {one.order.deadline_seconds:.0f} s")
-        if not self._ledger.held or self._book.surveyed_at is None:
+        if not self._leases.held or self._store.surveyed_at is None:
             return
         proc = (self._settings.host_root or Path("/")) / "proc"
-        sight = Sight(
+        observations = Observations(
             start_of=lambda pid: process_start(proc, pid),
-            holders=self._book.holders,
-            looked_at=self._book.surveyed_at,
-            jobs_hold=self._book.accelerator != "cpu",
-            scheduled=self._book.scheduled,
+            holders=self._store.holders,
+            surveyed_at=self._store.surveyed_at,
+            jobs_hold=self._store.accelerator != "cpu",
+            scheduled=self._store.scheduled,
         )
-        for held in self._ledger.held:
-            end = fate(held, sight, now=now, settle_seconds=self._settings.lease.settle_seconds)
+        for held in self._leases.held:
+            end = judge_lease(held, observations, now=now, settle_seconds=self._settings.lease.settle_seconds)
             if end.ended:
                 self._end_lease(held.lease, OrderReport(status=OrderStatus.DONE, message=end.ended))
             elif end.seen:
-                self._ledger.seen(held.lease.id, process_start=end.process_start)
+                self._leases.note_seen(held.lease.id, process_start=end.process_start)
 
 
 def _unforeseen(error: Exception) -> OrderReport:

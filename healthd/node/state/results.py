@@ -1,23 +1,26 @@
-"""Results with their stamps, how many of them are kept, and what they say to those who schedule: pure."""
+"""Results of checks with the time when they were measured: which of them are evidence, and which are history."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from checks.contract import Status
 from healthd.core.model import CheckResult, CheckSpec
+from healthd.node.clock import Clock
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stamped:
-    """A result and when it was measured, by CLOCK_BOOTTIME of the boot `boot_id`. Its own age counts for nothing."""
+class StampedResult:
+    """A result with the time when it was measured; its own age is not used."""
 
     result: CheckResult
     measured_at: float
+    """In seconds of CLOCK_BOOTTIME."""
     boot_id: str | None
+    """The boot in which it was measured; None where it is unknown."""
 
     def as_of(self, now: float) -> CheckResult:
         """The result with its age at `now`."""
@@ -25,23 +28,89 @@ class Stamped:
 
 
 class History:
-    """The last results of one check, and besides them the last ones that did not pass: failures are kept longest."""
+    """The last results of one check, and in addition the last ones that did not pass: failures are kept longest."""
 
     def __init__(self, size: int) -> None:
-        self._recent: collections.deque[Stamped] = collections.deque(maxlen=max(1, size))
-        self._failed: collections.deque[Stamped] = collections.deque(maxlen=max(1, size))
+        self._recent: collections.deque[StampedResult] = collections.deque(maxlen=max(1, size))
+        self._failed: collections.deque[StampedResult] = collections.deque(maxlen=max(1, size))
 
-    def add(self, stamped: Stamped) -> None:
-        """Remember one more."""
+    def add(self, stamped: StampedResult) -> None:
+        """Add one result."""
         self._recent.append(stamped)
         if stamped.result.status not in (Status.PASS, Status.SKIP):
             self._failed.append(stamped)
 
-    def all(self) -> tuple[Stamped, ...]:
-        """Each once, newest first."""
+    def all(self) -> tuple[StampedResult, ...]:
+        """All results, each once, newest first."""
         kept = {id(stamped) for stamped in self._recent}
         older = [stamped for stamped in self._failed if id(stamped) not in kept]
         return tuple(reversed([*older, *self._recent]))
+
+
+class ResultLog:
+    """
+    The current result and the history of each check.
+
+    Results of an earlier boot, and those that an injected fault has changed before a restart, are history and no
+    evidence.
+    """
+
+    def __init__(self, *, clock: Clock, boot_id: str | None, history_results: int) -> None:
+        self._clock = clock
+        self._boot_id = boot_id
+        self._history_results = history_results
+        self._current: dict[str, StampedResult] = {}
+        self._history: dict[str, History] = {}
+
+    def add(self, result: CheckResult) -> None:
+        """Add a finished check. A run that found the devices busy measured nothing, so it never replaces evidence."""
+        measured_at = self._clock.boot() - result.age_seconds
+        stamped = StampedResult(result=result, measured_at=measured_at, boot_id=self._boot_id)
+        if not (is_busy(result) and result.check in self._current):
+            self._current[result.check] = stamped
+            self._history_of(result.check).add(stamped)
+
+    def _history_of(self, check: str) -> History:
+        return self._history.setdefault(check, History(self._history_results))
+
+    def get(self, check: str) -> StampedResult | None:
+        """The current result of a check; None where there is no evidence."""
+        return self._current.get(check)
+
+    def history(self, check: str) -> tuple[CheckResult, ...]:
+        """Recent results, newest first, and the last ones that did not pass; ages of an earlier boot are unbounded."""
+        history = self._history.get(check)
+        return () if history is None else tuple(self._with_age(stamped) for stamped in history.all())
+
+    def _with_age(self, stamped: StampedResult) -> CheckResult:
+        if stamped.boot_id == self._boot_id and self._boot_id is not None:
+            return stamped.as_of(self._clock.boot())
+        age_seconds = max(0.0, self._clock.wall() - stamped.result.started_at)
+        return dataclasses.replace(stamped.result, age_seconds=age_seconds)
+
+    def drop_injected(self) -> None:
+        """Drop the current results that an injected fault has changed."""
+        self._current = {check: one for check, one in self._current.items() if not one.result.injected}
+
+    def saved(self) -> tuple[tuple[StampedResult, ...], tuple[StampedResult, ...]]:
+        """The current results, and the history, oldest first."""
+        history = (stamped for one in self._history.values() for stamped in reversed(one.all()))
+        return tuple(self._current.values()), tuple(history)
+
+    def restore(
+        self, current: Iterable[StampedResult], history: Iterable[StampedResult], checks: Container[str]
+    ) -> None:
+        """Restore what an earlier daemon has saved of these checks."""
+        for stamped in history:
+            if stamped.result.check in checks:
+                self._history_of(stamped.result.check).add(stamped)
+        now = self._clock.boot()
+        for stamped in current:
+            same_boot = self._boot_id is not None and stamped.boot_id == self._boot_id
+            # A stamp ahead of the clock is not of this boot, whatever the file says.
+            valid = same_boot and not stamped.result.injected and stamped.measured_at <= now
+            if valid and stamped.result.check in checks:
+                self._current[stamped.result.check] = stamped
 
 
 def is_busy(result: CheckResult) -> bool:

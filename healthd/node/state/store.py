@@ -1,9 +1,4 @@
-"""
-What the daemon knows, stamped with CLOCK_BOOTTIME: the one snapshot that all outlets render.
-
-Nothing runs and nothing is sent from here. Results of an earlier boot, and those that an injected fault had touched in
-an earlier life of the daemon, are history and no evidence.
-"""
+"""Holds everything that the daemon knows about its node, and renders it as the one snapshot that all outlets show."""
 
 from __future__ import annotations
 
@@ -20,12 +15,12 @@ from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Lease, NodeState, Quarantine
 from healthd.node.clock import Clock
 from healthd.node.occupancy import NONE_THERE, Scheduled
-from healthd.node.occupancy.allocation import allocations
+from healthd.node.occupancy.model import allocations
 from healthd.node.settings import NodeSettings
-from healthd.node.state import files
-from healthd.node.state.results import History, Stamped, is_busy
+from healthd.node.state.results import ResultLog, StampedResult
+from healthd.node.state.saved_state import SavedState
 from healthd.runner import Survey
-from healthd.runner.workers.outcome import HOLDERS_CHECK, hidden_holders
+from healthd.runner.run_record import HOLDERS_CHECK, hidden_holders
 
 log = logging.getLogger(__name__)
 
@@ -34,35 +29,18 @@ SNAPSHOT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """
-    The state file. `results` are evidence of the boot `boot_id`; `history` may be older.
-
-    `quarantine` is kept so that the node can say it to an aggregator that has lost its database. `quarantine_told`: an
-    aggregator has said whether there is one.
-    """
-
-    version: int
-    boot_id: str | None
-    results: tuple[Stamped, ...]
-    history: tuple[Stamped, ...]
-    quarantine: Quarantine | None = None
-    quarantine_told: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Counted since the daemon started."""
+    """What was counted since the daemon started."""
 
     runs: Mapping[Status, int]
     probe_device_seconds: float
 
 
-class NodeBook:
+class NodeStore:
     """
-    All that is known of this node, on the event loop alone.
+    Everything that is known of this node; used on the event loop alone.
 
-    `version` grows with every change, and `changed` (set by the daemon) is called after it. `snapshot()` is cheap.
+    `version` grows with every change, and then all listeners are called. `snapshot()` is cheap.
     """
 
     def __init__(
@@ -74,7 +52,7 @@ class NodeBook:
         boot_id: str | None,
         compile_seconds: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
-        """`compile_seconds` says of an accelerator how much longer an ordered run may take because it compiles."""
+        """`compile_seconds` maps an accelerator to how much longer an ordered run may take because it compiles."""
         self.settings = settings
         self._compile_seconds = compile_seconds
         self.specs = specs
@@ -86,8 +64,7 @@ class NodeBook:
         self._peer_address: str | None = None
         self.started_at = clock.boot()
         self._listeners: list[Callable[[], None]] = []
-        self._results: dict[str, Stamped] = {}
-        self._history: dict[str, History] = {}
+        self._results = ResultLog(clock=clock, boot_id=boot_id, history_results=settings.history_results)
         self._runs = collections.Counter[Status]()
         self._device_seconds = 0.0
         self._survey: Survey | None = None
@@ -96,97 +73,92 @@ class NodeBook:
         self._leases: tuple[tuple[Lease, float], ...] = ()
         self._doubt = ""
         self._quarantine: Quarantine | None = None
-        self._quarantine_told = False
+        self._quarantine_known = False
         self._faults: tuple[str, ...] = settings.faults
         self._running: str | None = None
         self._cached: tuple[int, float, NodeState] | None = None
         self._health: Health | None = None
-        self._save_complaint = ""
 
-    # --- what comes in ------------------------------------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------------------------------
 
     def listen(self, callback: Callable[[], None]) -> None:
         """Call this after every change."""
         self._listeners.append(callback)
 
     def record(self, result: CheckResult) -> None:
-        """
-        Take in a finished check. A run that found the devices busy measured nothing, so it never replaces evidence.
-        """
+        """Record a finished check."""
         self._runs[result.status] += 1
-        if not any(spec.name == result.check for spec in self.specs):
-            return
-        stamped = Stamped(result=result, measured_at=self.clock.boot() - result.age_seconds, boot_id=self.boot_id)
-        if not (is_busy(result) and result.check in self._results):
-            self._results[result.check] = stamped
-            self._history.setdefault(result.check, History(self.settings.history_results)).add(stamped)
-        self._touch()
+        if any(spec.name == result.check for spec in self.specs):
+            self._results.add(result)
+            self._touch()
 
-    def survey(self, survey: Survey) -> None:
-        """Take in what the machine looks like now, and who holds its devices."""
+    def set_survey(self, survey: Survey) -> None:
+        """Record a survey of the machine."""
         self._surveyed_at = self.clock.boot()
         if survey != self._survey:
             self._survey = survey
             self._touch()
 
     def set_scheduled(self, scheduled: Scheduled) -> None:
-        """Take in what the host's job schedulers have given away."""
-        news = scheduled.readings != self._scheduled.readings
+        """Record the allocations of the host's job schedulers."""
+        changed = scheduled.readings != self._scheduled.readings
         self._scheduled = scheduled
-        if news:
+        if changed:
             self._touch()
 
     def set_specs(self, specs: tuple[CheckSpec, ...]) -> None:
-        """The same checks, as they count from now on."""
+        """Replace the specs of the checks; the checks are the same."""
         if specs != self.specs:
             self.specs = specs
             self._touch()
 
-    def spent(self, device_seconds: float) -> None:
-        """What our active checks took of the devices since the start."""
+    def set_device_seconds(self, device_seconds: float) -> None:
+        """Record how long active checks have had the devices since the start."""
         self._device_seconds = device_seconds
 
     def set_leases(self, leases: tuple[tuple[Lease, float], ...]) -> None:
-        """The leases in force, each with the boot-time stamp from which its age counts."""
+        """Replace the leases in force, each with the CLOCK_BOOTTIME stamp from which its age counts."""
         self._leases = leases
         self._touch()
 
     def set_doubt(self, doubt: str) -> None:
-        """Why there may be leases that are not known here; empty when they are known."""
+        """Record why there may be leases that are not known; empty when all are known."""
         if doubt != self._doubt:
             self._doubt = doubt
             self._touch()
 
     def set_quarantine(self, quarantine: Quarantine | None) -> None:
-        """The aggregator's word."""
-        if quarantine != self._quarantine or not self._quarantine_told:
-            self._quarantine, self._quarantine_told = quarantine, True
+        """Record the statement of the aggregator."""
+        if quarantine != self._quarantine or not self._quarantine_known:
+            self._quarantine, self._quarantine_known = quarantine, True
             self._touch()
 
     def set_faults(self, faults: tuple[str, ...]) -> None:
-        """The injected faults in force."""
+        """Replace the injected faults in force."""
         self._faults = faults
         self._touch()
 
     def set_peer_address(self, address: str | None) -> None:
-        """The IP address by which the ranks of other nodes reach this one's."""
+        """Record the IP address by which the ranks of other nodes reach those of this one."""
         if address != self._peer_address:
             self._peer_address = address
             self._touch()
 
     def set_running(self, running: str | None) -> None:
-        """What active run is under way, for people."""
+        """Record which active run is under way, in words; None for no run."""
         if running != self._running:
             self._running = running
             self._touch()
 
-    def drop_injected(self) -> tuple[str, ...]:
-        """Forget what injected faults latched; the names of the checks that know nothing now."""
-        names = tuple(name for name, stamped in self._results.items() if stamped.result.injected)
-        for name in names:
-            del self._results[name]
+    def drop_injected(self) -> None:
+        """Drop the results that injected faults have changed."""
+        self._results.drop_injected()
         self._touch()
-        return names
+
+    def _touch(self) -> None:
+        self.version += 1
+        for callback in self._listeners:
+            callback()
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
@@ -208,7 +180,7 @@ class NodeBook:
 
     @property
     def holders(self) -> tuple[str, ...] | None:
-        """Processes that hold devices, without our own; None where it cannot be seen or was not looked at yet."""
+        """Processes that hold devices, without our own; None where they cannot be seen, or before the first survey."""
         seen = self._survey.holders if self._survey is not None else None
         return seen or (None if self._hidden else seen)
 
@@ -220,39 +192,39 @@ class NodeBook:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The targets of the devices; empty until the machine was looked at."""
+        """The targets of the devices; empty before the first survey."""
         return () if self._survey is None else tuple(device.target for device in self._survey.inventory.devices)
 
     @property
     def rank_targets(self) -> tuple[str, ...]:
-        """The targets that checks run on: devices, or their cores; empty until the machine was looked at."""
+        """The targets that checks run on: devices, or their cores; empty before the first survey."""
         return () if self._survey is None else self._survey.inventory.rank_targets
 
     @property
     def quarantine(self) -> Quarantine | None:
-        """The aggregator's word, as it was last heard."""
+        """The quarantine by the last statement of the aggregator; None for no quarantine."""
         return self._quarantine
 
     @property
-    def quarantine_untold(self) -> str:
-        """Why it is not known whether the node is quarantined; empty where it is, or where no aggregator is named."""
-        if self._quarantine_told or not self.settings.sync.aggregators:
+    def quarantine_unknown(self) -> str:
+        """Why it is not known whether the node is quarantined; empty where it is known, or without an aggregator."""
+        if self._quarantine_known or not self.settings.sync.aggregators:
             return ""
         return "no aggregator has said yet whether this node is quarantined"
 
     @property
     def accelerator(self) -> str | None:
-        """The kind of devices; None until the machine was looked at."""
+        """The kind of devices; None before the first survey."""
         return self._survey.inventory.accelerator if self._survey is not None else None
 
     @property
     def surveyed_at(self) -> float | None:
-        """When the devices were last looked at."""
+        """When the devices were last surveyed (CLOCK_BOOTTIME); None before the first time."""
         return self._surveyed_at
 
     @property
     def scheduled(self) -> Scheduled:
-        """What the host's job schedulers have given away, as of the last look."""
+        """The allocations of the host's job schedulers, by their last answers."""
         return self._scheduled
 
     @property
@@ -272,22 +244,16 @@ class NodeBook:
         """What was counted since the start."""
         return Totals(runs={status: self._runs[status] for status in Status}, probe_device_seconds=self._device_seconds)
 
-    def result(self, check: str) -> Stamped | None:
-        """The last result of a check that counts as evidence."""
+    def result(self, check: str) -> StampedResult | None:
+        """The last result of a check that is evidence; None without evidence."""
         return self._results.get(check)
 
     def history(self, check: str) -> tuple[CheckResult, ...]:
-        """Recent results, newest first, and the last ones that did not pass; ages of an earlier boot are unbounded."""
-        kept = self._history.get(check)
-        return () if kept is None else tuple(self._shown(stamped) for stamped in kept.all())
-
-    def _shown(self, stamped: Stamped) -> CheckResult:
-        if stamped.boot_id == self.boot_id and self.boot_id is not None:
-            return stamped.as_of(self.clock.boot())
-        return dataclasses.replace(stamped.result, age_seconds=max(0.0, self.clock.wall() - stamped.result.started_at))
+        """See `ResultLog.history`."""
+        return self._results.history(check)
 
     def snapshot(self) -> NodeState:
-        """The node, at most a second ago and never before the last change: what outlets show."""
+        """The node, at most a second old and never older than the last change: what outlets show."""
         now = self.clock.boot()
         if self._cached is not None:
             version, at, state = self._cached
@@ -296,7 +262,7 @@ class NodeBook:
         return self.exact()
 
     def exact(self) -> NodeState:
-        """The node as of this moment: what is sent, because its ages are added to."""
+        """The node as of this moment: what is sent, since its ages are counted from then."""
         now = self.clock.boot()
         state = self._render(now)
         self._cached = (self.version, now, state)
@@ -306,6 +272,7 @@ class NodeBook:
 
     def _render(self, now: float) -> NodeState:
         survey = self._survey
+        results = (self._results.get(spec.name) for spec in self.specs)
         blank = NodeState(
             node=self.settings.name,
             aliases=self.settings.aliases,
@@ -320,7 +287,7 @@ class NodeBook:
             health=Health.UNKNOWN,
             reasons=(),
             checks=self.specs,
-            results=tuple(self._results[spec.name].as_of(now) for spec in self.specs if spec.name in self._results),
+            results=tuple(stamped.as_of(now) for stamped in results if stamped is not None),
             allocated=self.allocated,
             leases=self.leases,
             quarantine=self._quarantine,
@@ -335,60 +302,36 @@ class NodeBook:
         return dataclasses.replace(blank, health=health, reasons=reasons)
 
     def _log_health(self, state: NodeState) -> None:
-        """One line whenever the health becomes another one."""
+        """Log each change of the health in one line."""
         why = f": {state.reasons[0].message}" if state.reasons else ""
         log.info("%s is %s%s", state.node, state.health.value, why)
         self._health = state.health
 
-    def _touch(self) -> None:
-        self.version += 1
-        for callback in self._listeners:
-            callback()
+    # --- over a restart -----------------------------------------------------------------------------------------------
 
-    # --- what survives ------------------------------------------------------------------------------------------------
-
-    def restore(self, path: Path) -> None:
-        """Take up what an earlier daemon had saved; a damaged file is set aside by `files.load`."""
-        saved = files.load(path, Saved)
-        if saved is None:
-            return
-        self._quarantine, self._quarantine_told = saved.quarantine, saved.quarantine_told
-        now = self.clock.boot()
-        known = {spec.name for spec in self.specs}
-        for stamped in saved.history:
-            if stamped.result.check in known:
-                self._history.setdefault(stamped.result.check, History(self.settings.history_results)).add(stamped)
-        if self.boot_id is None or saved.boot_id != self.boot_id:
-            return
-        for stamped in saved.results:
-            # A stamp ahead of the clock is no stamp of this boot, whatever the file says.
-            if stamped.result.check in known and not stamped.result.injected and stamped.measured_at <= now:
-                self._results[stamped.result.check] = stamped
-        self._touch()
-
-    def save(self, path: Path) -> None:
-        """Write what is to survive. A disk that is full is one line in the log, and the daemon goes on."""
-        saved = Saved(
+    def saved(self) -> SavedState:
+        """What is saved over a restart."""
+        results, history = self._results.saved()
+        return SavedState(
             version=1,
             boot_id=self.boot_id,
-            results=tuple(self._results.values()),
-            history=tuple(stamped for kept in self._history.values() for stamped in reversed(kept.all())),
+            results=results,
+            history=history,
             quarantine=self._quarantine,
-            quarantine_told=self._quarantine_told,
+            quarantine_told=self._quarantine_known,
         )
-        try:
-            files.save(path, saved, durable=False)
-        except OSError as error:
-            complaint = f"{path}: cannot be written ({error.strerror}); a restarted daemon will know less"
-            if complaint != self._save_complaint:
-                log.error("%s", complaint)
-            self._save_complaint = complaint
-        else:
-            self._save_complaint = ""
+
+    def restore(self, saved: SavedState) -> None:
+        """Restore what an earlier daemon has saved."""
+        self._quarantine, self._quarantine_known = saved.quarantine, saved.quarantine_told
+        same_boot = self.boot_id is not None and saved.boot_id == self.boot_id
+        checks = {spec.name for spec in self.specs}
+        self._results.restore(saved.results if same_boot else (), saved.history, checks)
+        self._touch()
 
 
 def _hostname(host_root: Path | None) -> str | None:
-    """What the machine calls itself; None where it cannot be told."""
+    """The name by which the machine calls itself; None where it cannot be read."""
     if host_root is None:
         return socket.gethostname() or None
     try:

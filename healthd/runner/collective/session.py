@@ -1,5 +1,5 @@
 """
-The ranks of this node over the rounds of one validation: the devices are taken once, and torch is imported once.
+The ranks of this node over the rounds of one validation: the devices are claimed once, and torch is imported once.
 
     session = runner.session(faults)
     await session.open()                                    # RefusedError: the devices are not ours to use
@@ -12,7 +12,6 @@ Unverified on hardware: groups over several nodes of GPUs (NCCL) and of NeuronCo
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,18 +21,16 @@ from checks.contract import Scope
 from checks.worker.faults import Fault
 from healthd.core.errors import HealthdError
 from healthd.core.model import CollectiveOrder, RankReport
-from healthd.runner.collective.ranks import OnReport, Ranks, Round
-from healthd.runner.device_claim import busy_by
-from healthd.runner.device_lock import DeviceLock, LockBusyError, read_leased
+from healthd.runner.collective.order_ranks import OnReport, OrderRanks, Round
+from healthd.runner.collective.rank_group import group_over_nodes
+from healthd.runner.compilation import compile_over_nodes
+from healthd.runner.device_claim import ClaimError, DeviceClaim
 from healthd.runner.settings import CheckInfo, OnProgress, RunProgress, Survey
-from healthd.runner.warm import compile_over_nodes, group_over_nodes
 from healthd.runner.workers.outcome import Outcome
-from healthd.runner.workers.worker_lane import Job, Lane
+from healthd.runner.workers.worker_lane import WorkerLane, ask_node
 from healthd.runner.workers.workers import Workers
 
-log = logging.getLogger(__name__)
-
-FRESH_LOOK_SECONDS = 1.0
+FRESH_SURVEY_SECONDS = 1.0
 MAX_RANKS = 1 << 20  # of a group: beyond it the sums of the checks would no longer be exact
 
 
@@ -42,7 +39,7 @@ class RefusedError(HealthdError):
 
 
 class Session:
-    """Made by `Runner.session`. One `join` at a time; after `close` it is of no more use."""
+    """Made by `Runner.session`. One `join` at a time; after `close` it cannot be used any more."""
 
     def __init__(
         self,
@@ -53,95 +50,58 @@ class Session:
         on_device_seconds: Callable[[float], None],
         faults: Sequence[Fault] = (),
     ) -> None:
-        self._workers = make_workers(self._heard)
-        self._settings = self._workers.settings
+        self._workers = make_workers(self._note_progress)
+        self._claim = DeviceClaim(self._workers, self._survey)
         self._catalogue = catalogue
         self._on_survey = on_survey
         self._on_device_seconds = on_device_seconds
         self._faults = tuple(faults)
-        self._held = AsyncExitStack()
-        self._boot_id: str | None = None
+        self._claimed = AsyncExitStack()
         self._targets: tuple[str, ...] = ()
-        self._kind = "kept"
-        self._lanes: list[Lane] = []
-        self._ranks: Ranks | None = None
+        self._lanes: list[WorkerLane] = []
+        self._ranks: OrderRanks | None = None
         self._seen_free_at = -math.inf
 
-    # --- taking the devices -------------------------------------------------------------------------------------------
+    # --- the devices --------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Take the devices. Raises RefusedError when they cannot be found, or are not ours to use; then close it."""
+        """Claim the devices. Raises RefusedError when there are none, or they are in use; close the session then."""
         surveyed = await self._survey()
         if not self._targets:
             raise RefusedError("no devices were found, so that there is nothing to be a rank on")
-        if await self._lock():
-            # While we waited, somebody else's workers had the devices: what was seen then is old.
-            surveyed = await self._survey()
-        await self._free(surveyed)
-        together = self._kind == "together"
-        self._lanes = [Lane(self._workers, name) for name in ([",".join(self._targets)] if together else self._targets)]
-
-    async def look(self) -> None:
-        """See that the devices, which we have, are still in nobody's hands. Raises RefusedError."""
-        if time.monotonic() - self._seen_free_at > FRESH_LOOK_SECONDS:
-            await self._free(await self._survey())
-
-    async def _free(self, surveyed: Outcome) -> None:
-        attempt = 0
-        while busy := self._leased() or busy_by(surveyed):
-            attempt += 1
-            if attempt > self._settings.retries:
-                raise RefusedError(f"the devices are taken: {busy}")
-            await self._workers.back_off(attempt)  # it may be somebody who is just leaving
-            surveyed = await self._survey()
+        try:
+            await self._claimed.enter_async_context(self._claim.held(surveyed))
+        except ClaimError as error:
+            raise _refused(error) from None
         self._seen_free_at = time.monotonic()
+        together = self._kind == "together"
+        targets = [",".join(self._targets)] if together else self._targets
+        self._lanes = [WorkerLane(self._workers, target) for target in targets]
+
+    async def check_free(self) -> None:
+        """See that no other process uses the devices, which are claimed. Raises RefusedError."""
+        if time.monotonic() - self._seen_free_at > FRESH_SURVEY_SECONDS:
+            try:
+                await self._claim.check_free(await self._survey())
+            except ClaimError as error:
+                raise _refused(error) from None
+            self._seen_free_at = time.monotonic()
 
     async def _survey(self) -> Outcome:
-        """What there is, and who holds it."""
-        lane, answers = Lane(self._workers, None), list[Outcome]()
-        lane.submit(
-            Job(
-                check="survey",
-                command={"kind": "survey"},
-                timeout_seconds=self._settings.survey_timeout_seconds,
-                finish=answers.append,
-            )
-        )
-        lane.close()
-        await lane.serve()
-        (outcome,) = answers
+        """The devices and their holders. Raises RefusedError when they cannot be found."""
+        outcome = await ask_node(self._workers, "survey", self._workers.settings.survey_timeout_seconds)
         survey = self._on_survey(outcome)
         if outcome.missing is not None or not outcome.answers:
             why = outcome.missing.message if outcome.missing else "no answer"
             raise RefusedError(f"the devices could not be found: {why}")
-        found = outcome.answers[0]
-        self._workers.inventory = {**found["inventory"], "holders": found["holders"]}
-        self._boot_id = found["boot_id"]
+        self._workers.note_survey(outcome.answers[0])
         self._targets = survey.inventory.rank_targets
-        self._kind = str(found["inventory"].get("ranks", "kept"))
         return outcome
 
-    async def _lock(self) -> bool:
-        """Keep other healthd processes of this host off the devices; whether we had to wait for one."""
-        run_dir = self._settings.run_dir
-        if run_dir is None:
-            return False
-        path = run_dir / f"{self._workers.inventory['accelerator']}.lock"
-        lock = DeviceLock(path, self._settings.lock_wait_seconds)
-        try:
-            await self._held.enter_async_context(lock)
-        except LockBusyError as error:
-            raise RefusedError(f"the devices are taken: {error}") from None
-        except OSError as error:
-            text = f"cannot lock {path}: {error.strerror or error}; set run_dir to a directory of ours"
-            raise RefusedError(text) from None
-        return lock.waited
-
-    def _leased(self) -> str | None:
-        """Why the node is a job's although nobody holds devices, as its daemon says."""
-        if self._settings.run_dir is None or not self._settings.heed_leases:
-            return None
-        return read_leased(self._settings.run_dir, self._boot_id)
+    @property
+    def _kind(self) -> str:
+        """How ranks become a group: see `NodeCollective`."""
+        return str(self._workers.inventory.get("ranks", "kept"))
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -149,11 +109,11 @@ class Session:
         self, order: CollectiveOrder, on_report: OnReport, *, interface: str | None, deadline_seconds: float
     ) -> tuple[RankReport, ...]:
         """
-        Be the ranks of an order, and say what became of each in each check that was begun.
+        Run the ranks of an order; the reports of all ranks in all checks that were begun.
 
-        `on_report` hears how far all are, about twice a second, and at once when one is lost. When the deadline comes
-        the ranks that are left are killed, and are `Timeout`; when it is cancelled they are killed as well, and
-        `on_report` has heard the last of them. Raises RefusedError for an order that this node cannot follow.
+        `on_report` receives the progress of all ranks about twice a second, and at once when one is lost. At the
+        deadline the ranks that are left are killed, and are `Timeout`; on cancellation they are killed as well, and
+        `on_report` has received their last reports. Raises RefusedError for an order that this node cannot follow.
         """
         round_ = Round(
             order=order,
@@ -165,21 +125,21 @@ class Session:
         self._workers.compile = compile_over_nodes(order, round_.checks, self._workers)
         if self._kind == "fresh":
             self._workers.group = group_over_nodes(order, self._targets)
-        self._ranks = ranks = Ranks(round_, self._lanes, self._targets, self._settings, on_report)
+        self._ranks = ranks = OrderRanks(round_, self._workers, self._lanes, self._targets, on_report)
         try:
             return await ranks.run()
         finally:
             self._ranks = None
             if self._kind != "kept":
-                await self._let_go()
+                await self._retire()
 
     async def warm(self) -> None:
-        """Have ranks ready that the next round finds, where a round before has lost its own."""
+        """Start the ranks of the next round, where a round before has lost its own."""
         if self._kind == "kept":
-            await asyncio.gather(*(lane.ensure() for lane in self._lanes))
+            await asyncio.gather(*(lane.start() for lane in self._lanes))
 
     def _checks_of(self, order: CollectiveOrder, catalogue: Mapping[str, CheckInfo]) -> tuple[CheckInfo, ...]:
-        """What the order wants to be run. Raises RefusedError for an order that cannot be followed here."""
+        """The checks of an order. Raises RefusedError for an order that this node cannot follow."""
         own = len(self._targets)
         if order.ranks != own:
             raise RefusedError(f"it asks for {order.ranks} ranks, and this node has {own} ({_some(self._targets)})")
@@ -203,26 +163,27 @@ class Session:
                 raise RefusedError(f"{name} compares no ranks; a collective is wanted, such as all_reduce")
         return tuple(catalogue[name] for name in dict.fromkeys(order.checks))
 
-    def _heard(self, progress: RunProgress) -> None:
+    def _note_progress(self, progress: RunProgress) -> None:
         if self._ranks is not None:
-            self._ranks.heard(progress)
+            self._ranks.note_progress(progress)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
-
-    async def _let_go(self) -> None:
+    async def _retire(self) -> None:
         await asyncio.gather(*(lane.retire() for lane in self._lanes))
 
     async def close(self) -> None:
-        """Let the ranks go, and kill what does not; returns when the devices are free, or known to be stuck."""
+        """Let the ranks end, and kill those that do not; returns when the devices are free, or known to be stuck."""
         try:
-            await self._let_go()
+            await self._retire()
         finally:
-            self._workers.kill_all()
             for lane in self._lanes:
                 lane.count_seconds()
-            await self._workers.bury_all(self._settings.kill_grace_seconds)
+            await self._workers.kill_all()
             self._on_device_seconds(self._workers.device_seconds)
-            await self._held.aclose()
+            await self._claimed.aclose()
+
+
+def _refused(error: ClaimError) -> RefusedError:
+    return RefusedError(f"the devices are taken: {error}" if error.reason == "Busy" else str(error))
 
 
 def _some(targets: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
 """
-Which rank of a node is at fault when a collective of all of them fails and none shows itself: smaller groups tell.
+Finds the rank of a node that is at fault when a collective of all ranks fails and names none: by smaller groups.
 
 The same localisation that names a node of a fleet names a rank of a node: pairs of the node's own ranks run the
-collectives that failed, until each failure has a name or more cannot be told. Only ranks that are kept can be put
-together anew in moments (CPU, CUDA); with those that start anew for each group it would take minutes.
+collectives that failed, until each failure has a culprit or no more can be found out. Only ranks whose workers are kept
+can be regrouped in moments (CPU, CUDA); with workers that start anew for each group it would take minutes.
 
 Unverified on hardware: groups of GPUs (NCCL); on CPUs (gloo) it is tested.
 """
@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any, Protocol
 
 from checks.contract import Blame, Finding, Status
 from checks.reasons import blame_of
@@ -25,62 +25,73 @@ from checks.worker.protocol import shorten
 from healthd.core.model import CheckResult
 from healthd.localize import Bounds, Course, Culprit, GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
 from healthd.localize.verdict import names
-from healthd.runner.collective.group import Collective, Command
 from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.outcome import Outcome as RankOutcome
-from healthd.runner.workers.worker_lane import Lane
+from healthd.runner.workers.worker_lane import WorkerLane
 from healthd.runner.workers.workers import Workers
 
 log = logging.getLogger(__name__)
 
 MOST_ROUNDS = 24
-"""Of one search: a path takes ten and more, a device three."""
+"""Rounds of one search: to find a path takes ten and more, a device three."""
 PAIR_ROUNDS = 4
 """Clean rounds of pairs before larger groups are searched: a node has few ranks, which have met each other by then."""
 GROUP_SECONDS = 15.0
-"""For one collective of a group: what takes longer than this, and than twice the whole, hangs."""
+"""A collective of a group hangs when it takes longer than this, and than twice the time of all ranks."""
 SLOW = ("SlowLink", "SlowDevice")
 
+Command = Callable[[CheckInfo, Sequence[str], dict[str, Any] | None], dict[str, Any]]
 Judge = Callable[[CheckInfo, Sequence[RankOutcome]], Awaitable[RankOutcome]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unclear:
-    """
-    A collective of all ranks that failed without a culprit, with all that its result is made of.
+class Group(Protocol):
+    """Some ranks of the node: see `NodeCollective`."""
 
-    `timeout_seconds` is the check's own; `faults` are those injected into it.
-    """
+    async def run(
+        self, info: CheckInfo, timeout_seconds: float, command: Command, faults: Sequence[Fault]
+    ) -> tuple[list[RankOutcome], bool]:
+        """The outcomes of all ranks, and whether they were a whole group."""
+
+
+MakeGroup = Callable[[tuple[int, ...], str], Group]
+"""A group of these ranks, under a name of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnresolvedFailure:
+    """A collective of all ranks that failed without a culprit, with everything of which its result is composed."""
 
     info: CheckInfo
     outcomes: Sequence[RankOutcome]
     judgement: RankOutcome
     faults: tuple[Fault, ...]
+    """Those that are injected into the check."""
     timeout_seconds: float
+    """The time limit of the check."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was said of all ranks together."""
+        """The findings about all ranks together."""
         return tuple(self.judgement.findings)
 
     @property
     def within_seconds(self) -> float:
-        """For the same in a smaller group."""
+        """The time limit of the same collective in a smaller group."""
         began = min(outcome.began for outcome in self.outcomes)
         seconds = max(outcome.ended for outcome in self.outcomes) - began
         return min(self.timeout_seconds, max(GROUP_SECONDS, 2 * seconds))
 
 
 @dataclass(kw_only=True)
-class Seen:
-    """What groups have said: of a rank, and of a group as such, with the numbers of the whole."""
+class GroupMessages:
+    """What failed groups reported, with the rank numbers of the whole node."""
 
-    ranks: dict[int, str] = field(default_factory=dict)
-    groups: dict[frozenset[int], str] = field(default_factory=dict)
+    by_rank: dict[int, str] = field(default_factory=dict)
+    by_group: dict[frozenset[int], str] = field(default_factory=dict)
 
 
-def is_open(judgement: RankOutcome) -> bool:
-    """Whether a collective failed, was slow or hung, and neither a rank nor anything else is named for it."""
+def is_unresolved(judgement: RankOutcome) -> bool:
+    """Whether a collective failed, was slow or hung, and no rank nor anything else is named as the cause."""
     if judgement.missing is not None:
         return False
     bad = [one for one in judgement.findings if one.status in (Status.FAIL, Status.UNKNOWN)]
@@ -90,13 +101,13 @@ def is_open(judgement: RankOutcome) -> bool:
 
 
 def not_applicable(accelerator: object) -> Finding:
-    """Why nothing is searched where ranks are not kept."""
+    """The finding where workers are not kept, so that there is no search."""
     text = f"which rank is at fault was not searched for: ranks of {accelerator} cannot be put together anew at once"
     return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
 
 
 def failed_probes(results: Iterable[CheckResult], targets: Sequence[str]) -> dict[int, str]:
-    """Rank -> what a probe of its device alone found wrong; a rank whose probes passed is not cleared by that."""
+    """Rank -> the failure of a probe of its device alone. Probes that passed do not clear a rank."""
     found: dict[int, str] = {}
     for result in results:
         for one in result.findings:
@@ -107,26 +118,33 @@ def failed_probes(results: Iterable[CheckResult], targets: Sequence[str]) -> dic
 
 
 class Subgroups:
-    """Of one run, once all its collectives of the whole have ended. `search` is called once."""
+    """The search of one run, once all its collectives of all ranks have ended. `search` is called once."""
 
     def __init__(
-        self, workers: Workers, lanes: Sequence[Lane], folder: Path, *, command: Command, judge: Judge, seed: int = 0
+        self,
+        workers: Workers,
+        lanes: Sequence[WorkerLane],
+        make_group: MakeGroup,
+        *,
+        command: Command,
+        judge: Judge,
+        seed: int = 0,
     ) -> None:
         self._workers = workers
         self._lanes = lanes
-        self._folder = folder
+        self._make_group = make_group
         self._command = command
         self._judge = judge
         self._seed = seed
-        self._seen = Seen()
+        self._messages = GroupMessages()
 
     async def search(
-        self, failing: Sequence[Unclear], results: Iterable[CheckResult], *, deadline: float
+        self, failing: Sequence[UnresolvedFailure], results: Iterable[CheckResult], *, deadline: float
     ) -> tuple[Finding, ...]:
         """
-        What the ranks' smaller groups say, never nothing; `results` are those of the run so far.
+        The findings of smaller groups of ranks, at least one; `results` are those of the run so far.
 
-        `deadline` is monotonic: when it comes, groups under way are ended, and what is known then is said.
+        `deadline` is monotonic: then groups under way are ended, and the findings say what is known by then.
         """
         if self._workers.inventory.get("ranks", "kept") != "kept":
             return (not_applicable(self._workers.inventory.get("accelerator")),)
@@ -146,7 +164,9 @@ class Subgroups:
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
-    async def _round(self, step: NextRound, failing: Sequence[Unclear], deadline: float) -> list[GroupOutcome] | None:
+    async def _round(
+        self, step: NextRound, failing: Sequence[UnresolvedFailure], deadline: float
+    ) -> list[GroupOutcome] | None:
         """The outcomes of a round; None when the time was up before it ended."""
         groups = [tuple(sorted(int(name.partition(":")[2]) for name in group)) for group in step.groups]
         try:
@@ -154,22 +174,22 @@ class Subgroups:
                 tests = (self._test(step.number, index, group, failing) for index, group in enumerate(groups))
                 found = await asyncio.gather(*tests)
         except TimeoutError:
-            await asyncio.gather(*(lane.bury("") for lane in self._lanes))
+            await asyncio.gather(*(lane.kill("") for lane in self._lanes))
             return None
         return [
             GroupOutcome(members=tuple(map(self._name, group)), outcome=outcome, round=step.number)
             for group, outcome in zip(groups, found, strict=True)
         ]
 
-    async def _test(self, number: int, index: int, group: tuple[int, ...], failing: Sequence[Unclear]) -> Outcome:
-        """Let these ranks run what failed, one after the other, to the first that fails again."""
+    async def _test(
+        self, number: int, index: int, group: tuple[int, ...], failing: Sequence[UnresolvedFailure]
+    ) -> Outcome:
+        """Let these ranks run the failed collectives, one after the other, to the first that fails again."""
         if len(group) < 2:
             return Outcome.UNKNOWN
-        folder = self._folder / f"round-{number}-{index}"
-        folder.mkdir()
-        collective = Collective(self._workers, [self._lanes[rank] for rank in group], folder, numbers=group)
+        ranks = self._make_group(group, f"round-{number}-{index}")
         for test in failing:
-            outcomes, whole = await collective.run(test.info, test.within_seconds, self._command, test.faults)
+            outcomes, whole = await ranks.run(test.info, test.within_seconds, self._command, test.faults)
             judgement = await self._judge(test.info, outcomes) if whole else None
             if judgement is None or judgement.missing is not None:
                 return Outcome.UNKNOWN
@@ -185,11 +205,11 @@ class Subgroups:
             text = re.sub(r"\brank:(\d+)", lambda found: _renamed(found[1], group), one.message)
             rank = re.fullmatch(r"rank:(\d+)", one.target)
             if rank is not None and int(rank[1]) < len(group):
-                self._seen.ranks[group[int(rank[1])]] = text
+                self._messages.by_rank[group[int(rank[1])]] = text
             else:
-                self._seen.groups[frozenset(group)] = text
+                self._messages.by_group[frozenset(group)] = text
 
-    # --- what is said -------------------------------------------------------------------------------------------------
+    # --- findings -----------------------------------------------------------------------------------------------------
 
     def _name(self, rank: int) -> str:
         return f"rank:{rank}"
@@ -198,7 +218,9 @@ class Subgroups:
         """`rank:1 (cpu:1)`."""
         return f"{name} ({self._lanes[int(name.partition(':')[2])].target})"
 
-    def _findings(self, verdict: Verdict, failing: Sequence[Unclear], probes: Mapping[int, str]) -> tuple[Finding, ...]:
+    def _findings(
+        self, verdict: Verdict, failing: Sequence[UnresolvedFailure], probes: Mapping[int, str]
+    ) -> tuple[Finding, ...]:
         what = names(test.info.name for test in failing)
         found = [self._of_culprit(culprit, what, probes) for culprit in verdict.culprits]
         for path in verdict.paths:
@@ -208,8 +230,8 @@ class Subgroups:
         worst = Status.FAIL if any(o.status is Status.FAIL for t in failing for o in t.findings) else Status.UNKNOWN
         for part in verdict.one_of:
             text = f"one of {names(map(self._full, part))} is at fault in {what}, or a link between them"
-            told = [f"{self._full(name)} failed {probes[rank]}" for name in part if (rank := _rank(name)) in probes]
-            found.append(_finding(worst, "RanksAmbiguous", "; ".join([text, *told]), "node"))
+            failed = [f"{self._full(name)} failed {probes[rank]}" for name in part if (rank := _rank(name)) in probes]
+            found.append(_finding(worst, "RanksAmbiguous", "; ".join([text, *failed]), "node"))
         if verdict.scale is not None:
             scale = verdict.scale
             text = f"{what} fails with {len(scale.members)} ranks and passes with {scale.largest_passing}"
@@ -226,18 +248,18 @@ class Subgroups:
         text = f"{self._full(culprit.member)} {manner} in {what}"
         if culprit.failed_with:
             text += f" with {names(culprit.failed_with)}, which pass without it"
-        seen = self._seen.ranks.get(rank) or self._of_smallest_group(rank)
-        said = [*([f"its device failed {probes[rank]}"] if rank in probes else []), *([seen] if seen else [])]
-        text += f": {'; '.join(said)}" if said else ""
+        seen = self._messages.by_rank.get(rank) or self._of_smallest_group(rank)
+        causes = [*([f"its device failed {probes[rank]}"] if rank in probes else []), *([seen] if seen else [])]
+        text += f": {'; '.join(causes)}" if causes else ""
         return _finding(Status.FAIL, "SlowRank" if slow else "RankFault", text, culprit.member)
 
     def _of_smallest_group(self, rank: int) -> str | None:
-        groups = [group for group in self._seen.groups if rank in group]
-        return self._seen.groups[min(groups, key=lambda group: (len(group), sorted(group)))] if groups else None
+        groups = [group for group in self._messages.by_group if rank in group]
+        return self._messages.by_group[min(groups, key=lambda group: (len(group), sorted(group)))] if groups else None
 
 
 def outcome_of(findings: Sequence[Finding]) -> Outcome:
-    """What a judged collective of a group comes to: one that hangs has failed, one not measured says nothing."""
+    """The outcome of a judged collective of a group: a hang is a failure, what was not measured is unknown."""
     bad = _bad(findings)
     if not bad:
         return Outcome.PASS if any(one.status is not Status.SKIP for one in findings) else Outcome.UNKNOWN

@@ -1,6 +1,4 @@
-"""
-What the lanes of one run share: how a worker is started, which ones there are, and which could not be killed.
-"""
+"""The worker processes of one run: how each is started and set up, and which of them could not be killed."""
 
 from __future__ import annotations
 
@@ -15,52 +13,53 @@ from typing import Any
 
 import checks
 from checks.contract import Missing
+from checks.learned import hardware_in
 from checks.worker.protocol import from_limits
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
-from healthd.runner.workers.child import Child
+from healthd.runner.workers.process import WorkerProcess
 
 WORKER = str(Path(next(iter(checks.__path__))).resolve() / "worker" / "worker.py")
 
-# What a job or a launcher sets for its own processes and would change ours: another rank, another library in our way.
+# What a job or a launcher sets for its own processes and would change ours: another rank, a preloaded library.
 _DROPPED = frozenset(
     {"LD_PRELOAD", "LD_AUDIT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_")
 
 
-class Corpses:
-    """Killed workers that the kernel does not let go, by device target or `node/CHECK`. Lives as long as the runner."""
+class Unreaped:
+    """Killed workers that the kernel still holds, by device target or `node/CHECK`. Lives as long as the runner."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, Child] = {}
+        self._by_key: dict[str, WorkerProcess] = {}
 
-    def add(self, key: str, child: Child) -> None:
-        """Remember one."""
-        self._by_key[key] = child
+    def add(self, key: str, process: WorkerProcess) -> None:
+        """Record one."""
+        self._by_key[key] = process
 
-    def of(self, key: str) -> Child | None:
-        """The one that is still there."""
-        child = self._by_key.get(key)
-        if child is not None and child.is_gone():
+    def reap(self, key: str) -> WorkerProcess | None:
+        """Try to reap the one with this key; returns it when it is still there."""
+        process = self._by_key.get(key)
+        if process is not None and process.is_gone():
             del self._by_key[key]
             return None
-        return child
+        return process
 
-    def __contains__(self, child: object) -> bool:
-        return any(child is other for other in self._by_key.values())
+    def __contains__(self, process: object) -> bool:
+        return any(process is other for other in self._by_key.values())
 
     def keys(self) -> tuple[str, ...]:
-        """Where there still is one."""
-        return tuple(key for key in list(self._by_key) if self.of(key) is not None)
+        """The keys of those that are still there."""
+        return tuple(key for key in list(self._by_key) if self.reap(key) is not None)
 
 
 class Workers:
-    """The children of one run."""
+    """The worker processes of one run."""
 
     def __init__(
         self,
         settings: RunnerSettings,
-        corpses: Corpses,
+        unreaped: Unreaped,
         versions: dict[str, str],
         on_progress: OnProgress | None,
         *,
@@ -68,47 +67,63 @@ class Workers:
     ) -> None:
         self.settings = settings
         self.inventory: dict[str, Any] = {}
-        self.identity: dict[str, Any] | None = None  # hardware and versions, as of the survey: see checks.learned
-        self.boot_id: str | None = None  # as of the survey
-        self.compile: dict[str, Any] | None = None  # what new workers are told of compilation (see healthd.runner.warm)
-        self.group: dict[str, Any] | None = None  # the group that new workers become ranks of, where they must know
+        """Devices and their holders, by the last survey."""
+        self.identity: dict[str, Any] | None = None
+        """Hardware and versions, by the last survey: see `checks.learned`."""
+        self.boot_id: str | None = None
+        """The boot id, by the last survey."""
+        self.compile: dict[str, Any] | None = None
+        """What new workers are to do about compilation: see `healthd.runner.compilation`."""
+        self.group: dict[str, Any] | None = None
+        """The group of which new workers become ranks, where they must know it before they open their device."""
         self.device_seconds = 0.0
+        """How long workers have had devices, all together."""
         self.python = str(settings.probe_python or sys.executable)
-        self._corpses = corpses
+        self._unreaped = unreaped
         self._versions = versions
         self._on_progress = on_progress
         self._popen = popen
-        self._children: list[tuple[str, Child]] = []
-        self._ahead: Child | None = None
-        self._node_corpses = 0
+        self._processes: list[tuple[str, WorkerProcess]] = []
+        self._prestarted: WorkerProcess | None = None
+        self._unreaped_of_node = 0
         self._env = environment(self.python, settings.env, os.environ)
         self._extra_files = check_files(settings.directories)
 
-    def spawn_ahead(self) -> Child:
-        """Start the node's child and let it import its checks, for a later run to `take_over`. Raises OSError."""
-        child = self.spawn(None)
-        child.send(b'{"kind":"load","id":0}\n')
-        return child
+    def prestart(self) -> WorkerProcess:
+        """Start the node's worker and let it import its checks, for a later run to `adopt`. Raises OSError."""
+        process = self.spawn(None)
+        process.send(b'{"kind":"load","id":0}\n')
+        return process
 
-    def take_over(self, child: Child) -> None:
-        """The first child of the node that is wanted is this one, which was started ahead."""
-        self._ahead = child
-        self._children.append(("node", child))
+    def adopt(self, process: WorkerProcess) -> None:
+        """Use a prestarted worker as the first one of the node."""
+        self._prestarted = process
+        self._processes.append(("node", process))
 
-    def spawn(self, target: str | None) -> Child:
-        """Start a worker. Raises OSError."""
-        if target is None and self._ahead is not None:
-            child, self._ahead = self._ahead, None
-            return child
+    def spawn(self, target: str | None) -> WorkerProcess:
+        """Start a worker for a device, or for the node (None). Raises OSError."""
+        if target is None and self._prestarted is not None:
+            process, self._prestarted = self._prestarted, None
+            return process
         # Without site-packages the interpreter starts a third faster; only checks from outside may need them.
         alone = target is None and not (self.settings.third_party or self.settings.directories)
-        child = Child([self.python, "-I", *(["-S"] if alone else []), WORKER], self._env, popen=self._popen)
-        self._children = [(name, other) for name, other in self._children if not other.reaped.is_set()]
-        self._children.append((target or "node", child))
-        return child
+        process = WorkerProcess([self.python, "-I", *(["-S"] if alone else []), WORKER], self._env, popen=self._popen)
+        self._processes = [(name, other) for name, other in self._processes if not other.reaped.is_set()]
+        self._processes.append((target or "node", process))
+        return process
+
+    def note_survey(self, answer: Mapping[str, Any]) -> None:
+        """Use this answer to a survey for the setup of new workers."""
+        self.inventory = {**answer["inventory"], "holders": answer["holders"]}
+        self.identity = {
+            "hardware": hardware_in(answer["instance_type"], answer["inventory"]),
+            "accelerator": answer["inventory"]["accelerator"],
+            "versions": answer["versions"],
+        }
+        self.boot_id = answer["boot_id"]
 
     def setup(self, target: str | None) -> dict[str, Any]:
-        """What a worker has to know first."""
+        """The members of a worker's first command."""
         settings = self.settings
         options = {**settings.options, "ignore_pids": [os.getpid(), *settings.options.get("ignore_pids", ())]}
         if settings.run_dir is not None:
@@ -158,61 +173,58 @@ class Workers:
             for one in self.settings.learned
         ]
 
-    def learn_versions(self, versions: object) -> None:
-        """What a worker says of its libraries."""
+    def note_versions(self, versions: object) -> None:
+        """Record the versions of a worker's libraries."""
         if isinstance(versions, dict):
             self._versions.update({str(k)[:64]: str(v)[:64] for k, v in list(versions.items())[:32]})
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of the libraries, as far as workers have said them."""
+        """Versions of the libraries that workers have reported, by name."""
         return self._versions
 
-    def progress(self, event: RunProgress) -> None:
-        """Tell who watches."""
+    def report_progress(self, event: RunProgress) -> None:
+        """Pass a sign of progress to the listener."""
         if self._on_progress is not None:
             self._on_progress(event)
 
     async def back_off(self, attempt: int) -> None:
-        """Before another attempt at what may be transient."""
+        """Wait before another attempt at something transient."""
         await asyncio.sleep(min(10.0, self.settings.retry_backoff_seconds * 2 ** (attempt - 1)))
 
     def stuck(self, target: str) -> Missing | None:
-        """Why no worker may be started for a target: one that could not be killed is still there."""
+        """Why no worker can be started for a target: a killed one is still there. None when one can."""
         # A worker of several devices (`xla:0,xla:1`) holds each of them.
-        child = next((found for one in target.split(",") if (found := self._corpses.of(one)) is not None), None)
-        if child is None and not (target == "node" and self._node_corpses > 1):
+        process = next((found for one in target.split(",") if (found := self._unreaped.reap(one)) is not None), None)
+        if process is None and not (target == "node" and self._unreaped_of_node > 1):
             return None
-        who = f"pid {child.worker_pid}" if child is not None else "more than one"
+        who = f"pid {process.worker_pid}" if process is not None else "more than one"
         text = f"a killed probe ({who}) does not end: the kernel or the device's driver holds it; reboot the node"
         return Missing(target=target, reason="Stuck", message=text)
 
-    def keep_corpse(self, key: str, child: Child) -> None:
-        """A worker that was killed and is not gone."""
-        child.abandon()
-        self._node_corpses += key.startswith("node/")
+    def add_unreaped(self, key: str, process: WorkerProcess) -> None:
+        """Record a worker that was killed and is still there."""
+        process.close_pipes()
+        self._unreaped_of_node += key.startswith("node/")
         for one in key.split(","):
-            self._corpses.add(one, child)
+            self._unreaped.add(one, process)
 
-    def kill_all(self) -> None:
-        """At once, without waiting."""
-        for _, child in self._children:
-            child.kill()
-
-    async def bury_all(self, within_seconds: float) -> None:
-        """Wait until all that were killed are gone; those that are not when the time is up are remembered."""
-        left = [(name, child) for name, child in self._children if child not in self._corpses]
-        deadline = time.monotonic() + within_seconds
-        for name, child in left:
-            if not await child.gone(max(0.0, deadline - time.monotonic())) and name != "node":
-                self.keep_corpse(name, child)
+    async def kill_all(self) -> None:
+        """Kill all workers and wait until they are reaped; those that are not in time are recorded as unreaped."""
+        for _, process in self._processes:
+            process.kill()
+        left = [(name, process) for name, process in self._processes if process not in self._unreaped]
+        deadline = time.monotonic() + self.settings.kill_grace_seconds
+        for name, process in left:
+            if not await process.wait_gone(max(0.0, deadline - time.monotonic())) and name != "node":
+                self.add_unreaped(name, process)
 
 
 def worker_targets(inventory: Mapping[str, Any]) -> list[str]:
     """
-    What gets a worker each, and becomes a rank: what the inventory names, else its devices.
+    The targets that get a worker each, and become ranks: those that the inventory names, else its devices.
 
-    Empty where there are devices of which it is not known how to give them to workers.
+    Empty where there are devices and it is not known how to assign them to workers.
     """
     named = inventory.get("workers")
     found = [device["target"] for device in inventory.get("devices") or ()] if named is None else named
@@ -220,7 +232,7 @@ def worker_targets(inventory: Mapping[str, Any]) -> list[str]:
 
 
 def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of workers: ours without what a job put there for its own, the interpreter's tools first."""
+    """The environment of workers: ours without the variables of a job's processes, the interpreter's tools first."""
     env = {
         name: value for name, value in own.items() if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
     }
@@ -233,7 +245,7 @@ def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -
 
 
 def check_files(directories: tuple[Path, ...]) -> list[str]:
-    """The check files of an operator, sorted; a directory that cannot be read is left to the loading to complain of."""
+    """The check files of an operator, sorted; the worker reports a directory that cannot be read."""
     found: list[str] = []
     for directory in directories:
         try:

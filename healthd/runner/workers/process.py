@@ -1,8 +1,8 @@
 """
-One child process and its pipes: started, listened to, killed, reaped. It knows lines, not checks.
+One worker process and its pipes: started, read, killed, reaped. It knows messages, not checks.
 
-Nobody here waits for the end of a pipe, which a grandchild may hold open, and nobody waits for a corpse without
-a bound: that the process has ended is told by its pidfd.
+It never waits for the end of a pipe, which a grandchild may hold open, and never without a bound for a dead process to
+be reaped: the pidfd says that the process has ended.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from checks.worker.protocol import MAX_LINE_BYTES, ProtocolError, decode
-from healthd.runner.workers.worker_pid import find_worker
+from checks.host.descendants import first_child
+from checks.worker.protocol import LineDecoder, ProtocolError
 
 READ_BYTES = 64 * 1024
-LAST_WORDS_BYTES = 4096
-MAX_WAITING_MESSAGES = 1024  # then the child has to wait until somebody listens
-MAX_DRAIN_READS = 32  # of what a dead child left in its pipe; a grandchild may still be writing
+LAST_OUTPUT_BYTES = 4096
+MAX_UNREAD_MESSAGES = 1024  # beyond it the worker has to wait until its messages are read
+MAX_DRAIN_READS = 32  # of what a dead worker left in its pipe; a grandchild may still be writing
 CLOSED_SECONDS = 1.0  # from the end of its results to its own end: its guard may have much to kill
 _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The last event of a child. `reason` is Crashed or Garbage; `message` says how, in a few words."""
+    """The last event of a worker. `reason` is Crashed or Garbage; `message` says in a few words how it ended."""
 
     reason: str
     message: str
@@ -40,11 +40,11 @@ class Ended:
 Event = dict[str, Any] | Ended
 
 
-class Child:
+class WorkerProcess:
     """
-    A worker process, under the guard (`checks.host.guard`) that leads its session and ends all that comes of it.
+    A worker under the guard (`checks.host.guard`) that leads its session and kills everything that it started.
 
-    Must be made in the main thread while a loop runs there: the child dies with the thread that started it.
+    Must be created in the main thread while a loop runs there: the worker dies with the thread that started it.
     Raises OSError when the interpreter cannot be started.
     """
 
@@ -72,22 +72,23 @@ class Child:
         finally:
             os.close(result_end)
         self.pid = self._process.pid
-        self._worker_pid: int | None = None
+        """The pid of the guard."""
         self.reaped = asyncio.Event()
+        self._worker_pid: int | None = None
         self._events: deque[Event] = deque()
-        self._news = asyncio.Event()
-        self._buffer = bytearray()
-        self._outgoing = bytearray()
-        self._words = bytearray()
-        self._over = False
+        self._new_event = asyncio.Event()
+        self._decoder = LineDecoder()
+        self._unsent = bytearray()
+        self._output_tail = bytearray()
+        self._ended = False
         self._killed = False
-        self._stdin = _pipe(self._process.stdin)
-        self._output = _pipe(self._process.stdout)
+        self._stdin = _descriptor(self._process.stdin)
+        self._output = _descriptor(self._process.stdout)
         for descriptor in (self._stdin, self._output, self._results):
             os.set_blocking(descriptor, False)
         self._reading = True
         self._loop.add_reader(self._results, self._read_results)
-        self._loop.add_reader(self._output, self._read_words)
+        self._loop.add_reader(self._output, self._read_output)
         self._pidfd: int | None = None
         try:
             self._pidfd = os.pidfd_open(self.pid)
@@ -97,100 +98,79 @@ class Child:
 
     @property
     def worker_pid(self) -> int:
-        """The process that runs the checks; `pid` is its guard's, and is told where there is no other."""
-        found = find_worker(self.pid, self._worker_pid)
+        """The process that runs the checks, the guard's first child; the guard's own pid where there is none."""
+        found = first_child(self.pid, self._worker_pid)
         self._worker_pid = None if found == self.pid else found
         return found
 
-    # --- talking to it ------------------------------------------------------------------------------------------------
+    # --- commands and events ------------------------------------------------------------------------------------------
 
     def send(self, lines: bytes) -> None:
-        """Hand it command lines; never blocks. What a dead child does not read is lost, and its end tells why."""
-        waiting = bool(self._outgoing)
-        self._outgoing += lines
+        """Send command lines; never blocks. What a dead worker does not read is lost, and its last event says why."""
+        waiting = bool(self._unsent)
+        self._unsent += lines
         if not waiting:
             self._write()
 
     def _write(self) -> None:
         if self._stdin < 0:
-            self._outgoing.clear()
+            self._unsent.clear()
             return
         try:
-            while self._outgoing:
-                del self._outgoing[: os.write(self._stdin, self._outgoing[:READ_BYTES])]
+            while self._unsent:
+                del self._unsent[: os.write(self._stdin, self._unsent[:READ_BYTES])]
         except BlockingIOError:
             self._loop.add_writer(self._stdin, self._write)
             return
-        except OSError:  # it is gone, or has closed its input; the death is reported elsewhere
-            self._outgoing.clear()
+        except OSError:  # it is dead, or has closed its input; its last event reports that
+            self._unsent.clear()
         self._loop.remove_writer(self._stdin)
 
-    async def next(self) -> Event:
+    async def next_event(self) -> Event:
         """The next message, or how it ended; the end is repeated for ever."""
         while not self._events:
-            self._news.clear()
-            await self._news.wait()
+            self._new_event.clear()
+            await self._new_event.wait()
         event = self._events[0]
         if not isinstance(event, Ended):
             self._events.popleft()
-            if not self._reading and not self._over and len(self._events) < MAX_WAITING_MESSAGES // 2:
+            if not self._reading and not self._ended and len(self._events) < MAX_UNREAD_MESSAGES // 2:
                 self._reading = True
                 self._loop.add_reader(self._results, self._read_results)
         return event
 
-    def last_words(self) -> str:
-        """The end of what it wrote to its standard error and output."""
-        self._read_words()
-        return self._words.decode(errors="replace").strip()
-
-    # --- listening ----------------------------------------------------------------------------------------------------
+    def last_output(self) -> str:
+        """The end of what it wrote to its standard output and error."""
+        self._read_output()
+        return self._output_tail.decode(errors="replace").strip()
 
     def _read_results(self) -> None:
-        if self._over or self._results < 0:
+        if self._ended or self._results < 0:
             return
         try:
             data = os.read(self._results, READ_BYTES)
+            if not data:
+                # Usually it has ended and the pidfd says so at once, with the signal. If not, it closed its results.
+                self._stop_reading()
+                self._loop.call_later(CLOSED_SECONDS, self._end, "Garbage", "closed its results and went on")
+            for message in self._decoder.feed(data):
+                self._events.append(message)
+                self._new_event.set()
         except BlockingIOError:
             return
+        except ProtocolError as error:
+            self._end("Garbage", str(error))
         except OSError as error:
             self._end("Garbage", f"its results cannot be read: {error}")
-            return
-        if not data:
-            # Usually it has ended and the pidfd says so at once, with the signal. If not, it closed its results.
+        if len(self._events) >= MAX_UNREAD_MESSAGES:
             self._stop_reading()
-            self._loop.call_later(CLOSED_SECONDS, self._closed_results)
-            return
-        self._take(data)
-
-    def _closed_results(self) -> None:
-        if not self._over:
-            self._end("Garbage", "closed its results and went on")
-
-    def _take(self, data: bytes) -> None:
-        self._buffer += data
-        while not self._over:
-            end = self._buffer.find(b"\n")
-            if end < 0:
-                if len(self._buffer) > MAX_LINE_BYTES:
-                    self._end("Garbage", f"sent a line of more than {MAX_LINE_BYTES} bytes")
-                return
-            line = bytes(self._buffer[:end])
-            del self._buffer[: end + 1]
-            try:
-                self._events.append(decode(line))
-            except ProtocolError as error:
-                self._end("Garbage", str(error))
-                return
-            self._news.set()
-            if len(self._events) >= MAX_WAITING_MESSAGES:
-                self._stop_reading()
 
     def _stop_reading(self) -> None:
         self._reading = False
         if self._results >= 0:
             self._loop.remove_reader(self._results)
 
-    def _read_words(self) -> None:
+    def _read_output(self) -> None:
         if self._output < 0:
             return
         with contextlib.suppress(BlockingIOError):
@@ -198,47 +178,40 @@ class Child:
             if not data:
                 self._loop.remove_reader(self._output)
                 return
-            self._words += data
-            del self._words[:-LAST_WORDS_BYTES]
+            self._output_tail += data
+            del self._output_tail[:-LAST_OUTPUT_BYTES]
 
     def _end(self, reason: str, message: str) -> None:
-        if self._over:
+        if self._ended:
             return
-        self._over = True
+        self._ended = True
         self._stop_reading()
-        self._buffer.clear()
         self._events.append(Ended(reason, message))
-        self._news.set()
+        self._new_event.set()
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
     def _on_death(self) -> None:
-        """The process has ended: hear what it still said, take its group with it, and reap it."""
+        """The process has ended: read what it still wrote, kill its process group, and reap it."""
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
         for _ in range(MAX_DRAIN_READS):
-            if self._over or not self._reading:
+            if self._ended or not self._reading:
                 break
             self._read_results()
-        self._read_words()
-        self._signal_group()  # while the corpse keeps the number from being used again
-        self._bury()
-
-    def _bury(self) -> None:
+        self._read_output()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # before it is reaped: the number cannot be used again until then
         code = self._process.poll()
         self._end("Crashed", "killed" if self._killed else _how(code))
-        self._release()
-        if code is None:
-            # Ended, but the kernel does not let go of it (traced, or in a device's driver).
-            self._loop.call_later(_POLL_SECONDS, self._try_to_reap)
-        else:
-            self.reaped.set()
+        self.close_pipes()
+        self._reap()
 
-    def _try_to_reap(self) -> None:
-        if self._process.poll() is None:
-            self._loop.call_later(_POLL_SECONDS * 10, self._try_to_reap)
+    def _reap(self) -> None:
+        if self._process.poll() is None:  # it has ended, and a tracer or the driver of a device still holds it
+            self._loop.call_later(_POLL_SECONDS * 10, self._reap)
         else:
             self.reaped.set()
 
@@ -256,23 +229,19 @@ class Child:
             self._loop.call_later(_POLL_SECONDS, self._poll)
 
     def kill(self) -> None:
-        """Have its guard kill it and all that comes of it, without waiting."""
+        """Have its guard kill it and everything that it started, without waiting."""
         self._killed = True
         self._end("Crashed", "killed")
         if not self.reaped.is_set():
-            for number in (signal.SIGTERM, signal.SIGCONT):  # whatever a check may have done to the guard
+            for number in (signal.SIGTERM, signal.SIGCONT):  # a check may have stopped the guard
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(self.pid, number)
 
-    def _signal_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
     def is_gone(self) -> bool:
-        """Whether it is reaped; tries to."""
+        """Try to reap it; returns whether that is done."""
         return self._process.poll() is not None
 
-    async def gone(self, within_seconds: float) -> bool:
+    async def wait_gone(self, within_seconds: float) -> bool:
         """Whether it is reaped within that time."""
         try:
             await asyncio.wait_for(self.reaped.wait(), within_seconds)
@@ -281,16 +250,12 @@ class Child:
         return True
 
     async def retire(self, within_seconds: float) -> bool:
-        """End its input, which ends it; kill it when that does not help. Whether it is gone."""
+        """Close its input, which ends it; kill it when that does not help. Returns whether it is reaped."""
         self._close_stdin()
-        if not self._over and await self.gone(1.0):
+        if not self._ended and await self.wait_gone(1.0):
             return True
         self.kill()
-        return await self.gone(within_seconds)
-
-    def abandon(self) -> None:
-        """Close our ends of its pipes: it was killed, does not end, and nobody listens to it any more."""
-        self._release()
+        return await self.wait_gone(within_seconds)
 
     def _close_stdin(self) -> None:
         if self._stdin >= 0 and self._process.stdin is not None:
@@ -299,8 +264,8 @@ class Child:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
-    def _release(self) -> None:
-        """Close our ends of all pipes, whoever holds the others."""
+    def close_pipes(self) -> None:
+        """Close our ends of its pipes: nothing more is read from it."""
         self._close_stdin()
         if self._output >= 0 and self._process.stdout is not None:
             self._loop.remove_reader(self._output)
@@ -312,10 +277,10 @@ class Child:
             self._results = -1
 
 
-def _pipe(end: IO[bytes] | None) -> int:
-    if end is None:
-        raise OSError("a pipe of the child was not made")
-    return end.fileno()
+def _descriptor(pipe: IO[bytes] | None) -> int:
+    if pipe is None:
+        raise OSError("a pipe of the worker was not made")
+    return pipe.fileno()
 
 
 def _how(code: int | None) -> str:

@@ -12,15 +12,15 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.core.model import CheckResult
-from healthd.runner.collective.shown_times import (
+from healthd.runner.collective.silence_limits import (
     FACTOR,
-    FLOOR_SECONDS,
     KEPT_RUNS,
-    ShownTimes,
     Silence,
+    SilenceLimits,
     longest_silence,
     waited_seconds,
 )
+from healthd.runner.settings import SILENCE_FLOOR_SECONDS
 from tests.fakes.hollow_torch import make_python
 from tests.runner.runner_kit import run_checks
 
@@ -28,16 +28,16 @@ BOOT = {"boot": "b1", "libraries": {"torch": "2.13"}}
 
 
 def test_nothing_is_known_before_the_first_run(tmp_path: Path) -> None:
-    assert ShownTimes(tmp_path / "times.json", BOOT).silence_seconds("all_reduce 2") is None
-    assert ShownTimes(None, BOOT).silence_seconds("all_reduce 2") is None
+    assert SilenceLimits(tmp_path / "times.json", BOOT).silence_seconds("all_reduce 2") is None
+    assert SilenceLimits(None, BOOT).silence_seconds("all_reduce 2") is None
 
 
 @pytest.mark.parametrize(
     ("shown", "limit"),
     [
-        ((0.001,), FLOOR_SECONDS),  # a quiet machine: what a stall of a moment costs is left
+        ((0.001,), SILENCE_FLOOR_SECONDS),  # a quiet machine: what a stall of a moment costs is left
         ((0.2, 3.0, 0.1), 3.0 * FACTOR),  # a machine that was once slow may be so again
-        ((3.0, *([0.1] * KEPT_RUNS)), FLOOR_SECONDS),  # and not for ever
+        ((3.0, *([0.1] * KEPT_RUNS)), SILENCE_FLOOR_SECONDS),  # and not for ever
     ],
 )
 def test_what_good_runs_have_shown_is_the_limit_and_outlives_the_process(
@@ -45,16 +45,16 @@ def test_what_good_runs_have_shown_is_the_limit_and_outlives_the_process(
 ) -> None:
     file = tmp_path / "state/times.json"
     for seconds in shown:
-        ShownTimes(file, BOOT).learn("all_reduce 2", seconds)
-    assert ShownTimes(file, BOOT).silence_seconds("all_reduce 2") == limit
-    assert ShownTimes(file, BOOT).silence_seconds("all_reduce 4") is None
+        SilenceLimits(file, BOOT).learn("all_reduce 2", seconds)
+    assert SilenceLimits(file, BOOT).silence_seconds("all_reduce 2") == limit
+    assert SilenceLimits(file, BOOT).silence_seconds("all_reduce 4") is None
 
 
 @pytest.mark.parametrize("other", [{**BOOT, "boot": "b2"}, {**BOOT, "libraries": {"torch": "2.14"}}])
 def test_another_boot_or_library_begins_anew(tmp_path: Path, other: dict[str, Any]) -> None:
     file = tmp_path / "times.json"
-    ShownTimes(file, BOOT).learn("all_reduce 2", 0.1)
-    fresh = ShownTimes(file, other)
+    SilenceLimits(file, BOOT).learn("all_reduce 2", 0.1)
+    fresh = SilenceLimits(file, other)
     assert fresh.silence_seconds("all_reduce 2") is None
     fresh.learn("all_gather 2", 0.1)
     assert json.loads(file.read_text())["silences"].keys() == {"all_gather 2"}
@@ -64,18 +64,18 @@ def test_another_boot_or_library_begins_anew(tmp_path: Path, other: dict[str, An
 def test_a_damaged_file_is_no_knowledge(tmp_path: Path, text: str) -> None:
     file = tmp_path / "times.json"
     file.write_text(text.replace("%s", json.dumps(BOOT)))
-    times = ShownTimes(file, BOOT)
+    times = SilenceLimits(file, BOOT)
     assert times.silence_seconds("a") is None
     times.learn("a", math.nan)
     times.learn("a", 0.1)
-    assert ShownTimes(file, BOOT).silence_seconds("a") == FLOOR_SECONDS
+    assert SilenceLimits(file, BOOT).silence_seconds("a") == SILENCE_FLOOR_SECONDS
 
 
 def test_a_file_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file, where the directory should be")
-    times = ShownTimes(tmp_path / "state/times.json", BOOT)
+    times = SilenceLimits(tmp_path / "state/times.json", BOOT)
     times.learn("a", 0.1)
-    assert times.silence_seconds("a") == FLOOR_SECONDS
+    assert times.silence_seconds("a") == SILENCE_FLOOR_SECONDS
 
 
 def test_the_longest_silence_is_between_signs_of_any_rank() -> None:
@@ -86,22 +86,22 @@ def test_the_longest_silence_is_between_signs_of_any_rank() -> None:
 def test_slow_ranks_that_say_something_do_not_hang() -> None:
     silence = Silence(8.0, began=100.0)
     for now in range(101, 160, 7):  # far longer than the limit in all
-        assert silence.left_seconds(now, heard_at=now - 1.0, waited={}) > 0
-    assert silence.left_seconds(171.0, heard_at=164.0, waited={}) == 1.0
-    assert silence.left_seconds(172.5, heard_at=164.0, waited={}) < 0
+        assert silence.left_seconds(now, reported_at=now - 1.0, waited={}) > 0
+    assert silence.left_seconds(171.0, reported_at=164.0, waited={}) == 1.0
+    assert silence.left_seconds(172.5, reported_at=164.0, waited={}) < 0
 
 
 def test_ranks_that_wait_for_a_processor_are_not_silent() -> None:
     silence = Silence(8.0, began=100.0)
-    assert silence.left_seconds(100.0, heard_at=100.0, waited={7: 1.0, 8: 50.0}) == 8.0
+    assert silence.left_seconds(100.0, reported_at=100.0, waited={7: 1.0, 8: 50.0}) == 8.0
     # For 18 of 20 seconds one of them was ready and not served.
-    assert silence.left_seconds(120.0, heard_at=100.0, waited={7: 19.0, 8: 50.0}) == 6.0
+    assert silence.left_seconds(120.0, reported_at=100.0, waited={7: 19.0, 8: 50.0}) == 6.0
     # Nobody is served late, and nobody says anything: they hang.
-    assert silence.left_seconds(128.0, heard_at=100.0, waited={7: 19.0, 8: 50.0}) == -2.0
+    assert silence.left_seconds(128.0, reported_at=100.0, waited={7: 19.0, 8: 50.0}) == -2.0
 
 
 def test_without_a_limit_silence_has_no_end() -> None:
-    assert Silence(None, began=0.0).left_seconds(1e6, heard_at=0.0, waited={}) == math.inf
+    assert Silence(None, began=0.0).left_seconds(1e6, reported_at=0.0, waited={}) == math.inf
 
 
 def test_what_the_kernel_says_of_waiting_threads() -> None:

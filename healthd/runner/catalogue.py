@@ -1,0 +1,48 @@
+"""The catalogue: which checks can be enabled, as records without their code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from checks.contract import Check, Scope, Tier
+from checks.discover import PACKAGES, builtin_checks
+from healthd.runner.settings import CheckInfo
+
+BUILT_IN = "built-in"
+
+
+def builtin_catalogue(packages: Sequence[str] = PACKAGES) -> dict[str, CheckInfo]:
+    """The checks that come with healthd, by name; imported here, which takes some tens of milliseconds and no torch."""
+    return {name: info_of(check, BUILT_IN) for name, check in builtin_checks(packages).items()}
+
+
+def info_of(check: Check, origin: str) -> CheckInfo:
+    """The record of a check."""
+    return CheckInfo(
+        name=check.name,
+        tier=check.tier,
+        scope=check.scope,
+        interval_seconds=check.interval_seconds,
+        timeout_seconds=check.timeout_seconds,
+        judged=check.judge is not None,
+        doc=check.doc,
+        origin=origin,
+    )
+
+
+def catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
+    """The catalogue as a worker lists it, by name."""
+    return {
+        answer["name"]: CheckInfo(
+            name=answer["name"],
+            tier=Tier(answer["tier"]),
+            scope=Scope(answer["scope"]),
+            interval_seconds=answer["interval_seconds"],
+            timeout_seconds=answer["timeout_seconds"],
+            judged=answer["judged"],
+            doc=answer["doc"],
+            origin=answer["origin"],
+        )
+        for answer in answers
+    }
