@@ -130,10 +130,12 @@ def accelerator_names() -> tuple[str, ...]:
     return tuple(sorted(_accelerators()))
 
 
-def describe(name: str | None) -> Descriptor | None:
+def find_descriptor(name: str | None) -> Descriptor | None:
     """The descriptor of a kind of device; None for one that is not known here, as of a node of another version."""
-    found = _accelerators().get(name or "")
-    return found.DESCRIPTOR if found is not None else None
+    if name is None or name not in _modules():
+        return None
+    found = getattr(importlib.import_module(f"{__name__}.{name}"), "DESCRIPTOR", None)
+    return found if isinstance(found, Descriptor) else None
 
 
 def driven_by(client: str) -> str | None:
@@ -142,21 +144,35 @@ def driven_by(client: str) -> str | None:
     return next((one.name for one in found if client in one.pjrt_clients), None)
 
 
+def holders_checks() -> frozenset[str]:
+    """The passive checks that can tell of processes on devices that /proc does not show."""
+    found = (one.DESCRIPTOR.holders_check for one in _accelerators().values())
+    return frozenset(name for name in found if name is not None)
+
+
 def compiles(name: str | None) -> bool:
     """Whether the compile cache concerns this kind of device."""
-    found = describe(name)
+    found = find_descriptor(name)
     return found is not None and found.compiles
 
 
 @functools.cache
 def _accelerators() -> Mapping[str, Accelerator]:
     """Every module of this folder that has a descriptor, by its name."""
-    found: dict[str, Accelerator] = {}
-    for path in __path__:
-        for entry in sorted(os.listdir(path)):
-            name = entry.removesuffix(".py")
-            if name != "__init__" and (name != entry or os.path.exists(os.path.join(path, entry, "__init__.py"))):
-                module = importlib.import_module(f"{__name__}.{name}")
-                if isinstance(vars(module).get("DESCRIPTOR"), Descriptor):
-                    found[module.DESCRIPTOR.name] = cast("Accelerator", module)
-    return found
+    described = {name: find_descriptor(name) for name in _modules()}
+    return {
+        name: cast("Accelerator", importlib.import_module(f"{__name__}.{name}"))
+        for name, descriptor in described.items()
+        if descriptor is not None
+    }
+
+
+@functools.cache
+def _modules() -> tuple[str, ...]:
+    """The names of the modules and packages of this folder; a descriptor bears the name of its module."""
+    found = []
+    for entry in sorted(os.listdir(__path__[0])):
+        name = entry.removesuffix(".py")
+        if name != entry or os.path.exists(os.path.join(__path__[0], entry, "__init__.py")):
+            found.append(name)
+    return tuple(name for name in found if name != "__init__")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from checks.accelerators import describe, driven_by
+from checks.accelerators import driven_by, find_descriptor
 from checks.catalog import InstanceType, find_type, has_no_accelerators
 from checks.contract import Action, Context, Finding, Limit, Status, check
 from checks.host.identity import read_identity
@@ -70,7 +70,7 @@ def _without_record(name: str | None, seen: str | None, *, on_ec2: bool) -> Find
         return _not_applicable(f"{name} has no accelerators")
     if name is not None:
         return _unknown(f"the catalogue has no instance type {name}, so what it should have is unknown")
-    described = describe(seen)
+    described = find_descriptor(seen)
     # Where such devices exist on EC2 alone there is a type, and it could not be read.
     if on_ec2 or (described is not None and described.on_ec2_only):
         return _unknown("the instance type cannot be read from the firmware tables; set type for this check")
@@ -114,7 +114,7 @@ def _judge_files(ctx: Context[Params], known: InstanceType) -> Finding:
     expected, origin = (known.devices, "catalogue") if ctx.params.devices is None else (ctx.params.devices, "config")
     if expected is None:
         return _unknown(f"{known.name} has {known.chip.name}, but nobody says how many; set devices for this check")
-    described = describe(known.chip.accelerator)
+    described = find_descriptor(known.chip.accelerator)
     stem = described.device_files if described is not None else None
     if stem is None:
         return _unknown(f"{known.chip.accelerator} has no device files to count")

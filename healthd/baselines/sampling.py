@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks.accelerators import describe
+from checks.accelerators import find_descriptor
 from checks.collective.nccom.plan import MAIN_DTYPE
 from checks.contract import Finding, Measurement, Status, Tier
 from checks.learned import hardware_of
@@ -30,7 +30,7 @@ def kind_of(state: NodeState) -> Kind | None:
     inventory = state.inventory
     if inventory is None:
         return None
-    described = describe(inventory.accelerator)
+    described = find_descriptor(inventory.accelerator)
     matter = described.speed_versions if described is not None else ()
     known = tuple(sorted((name, state.versions[name]) for name in matter if name in state.versions))
     hardware = hardware_of(

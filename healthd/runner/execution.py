@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from checks.accelerators import find_descriptor, holders_checks
 from checks.contract import Scope, Status, Tier
 from healthd.core.model import CheckResult
-from healthd.runner.run_record import HOLDERS_CHECK, RunRecord, RunRequest, hidden_holders
+from healthd.runner.run_record import RunRecord, RunRequest, hidden_holders
 from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.node_lane import NodeLane
 from healthd.runner.workers.outcome import Outcome
@@ -44,11 +45,12 @@ class Execution:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._node.serve(), name="lane of the node")
             survey = self._node.survey()
-            # The check that can tell that the devices are in use comes first: active checks wait for its result.
-            passive = [info for info in infos if info.tier is Tier.PASSIVE]
-            for info in sorted(passive, key=lambda info: info.name != HOLDERS_CHECK):
-                self._node.submit_check(info)
             active = [info for info in infos if info.tier is not Tier.PASSIVE]
+            # A check that can tell that the devices are in use comes first: active checks wait for its result.
+            first = holders_checks() if active else frozenset()
+            passive = [info for info in infos if info.tier is Tier.PASSIVE]
+            for info in sorted(passive, key=lambda info: info.name not in first):
+                self._node.submit_check(info)
             if active:
                 await self._run_active(active, await survey, tasks)
             self._node.close()
@@ -81,9 +83,11 @@ class Execution:
 
     async def _hidden_holders(self) -> str | None:
         """Processes on the devices that /proc does not show, where this run has the check that can tell."""
-        if self.workers.inventory.get("accelerator") != "cuda" or HOLDERS_CHECK not in self._plan.checks:
+        described = find_descriptor(self.workers.inventory.get("accelerator"))
+        check = described.holders_check if described is not None else None
+        if check is None or check not in self._plan.checks:
             return None
-        return hidden_holders(await self._record.wait_for(HOLDERS_CHECK))
+        return hidden_holders(await self._record.wait_for(check))
 
     async def _run_claimed(self, infos: Sequence[CheckInfo], claim: DeviceClaim, tasks: asyncio.TaskGroup) -> None:
         from healthd.runner.device_checks import DeviceChecks

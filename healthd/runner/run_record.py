@@ -20,8 +20,6 @@ from healthd.runner.workers.worker_lane import Job
 
 log = logging.getLogger(__name__)
 
-# The check that knows of processes on devices which /proc does not show.
-HOLDERS_CHECK = "gpu_driver"
 # Reasons that prove a fault of the node; all others for having no outcome mean that its state is unknown.
 _FAILURES = frozenset({"Stuck", "MissingDevice", "DeviceLost"})
 
@@ -250,8 +248,8 @@ def _result(
 
 
 def hidden_holders(result: CheckResult | None) -> str | None:
-    """Processes on the devices that /proc does not show, by a result of HOLDERS_CHECK; None where it finds none."""
-    if result is None or result.check != HOLDERS_CHECK:
+    """Processes on the devices that /proc does not show, by a result of its `holders_check`; None: none."""
+    if result is None:
         return None
     busy = (item for item in result.findings if item.status is Status.UNKNOWN and item.reason == "Busy")
     return next((f"{item.target}: {item.message}" for item in busy), None)

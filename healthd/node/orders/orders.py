@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from checks.accelerators import find_descriptor
 from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
@@ -284,11 +285,12 @@ class Orders:
         if not self._leases.held or self._store.surveyed_at is None:
             return
         proc = (self._settings.host_root or Path("/")) / "proc"
+        described = find_descriptor(self._store.accelerator)
         observations = Observations(
             start_of=lambda pid: process_start(proc, pid),
             holders=self._store.holders,
             surveyed_at=self._store.surveyed_at,
-            jobs_hold=self._store.accelerator != "cpu",
+            jobs_hold=described is None or described.jobs_open_devices,
             scheduled=self._store.scheduled,
         )
         for held in self._leases.held:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks.accelerators import find_descriptor
 from checks.contract import Status
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Lease, NodeState, Quarantine
@@ -20,7 +21,7 @@ from healthd.node.settings import NodeSettings
 from healthd.node.state.results import ResultLog, StampedResult
 from healthd.node.state.saved_state import SavedState
 from healthd.runner import Survey
-from healthd.runner.run_record import HOLDERS_CHECK, hidden_holders
+from healthd.runner.run_record import hidden_holders
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,8 @@ class NodeStore:
     @property
     def _hidden(self) -> bool:
         """Whether the devices' driver shows processes on them that the look at /proc does not."""
-        stamped = self._results.get(HOLDERS_CHECK)
+        described = find_descriptor(self.accelerator)
+        stamped = self._results.get(described.holders_check or "") if described is not None else None
         return stamped is not None and hidden_holders(stamped.result) is not None
 
     @property
