@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.aggregator.controller.admission import check_request
-from healthd.aggregator.members import group_of
+from healthd.aggregator.gate.members import group_of
 from healthd.aggregator.model import Gate, LeaseState, Override, Phase, WakeAt
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict

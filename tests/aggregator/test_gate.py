@@ -9,7 +9,7 @@ import pytest
 
 from checks.contract import Blame, Status, Tier
 from healthd.aggregator.gate import decisions
-from healthd.aggregator.judging import JudgeCache, judge
+from healthd.aggregator.gate.judging import JudgeCache, judge
 from healthd.aggregator.model import (
     Claim,
     ClaimKind,

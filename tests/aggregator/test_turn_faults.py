@@ -12,7 +12,7 @@ import pytest
 
 from healthd.aggregator.api.application import make_app
 from healthd.aggregator.controller.bulkheads import Fault
-from healthd.aggregator.members import with_group
+from healthd.aggregator.gate.members import with_group
 from healthd.aggregator.store.changes import PutEvidence, PutOutcome
 from healthd.aggregator.store.session import RefusedWorkError
 from healthd.core.errors import HealthdError, NotFoundError, StoreError

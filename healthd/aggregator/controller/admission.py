@@ -9,9 +9,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from healthd.aggregator import members
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
-from healthd.aggregator.gate import decisions
+from healthd.aggregator.gate import decisions, members
 from healthd.aggregator.model import Closing, Collecting, Gate, GateGroup, Terms
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import BadInputError, ConflictError, StoreError

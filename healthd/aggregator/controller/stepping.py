@@ -12,17 +12,16 @@ import logging
 import math
 from collections.abc import Mapping
 
-from healthd.aggregator import members
 from healthd.aggregator.controller import admission
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Rules
-from healthd.aggregator.gate import decisions, name_resolution
+from healthd.aggregator.gate import decisions, members, name_resolution
+from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.reservation import StepContext, deadline_of
 from healthd.aggregator.gate.snapshot import names_of, pools_of
-from healthd.aggregator.judging import JudgeCache
 from healthd.aggregator.model import Effect, FleetNode, Gate, Phase, Registry, Snapshot, WakeAt
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason

@@ -22,8 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.aggregator import granting
-from healthd.aggregator.gate import decisions, name_resolution, rendezvous
+from healthd.aggregator.gate import decisions, granting, name_resolution, rendezvous
 from healthd.aggregator.gate.eligibility import Eligibility
 from healthd.aggregator.gate.reservation import (
     USABLE,

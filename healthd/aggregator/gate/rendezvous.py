@@ -16,9 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from healthd.aggregator.gate.members import group_of, with_group, with_members
 from healthd.aggregator.gate.reservation import StepContext, deadline_of, return_nodes
 from healthd.aggregator.gate.transitions import Event
-from healthd.aggregator.members import group_of, with_group, with_members
 from healthd.aggregator.model import Collecting, Gate, Member, Phase, Waiting
 from healthd.core.evidence import reason
 from healthd.core.model import Mode, Reason
