@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator.inventory.accusations import Accusations
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model import Decided, Gate
 from healthd.aggregator.store.changes import PutGate
 from healthd.aggregator.store.store import Store
 from tests.aggregator.lab import Lab
@@ -25,7 +25,7 @@ def decided(*, at: float, **faults: object) -> Gate:
     """A gate of five nodes whose collectives fail in that way, as it is kept."""
     lab = Lab(NAMES, **faults)  # type: ignore[arg-type]
     decision = lab.decide(lab.ask(nodes=NAMES))
-    return dataclasses.replace(lab.last, decision=dataclasses.replace(decision, decided_at=at))
+    return dataclasses.replace(lab.last, progress=Decided(decision=dataclasses.replace(decision, decided_at=at)))
 
 
 BAD = {"bad": {"n3": "corrupt"}}

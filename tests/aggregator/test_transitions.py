@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import dataclasses
 import json
 import math
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import sqlalchemy as sa
@@ -17,8 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import healthd.aggregator
+from healthd.aggregator import model
 from healthd.aggregator.controller.admission import new_gate
-from healthd.aggregator.gate import decisions, members, transitions
+from healthd.aggregator.gate import (
+    decisions,
+    eligibility,
+    granting,
+    judging,
+    members,
+    name_resolution,
+    rendezvous,
+    reservation,
+    transitions,
+    validating,
+)
+from healthd.aggregator.gate import machine as gate_module
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
 from healthd.aggregator.model import Claim, ClaimKind, Closing, Decided, FleetNode, Gate, Override, Phase
@@ -227,6 +242,41 @@ def test_the_table_of_the_docstring_is_the_table() -> None:
         for one in [phase.value for phase in OPEN] if before == "any other" else [before]:
             found |= {(one, name): after for name in event.split(", ")}
     assert found == {(before.value, event.value): after.value for (before, event), after in TRANSITIONS.items()}
+
+
+# --- what the gate knows ----------------------------------------------------------------------------------------------
+
+PURE = (
+    decisions,
+    name_resolution,
+    rendezvous,
+    gate_module,
+    granting,
+    judging,
+    members,
+    model,
+    eligibility,
+    reservation,
+    transitions,
+    validating,
+)
+IMPURE = ("asyncio", "threading", "time", "logging", "sqlalchemy", "fastapi", "starlette", "uvicorn", "httpx")
+OUTSIDE = ("store", "writer", "session", "databases", "changes", "ledger", "turns", "engine", "registry", "api", "app")
+
+
+@pytest.mark.parametrize("module", PURE, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_the_gate_knows_neither_store_nor_http_nor_a_clock(module: ModuleType) -> None:
+    tree = ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            assert name.split(".")[0] not in IMPURE, f"{module.__name__} imports {name}"
+            assert set(name.split(".")).isdisjoint(OUTSIDE), f"{module.__name__} imports {name}"
 
 
 # --- gates of databases before the phases were records ----------------------------------------------------------------
