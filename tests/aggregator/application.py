@@ -9,6 +9,7 @@ from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
+from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
@@ -33,4 +34,5 @@ def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, g
         handshakes=Handshakes(1.0),
         learner=Learner(fleet, store, BaselineSettings()),
         ungated=UngatedJobs(always_gated, clock=lambda: 0.0),
+        accusations=Accusations(keep_seconds=3600.0, clock=lambda: 0.0),
     )
