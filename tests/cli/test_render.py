@@ -42,6 +42,15 @@ def rows(*findings: Finding) -> list[tuple[str, str]]:
     return [(targets, Text.from_markup(said).plain.strip()) for _, _, targets, said in render.result_rows(result)]
 
 
+def test_a_report_ends_with_how_many_checks_came_to_what() -> None:
+    many = [*state().results, *state(status=Status.FAIL).results]
+    assert Text.from_markup(render.counts_line(many)).plain == "4 checks: 1 fail, 3 pass"
+    console = Console(file=io.StringIO(), width=200)
+    render.show(console, render.node_report(state(status=Status.WARN)))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().rstrip().splitlines()[-1].strip() == "2 checks: 1 warn, 1 pass"
+
+
 def reason(node: str, target: str, message: str, status: Status = Status.UNKNOWN) -> Reason:
     return Reason(
         code="ColdCache",

@@ -485,3 +485,56 @@ def test_gate_asks_for_all_that_the_job_has_and_its_no_is_no_failure() -> None:
     assert codes == {75: "Ignore", 1: "FailJob", 2: "FailJob"}
     assert job["podReplacementPolicy"] == "Failed", "the only one that Kubernetes takes with podFailurePolicy"
     assert job["activeDeadlineSeconds"] > 0, "what is ignored is not counted, so something else has to end it"
+
+
+def pod_ends(rules: list[dict[str, Any]], container: str, code: int) -> str:
+    """
+    What a pod's end comes to, by the first rule that matches: Ignore, FailJob, or Count (towards backoffLimit).
+
+    Source: Kubernetes, "Pod failure policy".
+    """
+    for rule in rules:
+        codes = rule.get("onExitCodes", {})
+        if codes.get("operator") == "In" and codes["containerName"] == container and code in codes["values"]:
+            return str(rule["action"])
+    return "Count"
+
+
+def job_ends(policy: dict[str, Any], reason: str, restarts: int) -> str:
+    """What a failed Job comes to in its JobSet: without a rule a restart that counts. Source: JobSet v1alpha2."""
+    for rule in policy.get("rules", ()):
+        if reason in rule.get("onJobFailureReasons", (reason,)):
+            if rule["action"] == "FailJobSet":
+                return "fails"
+            if rule["action"] == "RestartJobSetAndIgnoreMaxRestarts":
+                return "restarts"
+    return "restarts" if restarts < policy["maxRestarts"] else "fails"
+
+
+@pytest.mark.parametrize(
+    ("container", "code", "jobset", "pods_made"),
+    [
+        ("gate", 75, "runs", "another pod"),  # not admitted: nothing fails, as often as it takes
+        ("gate", 1, "fails", "none"),
+        ("gate", 2, "fails", "none"),
+        ("train", 1, "restarts", "none"),  # the training's own codes are no answers of the gate
+        ("train", 75, "restarts", "none"),
+        ("train", 137, "restarts", "none"),
+    ],
+)
+def test_every_end_of_a_pod_of_a_jobset_comes_to_what_it_should(
+    container: str, code: int, jobset: str, pods_made: str
+) -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    block = re.search(r"(?ms)^```yaml\n(failurePolicy:.*?)^```$", page)
+    assert block is not None
+    policy = yaml.safe_load(block[1])["failurePolicy"]
+    job = next(item for item in examples() if item["kind"] == "Job" and item["metadata"]["name"] == "train")["spec"]
+    end = pod_ends(job["podFailurePolicy"]["rules"], container, code)
+    if pods_made == "another pod":
+        assert end == "Ignore"
+        return
+    assert job["backoffLimit"] == 0, "the first failure that counts fails the Job"
+    reason = "PodFailurePolicy" if end == "FailJob" else "BackoffLimitExceeded"
+    assert job_ends(policy, reason, restarts=0) == jobset
+    assert job_ends(policy, reason, restarts=policy["maxRestarts"]) == "fails", "for ever"

@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 CONTAINER = ROOT / "deploy/container"
+FILES = ("Containerfile", "Containerfile-torch", "Containerfile-training")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DATA = (".html", ".css", ".js", ".svg", ".mako", ".ini", ".typed")
 
@@ -101,7 +102,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["Containerfile", "Containerfile-torch"])
+@pytest.mark.parametrize("name", FILES)
 def test_everything_that_a_container_file_copies_is_in_the_repository(name: str) -> None:
     sources = [source for source, _ in copied(name)]
     assert sources
@@ -112,10 +113,10 @@ def test_the_build_is_given_all_that_it_copies_and_no_more() -> None:
     lines = (CONTAINER / "Containerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in lines
     let_in = {line[1:] for line in lines if line.startswith("!")}
-    assert let_in == {source for name in ("Containerfile", "Containerfile-torch") for source, _ in copied(name)}
+    assert let_in == {source for name in FILES for source, _ in copied(name)}
 
 
-@pytest.mark.parametrize("name", ["Containerfile", "Containerfile-torch"])
+@pytest.mark.parametrize("name", FILES)
 def test_container_files_keep_to_the_rules_of_small_and_safe_images(name: str) -> None:
     found = instructions(name)
     known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "LABEL", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL"}
@@ -135,6 +136,22 @@ def test_container_files_keep_to_the_rules_of_small_and_safe_images(name: str) -
             assert rest.startswith("["), "a shell in between would keep SIGTERM to itself"
     users = [rest for word, rest in found if word == "USER"]
     assert users[-1] == "10001:10001", "by number, so that runAsNonRoot can be checked"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_image_starts_healthd_whatever_it_is_built_on(name: str) -> None:
+    """The manifests give arguments alone, which the entry point of a base image would take."""
+    found = dict(instructions(name))
+    assert found["ENTRYPOINT"] == '["healthd"]'
+    assert "CMD" in found, "that of the base would be an argument of healthd"
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile-training"])
+def test_an_image_of_a_node_has_what_reads_the_kubelet(name: str) -> None:
+    runs = " ".join(rest for word, rest in instructions(name) if word == "RUN")
+    named = re.search(r"'\.\[([a-z,]+)\]'", runs)
+    assert named is not None
+    assert "kubernetes" in named[1].split(",")
 
 
 def test_the_image_of_the_service_has_no_torch() -> None:

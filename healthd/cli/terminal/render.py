@@ -124,6 +124,15 @@ def node_report(state: NodeState) -> Iterable[Table | str]:
     if state.reasons:
         yield ""
         yield from reason_lines(state.reasons)
+    if state.results:
+        yield counts_line(state.results)
+
+
+def counts_line(results: Sequence[CheckResult]) -> str:
+    """`12 checks: 1 fail, 9 pass, 2 skip`, the worst first."""
+    counts = Counter(result.status for result in results)
+    shown = ", ".join(f"{counts[status]} {status.value}" for status in reversed(tuple(Status)) if counts[status])
+    return f"[dim]{_count(len(results), 'check')}:[/] {shown}"
 
 
 def _not_applicable(results: Sequence[CheckResult]) -> dict[str, tuple[str, ...]]:
