@@ -14,6 +14,7 @@ from pathlib import Path
 
 from healthd.core.model import Lease, Order, OrderReport
 from healthd.core.tasks import Tasks, wait_for
+from healthd.node.checks.active_run import FINAL
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
 from healthd.node.occupancy.model import describe, foreign
@@ -24,7 +25,6 @@ from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
 
-FINAL = frozenset({"done", "refused", "cancelled"})
 # While nothing is open, the watch sleeps until something is.
 IDLE_WATCH_SECONDS = 3600.0
 
