@@ -1,1 +1,1 @@
-"""The only door to the machine: files, programs, clocks, NVML, bounded in time and size."""
+"""All access of checks to the machine: files, programs, clocks, NVML, bounded in time and size."""

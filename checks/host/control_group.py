@@ -1,5 +1,5 @@
 """
-A control group (v2) for one program, which the kernel can kill as a whole, faster than any program forks.
+Makes a control group (v2) for one program, which the kernel can kill as a whole, faster than any program forks.
 
 Only where a part of the control groups is delegated to us.
 """

@@ -1,4 +1,4 @@
-"""Which processes descend from which, by /proc."""
+"""Finds the parents, children and descendants of processes in /proc."""
 
 from __future__ import annotations
 

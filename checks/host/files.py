@@ -1,4 +1,4 @@
-"""Files of the machine, bounded in size; every failure is a HostError with a reason code."""
+"""Reads files of the machine, bounded in size; every failure is a HostError with a reason code."""
 
 from __future__ import annotations
 

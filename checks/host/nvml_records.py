@@ -1,4 +1,4 @@
-"""What NVML says of a GPU, as frozen records, and how its values become them. `checks.host.nvml` is the door."""
+"""Frozen records of what NVML reports about a GPU, and the conversion of its values. `checks.host.nvml` reads them."""
 
 from __future__ import annotations
 

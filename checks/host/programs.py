@@ -1,4 +1,4 @@
-"""Programs of the machine, bounded in time and output; every failure is a HostError with a reason code."""
+"""Runs programs of the machine, bounded in time and output; every failure is a HostError with a reason code."""
 
 from __future__ import annotations
 

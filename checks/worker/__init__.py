@@ -1,1 +1,1 @@
-"""What runs in the child process of a device or of the node."""
+"""Everything that runs in the worker process of a device or of the node."""

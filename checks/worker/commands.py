@@ -1,6 +1,4 @@
-"""
-The commands of a worker process: setup, survey, warm, run, judge, catalogue. `checks.worker.protocol` has their form.
-"""
+"""Runs the commands of a worker process: setup, survey, warm, run, judge, catalogue (see `checks.worker.protocol`)."""
 
 from __future__ import annotations
 

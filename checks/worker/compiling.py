@@ -42,20 +42,21 @@ class Graphs:
 
 class Compiling:
     """
-    The compilation of one worker. `said` is the member `compile` of its setup: None, or {root, graphs, cold, retry}.
+    The compilation of one worker. `setup_compile` is the member `compile` of its setup: None, or {root, graphs, cold,
+    retry}.
 
     `cold` says what to do where something is not compiled: `unknown` (report it) or `compile`.
     """
 
-    def __init__(self, said: Mapping[str, Any] | None, setup: Mapping[str, Any]) -> None:
-        self._compiles = bool(said) and said is not None and said["cold"] == "compile"
-        self._retry = bool(said and said["retry"])
+    def __init__(self, setup_compile: Mapping[str, Any] | None, setup: Mapping[str, Any]) -> None:
+        self._compiles = bool(setup_compile) and setup_compile is not None and setup_compile["cold"] == "compile"
+        self._retry = bool(setup_compile and setup_compile["retry"])
         self._cache: CompileCache | None = None
         self._own_ranks = len(((setup.get("options") or {}).get("group") or {}).get("targets") or ())
         self.graphs: tuple[Graphs, ...] = ()
-        if said:
-            self.graphs = tuple(Graphs(**graphs) for graphs in said["graphs"])
-            self._cache = cache_of(Path(said["root"]), setup["inventory"], setup["target"], setup["options"])
+        if setup_compile:
+            self.graphs = tuple(Graphs(**graphs) for graphs in setup_compile["graphs"])
+            self._cache = cache_of(Path(setup_compile["root"]), setup["inventory"], setup["target"], setup["options"])
 
     def options(self) -> dict[str, Any]:
         """The options of `bind` in addition to those of the operator."""

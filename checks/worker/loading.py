@@ -49,7 +49,7 @@ _loaded: dict[int, dict[str, tuple[Check, str]]] = {}
 
 
 def load_all(setup: Mapping[str, Any]) -> dict[str, tuple[Check, str]]:
-    """Every configured check with where it came from. Two of one name are an error, whoever brought them."""
+    """Every configured check with its origin. Two checks of one name are an error, whatever their origins."""
     if id(setup) in _loaded:
         return _loaded[id(setup)]
     found: dict[str, tuple[Check, str]] = {}

@@ -1,4 +1,4 @@
-"""What a worker process sends: what checks yield and raise, as bounded lines of `checks.worker.protocol`."""
+"""Sends what checks yield and raise from a worker process, as bounded lines of `checks.worker.protocol`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The daemon of one node: watches it, serves what it knows, and keeps one line to the aggregator."""
+"""The daemon of one node: runs its checks, serves its state, and synchronizes it with the aggregator."""

@@ -1,4 +1,4 @@
-"""The daemon's clocks, injected everywhere so that tests can move them."""
+"""The clocks of the daemon, passed to everything that needs the time, so that tests can move them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Clock:
     """
-    `boot()` decides: CLOCK_BOOTTIME goes on while the machine sleeps or the daemon is frozen, and nobody can set it.
-    `wall()` is for people to read.
+    `boot()` is for decisions: CLOCK_BOOTTIME goes on while the machine sleeps or the daemon is frozen, and cannot be
+    set. `wall()` is for display.
     """
 
     boot: Callable[[], float]

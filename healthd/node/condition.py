@@ -1,9 +1,9 @@
 """
-The node's health as a condition of its Kubernetes node: what it says is pure (`conditions`), `ConditionWriter` writes.
+Writes the node's health as a condition of its Kubernetes node: `conditions` is pure, `ConditionWriter` writes.
 
-A condition of our own tells; it does nothing by itself. `AcceleratedHardwareReady` is another matter: where EKS node
+A condition of our own only informs. `AcceleratedHardwareReady` is another matter: where EKS node
 auto repair or Karpenter's NodeRepair is on, False has the instance replaced or rebooted after ten minutes, without
-draining. So it is written only where somebody asked for it, and says False only of a fault of the accelerators that is
+draining. So it is written only where it is configured, and says False only of a fault of the accelerators that is
 real (not injected), on a node that no job has: what another instance of the same template would have as well (too few
 EFA interfaces), or all nodes at once (a shared file system that hangs), must not have it replaced. Where the EKS node
 monitoring agent runs as well, it writes the same condition and the two overwrite each other.
@@ -41,7 +41,7 @@ MESSAGE_CHARACTERS = 512
 # A node that flaps must not write at every turn of it.
 LEAST_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 2.0
-# Nothing that waiting heals: a missing right, a node of another name. Somebody has to act; look again now and then.
+# Errors that waiting does not heal: a missing permission, a node of another name. Try again now and then.
 HOPELESS_SECONDS = 60.0
 HOPELESS = (401, 403, 404)
 
@@ -167,14 +167,14 @@ class ConditionWriter:
         self._least_seconds = least_seconds
         self._first_pause_seconds = first_pause_seconds
         self._node = settings.node or store.settings.name
-        self._news = asyncio.Event()
+        self._changed_event = asyncio.Event()
         self._written: Mapping[str, tuple[str, str]] | None = None
         self._since: dict[str, tuple[str, str]] = {}  # type -> (status, lastTransitionTime)
         self._complaint = ""
-        store.listen(self._news.set)
+        store.listen(self._changed_event.set)
 
     async def run(self) -> None:
-        """The eternal loop: nothing that the API server does or says ends it."""
+        """Write the condition for ever, whatever the API server does."""
         failures = 0
         while True:
             try:
@@ -189,20 +189,20 @@ class ConditionWriter:
             await self._until_due()
 
     async def _until_due(self) -> None:
-        """Until something has changed that is to be told at once, or the heartbeat is due."""
+        """Wait until a change must be written at once, or the heartbeat is due."""
         # Spread, so that a fleet that started together does not write in one second.
         due = self._clock.boot() + self._settings.heartbeat_seconds * self._chance.uniform(0.9, 1.0)
         await asyncio.sleep(self._least_seconds)
         while (left := due - self._clock.boot()) > 0:
             if self._changed():
                 return
-            await wait_for(self._news, left)
+            await wait_for(self._changed_event, left)
 
     def _changed(self) -> bool:
         return self._written != _gist(conditions(self._store.snapshot(), self._settings))
 
     async def write(self) -> tuple[Condition, ...]:
-        """Write what is true now, once; KubernetesError."""
+        """Write the present conditions once. Raises KubernetesError."""
         if self._written is None:
             self._since = await self._read()
         wanted = conditions(self._store.snapshot(), self._settings)
@@ -234,7 +234,7 @@ class ConditionWriter:
         return since if status == wanted.status else now
 
     async def _read(self) -> dict[str, tuple[str, str]]:
-        """What stands there from before this daemon started."""
+        """The conditions that were written before this daemon started."""
         node = await self._server.get(node_path(self._node), needs="get on nodes")
         found = {}
         for one in records(node, "status", "conditions"):
@@ -254,7 +254,7 @@ class ConditionWriter:
         return max(spread, asked)
 
     def _complain(self, error: HealthdError) -> None:
-        """Once for each new complaint: a right that is missing for a week is one line."""
+        """Log each new error once: a permission that is missing for a week is one line."""
         text = f"node condition: {error}"
         if isinstance(error, KubernetesError) and error.status == 404:
             text += f"; no node is named {self._node} there: set node.kubernetes.node"
@@ -264,7 +264,7 @@ class ConditionWriter:
 
 
 def _gist(wanted: tuple[Condition, ...]) -> Mapping[str, tuple[str, str]]:
-    """What has to be told at once when it changes; numbers in messages wait for the heartbeat."""
+    """What must be written at once when it changes; numbers in messages wait for the heartbeat."""
     return {one.type: (one.status, one.reason) for one in wanted}
 
 

@@ -97,7 +97,7 @@ async def _serve(
     tcp_socket: socket.socket,
     control_socket: socket.socket,
 ) -> None:
-    """Run all tasks until the daemon is told to stop."""
+    """Run all tasks until the daemon must stop."""
     loop = asyncio.get_running_loop()
     use_daemon_threads()
     tasks = Tasks()

@@ -1,6 +1,4 @@
-"""
-By which address and network interface the ranks of this node talk to those of others. Nothing is sent from here.
-"""
+"""Finds the address and network interface by which the ranks of this node talk to those of others. Sends nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from urllib.parse import urlsplit
 
 from healthd.core.errors import ConfigError
 
-# Of the documentation: routed like any other, and never anybody's. What would be the way to the world?
+# Addresses reserved for documentation: routed like any other, so they show the default route.
 _ANYWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -81,11 +79,11 @@ def address_of(interface: str) -> str | None:
 
 def peer_address(interface: str | None, url: str | None) -> str | None:
     """
-    The address by which the ranks of other nodes reach this one's; None where it cannot be told.
+    The address by which the ranks of other nodes reach those of this one; None where it is unknown.
 
-    That of the interface that was configured, else the one from which this machine speaks to the aggregator at `url`.
-    An aggregator on this very machine tells nothing of the way to others: then the one by which it would speak to the
-    world, or its first that is not loopback. It may resolve a name, so it may take long: call it off the event loop.
+    It is the address of the configured interface, else the one from which this machine connects to the aggregator at
+    `url`. An aggregator on this machine does not show the route to others: then it is the address of the default route,
+    or the first that is not loopback. This may resolve a name and take long: call it off the event loop.
     """
     if interface is not None:
         return address_of(interface)
@@ -106,7 +104,7 @@ def peer_address(interface: str | None, url: str | None) -> str | None:
 
 
 def source_to(host: str, port: int) -> str | None:
-    """From which address this machine would speak to another; None without a way there, or for an unknown name."""
+    """The address from which this machine connects to another; None without a route, or for an unknown name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -122,7 +120,7 @@ def source_to(host: str, port: int) -> str | None:
 
 
 def interface_to(main: str) -> str | None:
-    """The interface by which ranks reach the main node of a group, an IP address; None where it cannot be told."""
+    """The interface by which ranks reach the main node of a group, an IP address; None where it is unknown."""
     try:
         wanted = ipaddress.ip_address(main)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the daemon of a node needs to know. Built by the command line from file, variables and arguments."""
+"""The settings of the daemon of a node, built by the command line from file, variables and arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CONDITION = re.compile(r"[a-z0-9][a-z0-9.-]{1,250}/[A-Za-z][A-Za-z0-9_.-]{0,62}
 
 
 class Unprompted(str, enum.Enum):
-    """When active checks run without anybody asking."""
+    """When active checks run without an order."""
 
     IDLE = "idle"
     BOOT = "boot"
@@ -42,7 +42,7 @@ class ActiveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSettings:
-    """The line to the aggregator."""
+    """Synchronization with the aggregator."""
 
     aggregators: tuple[str, ...] = ()
     """URLs in order of preference; the first that answers is used. Empty: the node stands alone."""
@@ -80,7 +80,7 @@ class LeaseSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationSettings:
-    """How the job schedulers of the host are asked for what they have given away."""
+    """How the job schedulers of the host are asked for their allocations."""
 
     read: bool = True
     """Whether they are asked at all. A hook that a scheduler has started does not: the allocation that it would see is
@@ -108,11 +108,12 @@ class KubernetesSettings:
     """The node's health as a condition of its Kubernetes node, written from inside the cluster."""
 
     condition: str | None = None
-    """Type of the condition, such as `healthd.internal/Fit` (`.internal` is nobody's domain). None: none is written."""
+    """Type of the condition, such as `healthd.internal/Fit` (`.internal` is a domain that is reserved for private use).
+    None: none is written."""
 
     accelerated_hardware_ready: bool = False
     """Write `AcceleratedHardwareReady` as well. Dangerous: where node repair is on, False has the instance replaced or
-    rebooted after ten minutes without a drain. No: only whoever wants exactly that turns it on."""
+    rebooted after ten minutes without a drain. Default no: turn it on only to get exactly that."""
 
     node: str | None = None
     """Name of the node in Kubernetes; None: the node's name here."""
@@ -170,8 +171,7 @@ class NodeSettings:
 
     nccom_carried: bool = False
     """Whether the aggregator's line may carry mpirun's start of its daemon to this node, for nccom-test over several
-    nodes without ssh. What is started then does as the round's main node says, as root: so nobody gets it who has
-    not asked for it."""
+    nodes without ssh. What is started then does what the round's main node says, as root: so it is off by default."""
 
     aliases: tuple[str, ...] = ()
     """Other names of the node that a gate may use, such as the scheduler's."""
@@ -195,14 +195,14 @@ class NodeSettings:
     """No passive check runs more often than this, whatever its own interval: each round starts a process."""
 
     look_seconds: float = 30.0
-    """Who holds the devices is looked at at least this often, so that the end of a job is seen, whatever checks are
-    enabled. Half a minute: the passive checks, each round of which looks as well, come as often."""
+    """The holders of the devices are read at least this often, so that the end of a job is seen, whatever checks are
+    enabled. Half a minute: the passive checks, which read them too, run as often."""
 
     active: ActiveSettings = field(default_factory=ActiveSettings)
     """When active checks run."""
 
     sync: SyncSettings = field(default_factory=SyncSettings)
-    """The line to the aggregator."""
+    """Synchronization with the aggregator."""
 
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     """How the end of a job is seen."""
@@ -217,7 +217,8 @@ class NodeSettings:
     """Who runs the checks, as results say it. No setting."""
 
     history_results: int = 16
-    """Recent results kept of each check; as many that did not pass are kept besides. Shows a day of quick runs."""
+    """Number of recent results kept of each check; as many that did not pass are kept in addition. Shows a day of quick
+    runs."""
 
     save_seconds: float = 60.0
     """Results of passive checks are written to the state directory at most this often: disks are small and slow.

@@ -1,4 +1,4 @@
-"""HTTP to one aggregator: a request with the node's credentials, its answer within bounds, and errors in one line."""
+"""Sends requests to one aggregator with the node's credentials, and reads its answers within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue: which checks can be enabled, as records without their code."""
+"""Makes the catalogue of checks that can be enabled, as records without their code."""
 
 from __future__ import annotations
 

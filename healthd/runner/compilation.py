@@ -1,6 +1,5 @@
 """
-Compilation within a run: which graphs are cold, who may compile them, and the step in which one worker compiles for
-all.
+Compiles the graphs of a run where they are cold, in one worker for all.
 
 Accelerators that compile take minutes for what then runs in milliseconds. So the graphs of a run are compiled before
 the clocks of its checks start, under a deadline of their own, by one worker at a time; the others find them in the

@@ -1,4 +1,4 @@
-"""Active checks on devices that are claimed: each worker by itself, then all as ranks, then the search among ranks."""
+"""Runs checks on claimed devices: each worker by itself, then all as ranks, then the search for a rank at fault."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-One run of a plan: checks of the node and judging in one worker, device checks in a worker each, then collectives.
+Runs one plan: checks of the node and judging in one worker, device checks in a worker each, then collectives.
 
 Active checks run only while this run has claimed the devices.
 """

@@ -1,4 +1,4 @@
-"""The record of one run: what each check is asked, and its result composed from the outcomes of its workers."""
+"""Records one run: what each check is asked, and its result, composed from the outcomes of its workers."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def compose(
         # Where all ranks say that they have nothing to compare, as the only rank of a node does, nothing is judged.
         compared = any(outcome.evidence or outcome.missing is not None for outcome in outcomes)
         if compared and not judgement.findings and judgement.missing is None and _none_bad(found):
-            found.append(_no_data("node", "its judge compared what was measured and said nothing"))
+            found.append(_no_data("node", "its judge compared what was measured and gave no finding"))
         if judgement.missing is not None:
             text = f"comparing what was measured: {judgement.missing.message}"
             found.append(Finding(status=Status.UNKNOWN, reason=judgement.missing.reason, message=text, target="node"))

@@ -1,4 +1,4 @@
-"""Surveys: what the node's worker finds on the machine before anything runs."""
+"""Makes surveys of the machine from the answers of the node's worker."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def body(*tasks: dict[str, Any]) -> bytes:
 def test_task_counts_until_it_has_stopped(status: str, counts: bool) -> None:
     with http_server(body(task(status))) as url:
         found = ecs.read(url, (), 5.0)
-    assert found.blind == ""
+    assert found.unseen == ""
     assert [one.name for one in found.workloads or ()] == ([f"ecs:{ARN}"] if counts else [])
 
 
@@ -104,7 +104,7 @@ def test_answer_of_another_form_is_blindness(answer: bytes) -> None:
     with http_server(answer) as url:
         found = ecs.read(url, (), 5.0)
     assert found.workloads is None
-    assert "is not understood" in found.blind
+    assert "is not understood" in found.unseen
 
 
 @pytest.mark.parametrize("status", [204, 301, 404, 500])
@@ -112,13 +112,13 @@ def test_any_other_status_is_blindness(status: int) -> None:
     answer = b"" if status == 204 else body()
     with http_server(answer, status=status, headers=[("Location", "/v1/other")]) as url:
         found = ecs.read(url, (), 5.0)
-    assert (found.workloads, f"HTTP {status}" in found.blind) == (None, True)
+    assert (found.workloads, f"HTTP {status}" in found.unseen) == (None, True)
 
 
 def test_endless_answer_is_cut() -> None:
     with http_server(b" " * (ecs.MAX_BODY_BYTES + 1)) as url:
         found = ecs.read(url, (), 5.0)
-    assert (found.workloads, "more than" in found.blind) == (None, True)
+    assert (found.workloads, "more than" in found.unseen) == (None, True)
 
 
 def test_agent_that_is_away_says_what_to_do() -> None:
@@ -126,7 +126,7 @@ def test_agent_that_is_away_says_what_to_do() -> None:
         port = server.getsockname()[1]
     found = ecs.read(f"http://127.0.0.1:{port}", (), 5.0)
     assert found.workloads is None
-    assert "node.allocations.ecs_url" in found.blind
+    assert "node.allocations.ecs_url" in found.unseen
 
 
 def test_address_that_is_none_is_blindness() -> None:

@@ -62,7 +62,7 @@ def test_container_that_sees_nothing_of_the_host_knows_who_started_it(tmp_path: 
     found = look(tmp_path, environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert [reading.scheduler for reading in found.readings] == ["Kubernetes"]
     assert unprompted_by(found)[0] is Unprompted.BOOT
-    assert "mount /var/lib/kubelet/pod-resources" in found.blind
+    assert "mount /var/lib/kubelet/pod-resources" in found.unseen
 
 
 def test_dead_slurmd_that_nobody_waited_for_is_no_scheduler(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_job_whose_slurmd_is_being_restarted_is_still_there(tmp_path: Path) -> N
     slurm_config(tmp_path)
     found = look(tmp_path)
     assert names(found) == ["slurm:5"]
-    assert "slurmd is not running" in found.blind
+    assert "slurmd is not running" in found.unseen
 
 
 def test_rule_is_idle_without_a_scheduler_and_where_allocations_are_seen(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_schedulers_that_are_not_to_be_asked_are_not_seen(tmp_path: Path) -> Non
     process(tmp_path, 7, "slurmd")
     process(tmp_path, 8, "slurmstepd", "slurmstepd: [1.batch]")
     found = look(tmp_path, read=False)
-    assert (names(found), "node.allocations.read is false" in found.blind) == ([], True)
+    assert (names(found), "node.allocations.read is false" in found.unseen) == ([], True)
 
 
 def test_own_job_and_ignored_workloads_do_not_count(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_own_job_and_ignored_workloads_do_not_count(tmp_path: Path) -> None:
     with http_server(body(task(), task(arn="a/2", Family="exporter"))) as url:
         found = look(tmp_path, ecs_url=url, environ={"SLURM_JOB_ID": "1"}, ignore=("ecs-family:export*",))
     assert names(found) == ["slurm:2", f"ecs:{ARN}"]
-    assert found.blind == ""
+    assert found.unseen == ""
 
 
 def test_workloads_of_an_agent_that_falls_silent_stay_until_it_speaks_again(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_workloads_of_an_agent_that_falls_silent_stay_until_it_speaks_again(tmp_
         for _ in range(2):
             silent = await asked.look()
             assert names(silent) == [f"ecs:{ARN}"]
-            assert "the ECS agent does not answer" in silent.blind
+            assert "the ECS agent does not answer" in silent.unseen
         with http_server(body()) as url:
             asked._settings = dataclasses.replace(asked._settings, ecs_url=url)
             assert (await asked.look()).workloads == ()

@@ -59,7 +59,7 @@ def test_pods_with_devices_are_seen_over_real_grpc(short: Path) -> None:
     claimed = pod("dra", "ml", claim("big", "neuron.aws.com"))
     with kubelet_at(short / kubelet.SOCKET.lstrip("/"), lambda *_: TRAINING + PLAIN + efa + claimed):
         found = read(short)
-    assert found.blind == ""
+    assert found.unseen == ""
     assert [(one.name, one.uses) for one in found.workloads or ()] == [
         ("pod:ml/train-0", "2 aws.amazon.com/neuron"),
         ("pod:test/nccom", "1 vpc.amazonaws.com/efa"),
@@ -101,7 +101,7 @@ def test_uid_is_another_name_of_a_pod(tmp_path: Path) -> None:
 def test_missing_socket_says_what_to_mount(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.workloads is None
-    assert "mount /var/lib/kubelet/pod-resources of the host" in found.blind
+    assert "mount /var/lib/kubelet/pod-resources of the host" in found.unseen
 
 
 def test_socket_that_nobody_answers_is_blindness(short: Path) -> None:
@@ -110,7 +110,7 @@ def test_socket_that_nobody_answers_is_blindness(short: Path) -> None:
     path.write_text("")
     found = read(short)
     assert found.workloads is None
-    assert "UNAVAILABLE" in found.blind
+    assert "UNAVAILABLE" in found.unseen
 
 
 def test_silent_kubelet_is_bounded_in_time(short: Path) -> None:
@@ -123,19 +123,19 @@ def test_silent_kubelet_is_bounded_in_time(short: Path) -> None:
     with kubelet_at(short / kubelet.SOCKET.lstrip("/"), wait):
         found = read(short, 0.2)
         end.set()
-    assert (found.workloads, "DEADLINE_EXCEEDED" in found.blind) == (None, True)
+    assert (found.workloads, "DEADLINE_EXCEEDED" in found.unseen) == (None, True)
 
 
 def test_kubelet_without_the_call_is_blindness(short: Path) -> None:
     with kubelet_at(short / kubelet.SOCKET.lstrip("/"), lambda *_: b"", method="Other"):
         found = read(short)
-    assert (found.workloads, "UNIMPLEMENTED" in found.blind) == (None, True)
+    assert (found.workloads, "UNIMPLEMENTED" in found.unseen) == (None, True)
 
 
 def test_nonsense_from_the_socket_is_blindness(short: Path) -> None:
     with kubelet_at(short / kubelet.SOCKET.lstrip("/"), lambda *_: TRAINING[:-3]):
         found = read(short)
-    assert (found.workloads, "is not understood" in found.blind) == (None, True)
+    assert (found.workloads, "is not understood" in found.unseen) == (None, True)
 
 
 def test_without_the_library_the_remedy_is_named(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_without_the_library_the_remedy_is_named(short: Path, monkeypatch: pytes
     path.parent.mkdir(parents=True)
     path.write_text("")
     monkeypatch.setitem(sys.modules, "grpc", None)
-    assert read(short).blind == "pods cannot be seen without grpcio; run 'pip install grpcio' in healthd's environment"
+    assert read(short).unseen == "pods cannot be seen without grpcio; run 'pip install grpcio' in healthd's environment"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may use every socket")
@@ -151,7 +151,7 @@ def test_socket_without_the_right_to_it_names_root(short: Path) -> None:
     path = short / kubelet.SOCKET.lstrip("/")
     path.parent.mkdir(parents=True)
     path.touch(mode=0)
-    assert "run healthd as root" in read(short).blind
+    assert "run healthd as root" in read(short).unseen
 
 
 def test_own_pod_is_known_by_what_kubernetes_told_it(tmp_path: Path) -> None:

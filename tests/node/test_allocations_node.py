@@ -11,7 +11,7 @@ from checks.contract import Tier
 from healthd.cli.hooks.gate import own_workload
 from healthd.core.model import RunOrder
 from healthd.node.checks.active_runner import ALLOCATION_WATCH_SECONDS
-from healthd.node.occupancy import NONE_THERE, Reading, Scheduled, Workload
+from healthd.node.occupancy import NO_SCHEDULERS, Reading, Scheduled, Workload
 from healthd.node.occupancy.model import allocations
 from healthd.node.orders.leases import HeldLease, Observations, judge_lease
 from healthd.node.settings import ActiveSettings, Unprompted
@@ -20,13 +20,13 @@ from tests.node.node_kit import MovedClock, World, eventually, lease, lease_orde
 MINUTES = 60.0
 
 
-def seen(*jobs: str, blind: str = "") -> Reading:
-    return Reading(scheduler="Slurm", workloads=tuple(Workload(name=f"slurm:{job}") for job in jobs), blind=blind)
+def seen(*jobs: str, unseen: str = "") -> Reading:
+    return Reading(scheduler="Slurm", workloads=tuple(Workload(name=f"slurm:{job}") for job in jobs), unseen=unseen)
 
 
 def silent(*remembered: str) -> Reading:
     before = tuple(Workload(name=f"slurm:{job}") for job in remembered)
-    return Reading(scheduler="Slurm", workloads=None, blind="it does not answer", remembered=before)
+    return Reading(scheduler="Slurm", workloads=None, unseen="it does not answer", remembered=before)
 
 
 class Told:
@@ -186,13 +186,13 @@ LONG = 86401.0
         (held(age=900, last=600), (silent(),), (), "the devices have been free for 600 s", False),
         (held(age=900), (silent(),), ("x",), "", True),
         # One that does not see all may see this one.
-        (held(age=900), (seen("7", blind="no Contain"),), (), "", True),
-        (held(age=900, last=5), (seen(blind="no Contain"),), (), "", False),
+        (held(age=900), (seen("7", unseen="no Contain"),), (), "", True),
+        (held(age=900, last=5), (seen(unseen="no Contain"),), (), "", False),
         # No such scheduler here, or no name: whoever has the devices.
         (held(age=900, workload="pod:ml/a"), (seen("7"),), (), "", True),
         (held(age=900, workload=None), (seen("7"),), (), "", True),
-        (held(age=900, workload=None), (seen(),), (), "nobody took the devices within 900 s", False),
-        (held(age=900, workload="pod:ml/a"), (), (), "nobody took the devices within 900 s", False),
+        (held(age=900, workload=None), (seen(),), (), "no process took the devices within 900 s", False),
+        (held(age=900, workload="pod:ml/a"), (), (), "no process took the devices within 900 s", False),
     ],
 )
 def test_lease_lives_with_its_workload(
@@ -213,7 +213,7 @@ def test_pod_is_known_by_its_uid_too() -> None:
 
 
 def test_what_cannot_be_seen_at_all_names_both_reasons() -> None:
-    (claim,) = allocations(surveyed=True, holders=None, leases=(), blind="mount the socket")
+    (claim,) = allocations(surveyed=True, holders=None, leases=(), unseen="mount the socket")
     assert (claim.by, "mount the socket" in claim.holder) == ("unseen", True)
 
 
@@ -229,4 +229,4 @@ def test_hook_names_the_allocation_that_it_runs_in() -> None:
 
 
 def test_before_the_first_look_there_is_no_word() -> None:
-    assert (NONE_THERE.workloads, NONE_THERE.blind, NONE_THERE.of("slurm:1")) == ((), "", None)
+    assert (NO_SCHEDULERS.workloads, NO_SCHEDULERS.unseen, NO_SCHEDULERS.of("slurm:1")) == ((), "", None)

@@ -50,7 +50,7 @@ def test_job_in_its_prolog_is_there_already(tmp_path: Path) -> None:
     process(tmp_path, 12, "health.sh", parent=10, variables={"SLURMD_NODENAME": "n1"})  # HealthCheckProgram
     slurm_config(tmp_path)
     found = read(tmp_path)
-    assert (names(found), found.blind) == (["slurm:9"], "")
+    assert (names(found), found.unseen) == (["slurm:9"], "")
 
 
 def test_step_that_does_not_say_its_job_is_a_job(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_jobs_outlive_their_slurmd_but_then_not_all_is_seen(tmp_path: Path) -> N
     slurm_config(tmp_path)
     found = read(tmp_path)
     assert names(found) == ["slurm:5"]
-    assert "the host's process table" in found.blind
+    assert "the host's process table" in found.unseen
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every process")
@@ -82,7 +82,7 @@ def test_prolog_that_cannot_be_read_is_blindness(tmp_path: Path) -> None:
     process(tmp_path, 11, "prolog.sh", parent=10)
     (tmp_path / "proc/11/environ").chmod(0)
     slurm_config(tmp_path)
-    assert "run healthd as root" in read(tmp_path).blind
+    assert "run healthd as root" in read(tmp_path).unseen
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_prolog_that_cannot_be_read_is_blindness(tmp_path: Path) -> None:
 def test_empty_list_is_an_answer_only_where_every_job_shows(tmp_path: Path, text: str, whole: bool) -> None:
     process(tmp_path, 10, "slurmd")
     slurm_config(tmp_path, f"WatchedName=c\n{text}\n")
-    assert (read(tmp_path).blind == "") is whole
+    assert (read(tmp_path).unseen == "") is whole
 
 
 def test_configuration_is_found_where_slurmd_was_told_and_with_what_it_includes(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_configuration_is_found_where_slurmd_was_told_and_with_what_it_includes(
     (tmp_path / "shared/slurm.conf").write_text("Include more.conf\nInclude slurm.conf\n")  # a ring ends
     (tmp_path / "shared/more.conf").write_text("PrologFlags=Contain\n")
     slurm_config(tmp_path, "PrologFlags=Alloc\n")
-    assert read(tmp_path).blind == ""
+    assert read(tmp_path).unseen == ""
     assert slurm.read_config(tmp_path, "/nowhere") == ""
 
 
@@ -188,10 +188,10 @@ def test_real_job_is_seen_from_its_prolog_to_its_end(cluster: Watched) -> None:
     # Two nodes and no step: without a batch script on the second node nothing but Slurm's own step shows there.
     job = cluster.submit("-N2", script="sleep 60")
     in_prolog = cluster.sees(lambda found: bool(found.workloads))
-    assert (names(in_prolog), in_prolog.blind) == ([f"slurm:{job}"], "")
+    assert (names(in_prolog), in_prolog.unseen) == ([f"slurm:{job}"], "")
     assert "prolog.sh" in (in_prolog.workloads or ())[0].uses
     (cluster.folder / "go").touch()
     running = cluster.sees(lambda found: bool(found.workloads) and not (found.workloads or ())[0].uses)
-    assert (names(running), running.blind) == ([f"slurm:{job}"], "")
+    assert (names(running), running.unseen) == ([f"slurm:{job}"], "")
     cluster.said("scancel", job)
-    assert cluster.sees(lambda found: not found.workloads).blind == ""
+    assert cluster.sees(lambda found: not found.workloads).unseen == ""

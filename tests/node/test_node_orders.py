@@ -341,7 +341,7 @@ def test_leases_are_kept_where_the_boot_is_not_known(tmp_path: Path, before: str
         async with World(tmp_path, boot_id=after) as again:
             await quiet()
             assert again.status("L1") == "accepted"
-            assert unseen(again) == ["it cannot be told whether the machine was started again since its lease"]
+            assert unseen(again) == ["it is not known whether the machine was started again since its lease"]
             await again.take(lease_order(lease()))
             assert (again.status("L1"), unseen(again)) == ("accepted", [])
             await again.take()
@@ -364,7 +364,7 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
     ("one", "holders", "start", "looked", "ended"),
     [
         (held(age=5), (), None, 0.0, ""),
-        (held(age=901), (), None, 0.0, "nobody took the devices within 900 s"),
+        (held(age=901), (), None, 0.0, "no process took the devices within 900 s"),
         (held(age=901), (), None, 600.0, ""),  # the last look is too old to say so
         (held(age=9e4), ("x",), None, 0.0, ""),  # who can be seen has no bound
         (held(age=500, seen=59), (), None, 0.0, ""),
@@ -377,7 +377,7 @@ def held(*, age: float, seen: float | None = None, start: int | None = None, **c
         (held(age=9e5, workload="pid:9", start=7), (), 7, 0.0, ""),
         (held(age=50, workload="pid:9", start=7), ("x",), 8, 0.0, "process 9 has ended"),  # its id was used again
         (held(age=50, workload="pid:9", start=7), ("x",), None, 0.0, "process 9 has ended"),
-        (held(age=50, grace_seconds=10.0), (), None, 0.0, "nobody took the devices within 10 s"),
+        (held(age=50, grace_seconds=10.0), (), None, 0.0, "no process took the devices within 10 s"),
     ],
 )
 def test_fate_of_a_lease(

@@ -224,9 +224,9 @@ def _schedulers(settings: Settings) -> Iterator[Item]:
     schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
     for reading in asyncio.run(schedulers.look()).readings:
         name = f"scheduler {reading.scheduler}".strip()
-        if reading.blind:
+        if reading.unseen:
             remedy = "until then active checks run by themselves once a boot (active.unprompted)"
-            yield Item(name, "note", reading.blind, remedy)
+            yield Item(name, "note", reading.unseen, remedy)
         else:
             held = ", ".join(workload.name for workload in reading.workloads or ()) or "nothing"
             yield Item(name, "ok", f"has given away {held}")

@@ -94,7 +94,7 @@ class ActiveRunner:
                     raise
                 run.cancelled = True
         finally:
-            self._store.set_device_seconds(self._runner.probe_device_seconds)
+            self._store.device_seconds = self._runner.probe_device_seconds
         if needs_devices:
             await self._occupancy.wait_until_free()
         self.run = None
@@ -115,7 +115,7 @@ class ActiveRunner:
         await task
 
     async def use_devices(self, use: DeviceUse) -> None:
-        """Let somebody else use the devices, until they are seen to be free again."""
+        """Run another use of the devices, until they are seen to be free again."""
         try:
             await self._occupancy.refresh()
         except Exception as error:
@@ -145,7 +145,7 @@ class ActiveRunner:
                 await _cancel(use.task)
             raise
         finally:
-            self._store.set_device_seconds(self._runner.probe_device_seconds)
+            self._store.device_seconds = self._runner.probe_device_seconds
             self._store.set_running(None)
             self.use = None
             use.released.set()

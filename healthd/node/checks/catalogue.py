@@ -1,4 +1,4 @@
-"""Which checks are enabled on this node, how often each runs and when its result is stale: pure."""
+"""Decides which checks are enabled on this node, how often each runs and when its result is stale: pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthd.node.occupancy.model import Scheduled
 from healthd.node.settings import NodeSettings, Unprompted
 from healthd.runner import CheckInfo
 
-# A result is stale once two more rounds after its own did not come; shorter than this is noise of a busy machine.
+# A result is stale once the next two rounds are missing; a shorter expiry would be noise on a busy machine.
 SHORTEST_EXPIRY_SECONDS = 60.0
 
 
@@ -41,7 +41,7 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
         expires: float | None = max(3 * interval + info.timeout_seconds, SHORTEST_EXPIRY_SECONDS)
     else:
         interval = settings.active.interval_seconds if info.tier is Tier.QUICK else info.interval_seconds
-        # Until the host's rule is settled (None) what is there expires.
+        # Until the host's rule is known (None) results expire.
         expires = _expiry(info.tier, interval, settings.active.unprompted or Unprompted.IDLE)
     return CheckSpec(
         name=info.name,
@@ -55,17 +55,17 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
 
 
 def _expiry(tier: Tier, interval: float, rule: Unprompted) -> float | None:
-    """When an active result is stale. Only the idle rule renews the quick tier; what nobody could renew stands."""
+    """When an active result is stale; None for never. Only the idle rule renews the quick tier; other results stand."""
     return 2.5 * interval if tier is Tier.QUICK and rule is Unprompted.IDLE else None
 
 
 def unprompted_by(scheduled: Scheduled) -> tuple[Unprompted, str]:
     """
-    The rule for active checks where nobody has set one, and why: idle, but boot beside a job scheduler whose
+    The rule for unprompted active checks where none is set, and why: idle, but boot beside a job scheduler whose
     allocations cannot be seen.
     """
-    if scheduled.blind:
-        return Unprompted.BOOT, scheduled.blind
+    if scheduled.unseen:
+        return Unprompted.BOOT, scheduled.unseen
     names = " and ".join(reading.scheduler for reading in scheduled.readings)
     return Unprompted.IDLE, f"what {names} gives away can be seen" if names else "no job scheduler is on this host"
 

@@ -1,4 +1,4 @@
-"""Passes results from a run to the store and to those who ordered it, and knows the faults in force."""
+"""Passes the results of a run to the store and to its orders, and knows the faults in force."""
 
 from __future__ import annotations
 

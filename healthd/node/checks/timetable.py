@@ -1,8 +1,8 @@
 """
-When checks are due: pure, in seconds of CLOCK_BOOTTIME.
+Computes when checks are due: pure, in seconds of CLOCK_BOOTTIME.
 
 Passive checks are aligned to ticks of one phase, so that those due together share one process; a tick that was missed
-(the machine slept, a round took too long) is not made up for. The quick tier is due by one rule.
+(the machine slept, a round took too long) is skipped. The quick tier is due by one rule.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from healthd.core.model import CheckSpec
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.state.results import StampedResult, ended_well
 
-# After a release the quick tier is due at once, but not again and again when the devices are taken and left in turn.
+# After a release the quick tier is due at once, but not repeatedly when the devices are taken and released in turn.
 RELEASE_PAUSE_SECONDS = 10.0
 
 
 class PassiveTimetable:
     """
-    The ticks of the passive checks. All are due at `now`, the start; `phase_ratio` in [0, 1) keeps nodes apart.
+    The ticks of the passive checks. All are due at `now`, the start; `phase_ratio` in [0, 1) spreads a fleet.
 
     The base of the ticks is the shortest interval; longer ones are rounded to a multiple of it.
     """
@@ -39,13 +39,13 @@ class PassiveTimetable:
         return tuple(name for name, at in self._due.items() if at <= now)
 
     def started(self, names: Iterable[str], now: float) -> None:
-        """These run now: each is due again at its first tick after `now`."""
+        """Record that these run now: each is due again at its first tick after `now`."""
         for name in names:
             every = self._every[name]
             self._due[name] = self._phase + every * (math.floor((now - self._phase) / every) + 1)
 
     def force(self, names: Iterable[str], now: float) -> None:
-        """These are due at once."""
+        """Make these due at once."""
         self._due.update({name: now for name in names if name in self._due})
 
     def next_at(self) -> float:
@@ -55,24 +55,23 @@ class PassiveTimetable:
 
 @dataclass(frozen=True, kw_only=True)
 class QuickFacts:
-    """
-    What decides when the quick tier runs by itself. `attempted_at` is the start of the last run, whoever asked for it;
-    `released` that a job has left the devices since then; `forced` that a person changed faults since then.
-    """
+    """What decides when the quick tier runs unprompted."""
 
     specs: Sequence[CheckSpec]
     result: Callable[[str], StampedResult | None]
     attempted_at: float | None
+    """When active checks last started (CLOCK_BOOTTIME); None before the first time."""
     released: bool
+    """A job has released the devices since then."""
     forced: bool
+    """An operator has changed faults since then."""
     jitter: float
+    """In [-1, 1]: moves the interval by `ActiveSettings.jitter_ratio`."""
 
 
 def quick_due_at(facts: QuickFacts, settings: ActiveSettings, *, now: float) -> float:
     """
-    When the quick tier is due by itself; infinite for never. Whether the devices are free is not asked here.
-
-    `facts.jitter` in [-1, 1] moves the interval by `settings.jitter_ratio`.
+    When the quick tier is due unprompted; infinite for never. Whether the devices are free is not considered here.
     """
     names = [spec.name for spec in facts.specs if spec.tier is Tier.QUICK]
     if not names:

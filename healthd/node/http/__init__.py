@@ -1,1 +1,1 @@
-"""What the node serves: the TCP port that only reads, the Unix socket of operators, and what both render."""
+"""The HTTP servers of the node: the read-only TCP port, the Unix socket of operators, and what both render."""

@@ -1,5 +1,5 @@
 """
-The Unix socket of local operators: HTTP by which they run a tier now, set and clear faults and see the state.
+Serves local operators on a Unix socket: HTTP to run a tier now, to set and clear faults, and to read the state.
 
 The second half is the client, for the command line.
 """
@@ -137,7 +137,7 @@ class ControlApi:
             await asyncio.wait(either, timeout=RUN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not ended.done():
-                self._scheduler.cancel(order_id, "nobody waits for it any more")
+                self._scheduler.cancel(order_id, "its client has disconnected")
         if not ended.done():
             raise HTTPException(503, "the daemon stops")
         return json_response(ended.result())

@@ -1,8 +1,8 @@
 """
 `GET /health` as application/health+json, rendered from the one snapshot: pure.
 
-Who asks without a demand gets the node's health, with active evidence suspended while a job has the devices. Who asks
-with one (`tier`, `max_age`) gets the strict answer.
+Without a demand the answer is the node's health, with active evidence suspended while a job has the devices. With a
+demand (`tier`, `max_age`) it is the strict answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from healthd.node.occupancy.model import describe
 MEDIA_TYPE = "application/health+json"
 STATUS = {Health.HEALTHY: "pass", Health.DEGRADED: "warn", Health.UNKNOWN: "fail", Health.UNHEALTHY: "fail"}
 _WORD = {Status.PASS: "pass", Status.WARN: "warn", Status.UNKNOWN: "fail", Status.FAIL: "fail", Status.SKIP: "fail"}
-# What a demand may ask for when it names no age: the default of gates.
+# The maximum age of a demand that names none: the default of gates.
 DEFAULT_MAX_AGE_SECONDS = 3600.0
 
 
@@ -59,7 +59,7 @@ def parse_demand(query: dict[str, list[str]]) -> Demand | None:
 
 
 def verdict(state: NodeState, demand: Demand | None) -> tuple[Health, tuple[Reason, ...]]:
-    """Health and reasons that the asker is to be told."""
+    """The health and the reasons of the answer."""
     if demand is None:
         return state.health, state.reasons
     health, reasons, _ = judge_tier(state, demand.tier, demand.max_age_seconds)
@@ -89,7 +89,7 @@ def document(state: NodeState, demand: Demand | None) -> tuple[int, dict[str, An
 
 
 def _expires_at(state: NodeState, demand: Demand | None) -> str | None:
-    """When this answer ends to be true if nothing new comes; None when nothing in it expires."""
+    """When this answer expires if there are no new results; None when nothing in it expires."""
     left = []
     for spec in state.checks:
         result = next((r for r in state.results if r.check == spec.name), None)
@@ -121,7 +121,7 @@ def _checks(state: NodeState, specs: dict[str, CheckSpec], demand: Demand | None
 
 
 def _note(state: NodeState, spec: CheckSpec, result: CheckResult, demand: Demand | None) -> str:
-    """What is to be said of the age of a result, beside what it found."""
+    """A note on the age of a result; empty where there is nothing to note."""
     age = people_age(result.age_seconds)
     if demand is not None and result.age_seconds > demand.max_age_seconds:
         return f"stale, {age} old"
@@ -168,12 +168,12 @@ def _observed(measurement: Measurement) -> dict[str, Any]:
 
 
 def iso(seconds: float) -> str:
-    """A time for people: RFC 3339 in UTC, to the second."""
+    """A time as RFC 3339 in UTC, to the second."""
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def people_age(seconds: float) -> str:
-    """An age for people: `42 s`, `5 min`, `3.1 h`."""
+    """An age for display: `42 s`, `5 min`, `3.1 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,8 +1,8 @@
 """
 `GET /metrics`: the names of the contract, rendered from the one snapshot.
 
-Labels are bounded: what is not pass is listed up to the 48 worst, and the rest counted; matrix products have series in
-two dtypes and collectives in four sizes, whatever else was measured. No `_created` series.
+Labels are bounded: of the findings that are no pass the 48 worst are listed, and the rest counted; matrix products have
+series in two dtypes and collectives in four sizes, whatever else was measured. No `_created` series.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from checks.contract import SEVERITY, Finding, Measurement, Status, Tier
 from healthd import __version__
 from healthd.core.http.exposition import task_errors_metric
 from healthd.core.model import CheckResult, Health, NodeState
-from healthd.node.state.store import NodeStore, Totals
+from healthd.node.state.store import NodeStore
 
 MAX_FINDINGS = 48
 MAX_READINGS = 24
@@ -44,9 +44,9 @@ class NodeCollector(Collector):
         self._task_errors = task_errors
 
     def collect(self) -> Iterator[Metric]:
-        state, totals = self._store.snapshot(), self._store.totals
+        state = self._store.snapshot()
         yield from _node(state)
-        yield from _checks(state, totals)
+        yield from _checks(state, self._store.runs)
         yield from _findings(state)
         yield from _speeds(state)
         yield _readings(state)
@@ -58,7 +58,7 @@ class NodeCollector(Collector):
         yield CounterMetricFamily(
             "healthd_probe_device_seconds",
             "What active checks took of the devices since the daemon started.",
-            value=totals.probe_device_seconds,
+            value=self._store.device_seconds,
         )
         yield task_errors_metric(self._task_errors)
 
@@ -99,7 +99,7 @@ def _node(state: NodeState) -> Iterator[Metric]:
     yield GaugeMetricFamily("healthd_injected_faults", "Injected faults in force.", value=len(state.faults))
 
 
-def _checks(state: NodeState, totals: Totals) -> Iterator[Metric]:
+def _checks(state: NodeState, runs_by_status: Mapping[Status, int]) -> Iterator[Metric]:
     status = GaugeMetricFamily(
         "healthd_check_status",
         "1 for the status of the last run of a check; a check that has not run is unknown.",
@@ -123,7 +123,7 @@ def _checks(state: NodeState, totals: Totals) -> Iterator[Metric]:
     yield from (status, last, duration)
     runs = CounterMetricFamily("healthd_check_runs", "Runs of checks since the daemon started.", labels=["status"])
     for value in Status:
-        runs.add_metric([value.value], totals.runs[value])
+        runs.add_metric([value.value], runs_by_status[value])
     yield runs
 
 

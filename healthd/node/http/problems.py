@@ -1,4 +1,4 @@
-"""Answers of the node's HTTP servers: JSON of the model, and errors as application/problem+json."""
+"""Makes the answers of the node's HTTP servers: JSON of the model, and errors as application/problem+json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ExceptionHandler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def json_response(value: object, *, status: int = 200, media_type: str = "application/json") -> Response:
-    """A record of the model; never cached on the way, because it is about now."""
+    """A record of the model; never cached, because it is about the present."""
     return Response(wire.encode(value), status, {"cache-control": "no-store"}, media_type)
 
 
@@ -29,7 +29,7 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
 
 
 def handlers(paths: str) -> Mapping[type[Exception] | int, ExceptionHandler]:
-    """What becomes of exceptions; `paths` tells what there is to somebody who asked for what there is not."""
+    """The answers to exceptions; `paths` lists the paths that there are, for a 404."""
 
     async def on_http(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

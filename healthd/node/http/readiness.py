@@ -1,8 +1,8 @@
 """
-`GET /readyz`: whether the node is fit for a job now, and what keeps it from it; rendered from the one snapshot: pure.
+`GET /readyz`: whether the node is fit for a job now, and if not, why; rendered from the one snapshot: pure.
 
-A hook that goes by the node's own verdict asks with the name by which it knows the node, with what the host's scheduler
-calls its job, and with the evidence that its gate wants.
+A hook that uses the node's own verdict asks with the name by which it knows the node, with the name of its job at the
+host's scheduler, and with the evidence that its gate wants.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ _DEMAND = ("tier", "max_age")
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """
-    What is asked of a node. `excluded` are conditions that do not count.
-
-    `node` is the name by which the asker knows this node, None where it does not say. `workload` is the asker's own job
-    in the words of the host's schedulers (`slurm:7`): what they have given to it is no obstacle. `demand` is the
-    evidence that is wanted, None for the node's own rules.
-    """
+    """What is asked of a node."""
 
     verbose: bool = False
     excluded: frozenset[str] = frozenset()
+    """Conditions that do not count."""
     node: str | None = None
+    """The name by which the client knows this node; None where it does not say."""
     workload: str | None = None
+    """The client's own job as the host's schedulers name it (`slurm:7`): what is allocated to it is no obstacle."""
     demand: Demand | None = None
+    """The evidence that is wanted; None for the node's own rules."""
 
 
 def parse_question(query: Mapping[str, Sequence[str]]) -> Question:
@@ -59,11 +57,11 @@ def readiness(
     state: NodeState, question: Question | None = None, *, workloads: Sequence[Workload] = (), untold: str = ""
 ) -> dict[str, str]:
     """
-    Each condition of being fit for a job now, and why it is not met (empty: it is).
+    The conditions of being fit for a job now, each with the reason why it is not met (empty: it is met).
 
-    `workloads` are those that the host's schedulers have here. `untold` says why it is not known whether the node is
-    quarantined; empty where it is. It counts only for who names the node and so relies on its word alone: else all
-    nodes would be drained while the aggregator is away.
+    `workloads` are those of the host's schedulers. `untold` says why it is not known whether the node is quarantined;
+    empty where it is known. It counts only for a client that names the node and so relies on the node alone: otherwise
+    all nodes would be drained while the aggregator is away.
     """
     asked = question or Question()
     conditions = dict.fromkeys((spec.name for spec in state.checks), "")
@@ -84,7 +82,7 @@ def readiness(
 
 
 def _note(conditions: dict[str, str], reasons: Sequence[Reason]) -> None:
-    """Write down what speaks against the node, each under the check that says it."""
+    """Add each reason against the node to the condition of its check."""
     for reason in reversed(reasons):  # the worst is written last
         if reason.status.value in ("unknown", "fail"):
             name = reason.check if reason.check in conditions else "health"

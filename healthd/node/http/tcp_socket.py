@@ -1,7 +1,7 @@
 """
-The node's TCP port: it only ever reads. Nothing that comes in here can make the node do work, beyond rendering.
+The node's TCP port, which is read-only: no request can make the node do work, except rendering.
 
-All answers come from the one snapshot and are kept for as long as it stands, so that frequent probes cost nothing.
+All answers are rendered from the one snapshot and cached until it changes, so that frequent probes cost nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from healthd.node.state.store import NodeStore
 
 PATHS = "/health, /livez, /readyz, /metrics, /v1/node, /v1/checks, /v1/results/{check}"
 MAX_BODY_BYTES = 64 * 1024
-# Different questions about one snapshot that are remembered; more than that is somebody playing.
+# Different queries whose answers are cached; ordinary clients make few.
 MAX_CACHED = 32
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -58,10 +58,10 @@ class NodeApi:
             ],
             exception_handlers=dict(handlers(PATHS)),
         )
-        self._app.router.redirect_slashes = False  # a redirect would be made of what the request says of its host
+        self._app.router.redirect_slashes = False  # a redirect would use the Host header of the request
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request; bodies are of no use here, so a large one is not even read."""
+        """Answer one request; no path takes a body, so a large one is not even read."""
         headers = dict(scope.get("headers", ()))
         length = headers.get(b"content-length", b"0")
         if b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
@@ -87,7 +87,7 @@ class NodeApi:
         return Response(found[1], found[0], {"cache-control": "no-store"}, MEDIA_TYPE)
 
     async def _livez(self, request: Request) -> Response:
-        """That this is answered is the proof."""
+        """An answer is the proof that the daemon is alive."""
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
@@ -127,7 +127,7 @@ class NodeApi:
 
 
 def _query(request: Request) -> dict[str, list[str]]:
-    """The query; BadInputError when it is absurd."""
+    """The query; BadInputError when it cannot be parsed."""
     try:
         query = request.scope["query_string"].decode("latin-1")
         return urllib.parse.parse_qs(query, keep_blank_values=True, max_num_fields=20, errors="strict")

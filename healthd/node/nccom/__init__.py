@@ -1,1 +1,1 @@
-"""A round of nccom-test over several nodes, and the part that this node has in it."""
+"""The part of a node in a round of nccom-test over several nodes."""

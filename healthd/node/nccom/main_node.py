@@ -1,6 +1,5 @@
 """
-The main node of a group that nccom-test runs over: one process of it for each check, and the socket that its mpirun's
-agent talks to.
+Runs nccom-test on the main node of a group: one process for each check, and the socket of its mpirun's agent.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ OnNews = Callable[[tuple[Launch, ...], Mapping[str, tuple[Finding, ...]], str], 
 
 
 class MainNode:
-    """Made for one order; `run` is called once. `on_news` hears of launches to be made and of checks that ended."""
+    """The main node of one order; `run` is called once. `on_news` receives launches to be made and finished checks."""
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class MainNode:
     # --- the agent ----------------------------------------------------------------------------------------------------
 
     async def _listen(self, plan: Plan, folder: Path) -> asyncio.Server:
-        """The socket of this round, in a folder that nobody else may look into."""
+        """The socket of this round, in a folder that no other user can read."""
         path = folder / "rsh.sock"
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

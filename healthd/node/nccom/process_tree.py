@@ -1,5 +1,5 @@
 """
-A program with all that comes of it, as one thing that can be waited for and ended: for rounds over several nodes.
+Starts a program whose whole process tree can be waited for and killed: for rounds over several nodes.
 
 What it prints goes to a file of its folder: the end of a pipe that a grandchild holds is never waited for.
 """
@@ -33,7 +33,7 @@ class Tree:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended, or its end was not heard of yet."""
+        """Whether it has not ended, as far as is known."""
         return self._process.returncode is None
 
     async def wait(self, seconds: float | None = None) -> int | None:
@@ -87,7 +87,9 @@ async def start_tree(argv: Sequence[str], environment: Mapping[str, str], folder
 
 
 def make_folder() -> Path:
-    """For one round: nobody else may look into it. Short, because names of Unix sockets are bounded."""
+    """
+    A folder for one round that no other user can read. Its name is short, because those of Unix sockets are bounded.
+    """
     return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
 
 

@@ -1,8 +1,8 @@
 """
 `healthd-rsh`: what Open MPI's mpirun calls in place of ssh, when nodes take part in a round without ssh.
 
-mpirun calls it with a host and the words that start its daemon there. It hands them to the executor of this node, over
-the Unix socket HEALTHD_RSH_SOCKET, and ends as that says; it starts nothing and decides nothing itself.
+mpirun calls it with a host and the command that starts its daemon there. It passes them to the executor of this node
+over the Unix socket HEALTHD_RSH_SOCKET, and exits as that answers; it starts nothing and decides nothing itself.
 
 One line of JSON each way: `{"round": ..., "argv": [host, word, ...]}`, then `{"exit": 0..255, "error": text or null}`.
 """
@@ -28,12 +28,12 @@ UNREACHABLE = 255  # as ssh says it
 
 
 class RshError(HealthdError):
-    """A line that is no request or no answer, or nobody to ask."""
+    """A line that is no request or no answer, or an executor that does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What mpirun wants: `argv` is the host and then the words, not judged yet (`checks.collective.nccom.vector`)."""
+    """What mpirun wants: `argv` is the host and then the command, not judged yet (`checks.collective.nccom.vector`)."""
 
     round: str
     argv: tuple[str, ...]
@@ -79,7 +79,7 @@ def ask(path: Path, request: Request, *, timeout_seconds: float = TIMEOUT_SECOND
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] | None = None) -> int:
-    """The program. 0 when the daemon was started there, 255 when nobody could be asked."""
+    """The program. 0 when the daemon was started there, 255 when the executor could not be asked."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     variables = os.environ if environment is None else environment
     path, round_name = variables.get(SOCKET_VARIABLE), variables.get(ROUND_VARIABLE)

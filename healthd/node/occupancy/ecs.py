@@ -1,8 +1,8 @@
 """
-The tasks that ECS has on this host, by the introspection of its agent: HTTP on the host's own loopback.
+Reads the tasks of ECS on this host from the introspection of its agent: HTTP on the host's own loopback.
 
 It does not say which devices a task has, so every task counts; those that never use any are named in
-`node.allocations.ignore` (`ecs-family:FAMILY`). A task is listed from the agent's first word of it, before its image is
+`node.allocations.ignore` (`ecs-family:FAMILY`). A task is listed as soon as the agent knows it, before its image is
 pulled, and for hours after its end.
 
 Source: aws/amazon-ecs-agent, agent/handlers/v1/response.go. Unverified against a real agent.
@@ -39,10 +39,10 @@ def parse_tasks(body: bytes, own: Collection[str]) -> tuple[Workload, ...]:
     Raises NotUnderstoodError for anything that is not as documented: then nothing is known.
     """
     try:
-        said: Any = parse_json(body)
+        answer: Any = parse_json(body)
     except ValueError:
         raise NotUnderstoodError("no JSON") from None
-    tasks = said.get("Tasks") if isinstance(said, dict) else None
+    tasks = answer.get("Tasks") if isinstance(answer, dict) else None
     if not isinstance(tasks, list):
         raise NotUnderstoodError("no list of Tasks")
     found = []
@@ -101,7 +101,7 @@ def read(url: str, own: Collection[str], timeout_seconds: float) -> Reading:
             f"the ECS agent does not answer at {where} ({error}); in a container use the host's network, or set "
             "node.allocations.ecs_url"
         )
-    return Reading(scheduler=SCHEDULER, workloads=None, blind=why)
+    return Reading(scheduler=SCHEDULER, workloads=None, unseen=why)
 
 
 def _get(url: str, timeout_seconds: float) -> bytes:

@@ -1,5 +1,5 @@
 """
-The pods that Kubernetes has given devices to on this host, by the kubelet's pod resources (gRPC on a Unix socket).
+Reads the pods that have devices of this host from the kubelet's pod resources (gRPC on a Unix socket).
 
 A pod is listed from its admission, before its images are pulled. Devices of device plugins are always listed, those of
 resource claims (DRA) from Kubernetes 1.34 on (before: with the feature gate KubeletPodResourcesDynamicResources).
@@ -71,7 +71,7 @@ def read(root: Path, socket: Path | None, timeout_seconds: float) -> Reading:
         why = f"the kubelet's answer at {path} is not understood ({error})"
     except OSError as error:
         why = str(error)
-    return Reading(scheduler=SCHEDULER, workloads=None, blind=why)
+    return Reading(scheduler=SCHEDULER, workloads=None, unseen=why)
 
 
 def read_uids(root: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from healthd.core.model import Allocation
 from healthd.node.checks.active_run import CheckRunner, DeviceUse, OrderedRun, SchedulerReader
 from healthd.node.checks.catalogue import under_rule, unprompted_by
 from healthd.node.clock import Clock
-from healthd.node.occupancy import NONE_THERE
+from healthd.node.occupancy import NO_SCHEDULERS
 from healthd.node.occupancy.model import describe, foreign
 from healthd.node.settings import Unprompted
 from healthd.node.state.store import NodeStore
@@ -73,7 +73,7 @@ class Occupancy:
     @property
     def schedulers_unknown(self) -> bool:
         """Whether the host's schedulers have not answered yet for the first time."""
-        return self.has_schedulers and self._store.scheduled is NONE_THERE
+        return self.has_schedulers and self._store.scheduled is NO_SCHEDULERS
 
     # --- surveys ------------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Occupancy:
         if self._schedulers is None:
             return
         scheduled = await self._schedulers.look()
-        if self._store.scheduled is NONE_THERE:
+        if self._store.scheduled is NO_SCHEDULERS:
             self._on_change()
         self._store.set_scheduled(scheduled)
         rule, why = unprompted_by(scheduled)
@@ -109,7 +109,7 @@ class Occupancy:
         """Record the survey of the last run, which every run makes first."""
         survey = self._runner.latest
         if survey is None or survey is self._last_survey or (survey.holders is None and self._in_use_by_us()):
-            return  # a worker of ours that is ending cannot be told from an unseen job
+            return  # a worker of ours that is ending cannot be distinguished from an unseen job
         self._last_survey = survey
         self._store.set_survey(survey)
 

@@ -1,4 +1,4 @@
-"""Whether this very process belongs to a job: by its variables, its control group, or the processes above it."""
+"""Finds the job of this process by its variables, its control group, or its parent processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 
 
 def own_jobs(proc: Path, environ: Mapping[str, str]) -> frozenset[str]:
-    """The Slurm job that this process belongs to, also where its variables were not handed on (ssh, sudo)."""
+    """The Slurm job that this process belongs to, also where its variables are not inherited (ssh, sudo)."""
     numbers = {environ["SLURM_JOB_ID"]} if environ.get("SLURM_JOB_ID") else set()
     try:
         text = (proc / "self/cgroup").read_text(errors="replace")
@@ -42,7 +42,7 @@ def own_jobs(proc: Path, environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def inside_a_job(environ: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
-    """Whether a scheduler has started this process: then what it has given away here is, first of all, ours."""
+    """Whether a scheduler has started this process: then its allocation here is our own job's."""
     return any(environ.get(name) for name in VARIABLES) or bool(own_jobs(proc, environ))
 
 

@@ -1,4 +1,4 @@
-"""Which job schedulers are on this host: by their processes, their files, or what they told a container of theirs."""
+"""Finds the job schedulers of this host by their processes, their files, or the variables of their containers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATHS = {
     "var/lib/kubelet/pod-resources": "Kubernetes",
     "var/lib/ecs": "ECS",
 }
-# What a container is told by the scheduler that started it: nothing else of the host may be seen in there.
+# Variables that a scheduler sets in its containers, where nothing else of the host may be visible.
 _VARIABLES = {
     "KUBERNETES_SERVICE_HOST": "Kubernetes",
     "ECS_CONTAINER_METADATA_URI": "ECS",

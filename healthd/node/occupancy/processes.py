@@ -1,4 +1,4 @@
-"""The process table as far as schedulers show in it: names, parents, and the arguments of a few."""
+"""Reads the process table as far as schedulers show in it: names, parents, and the arguments of a few."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process. `name` is the kernel's, cut after 15 characters; `parent` is None where it cannot be told."""
+    """One process. `name` is the kernel's, cut after 15 characters; `parent` is None where it is unknown."""
 
     pid: int
     name: str

@@ -1,5 +1,5 @@
 """
-Reading protocol buffers without generated code: the five messages of one API need three rules of the format.
+Reads protocol buffers without generated code: the five messages of one API need three rules of the format.
 
 Generated code would pin the protobuf package to the version it was made with, for twelve fields. Pure.
 """

@@ -1,10 +1,10 @@
 """
-What the job schedulers of this host say of its devices: found anew at each look, asked together, in bounded time.
+Asks the job schedulers of this host for their allocations: finds them anew each time, asks all, in bounded time.
 
     schedulers = Schedulers(settings.allocations, host_root, clock=clock)
     scheduled = await schedulers.look()         # never raises
 
-Each reader is a pure parser with a thin reader around it, and runs in a thread that nobody waits for beyond its time.
+Each reader is a pure parser with little around it, and runs in a thread that is not waited for beyond its time limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from healthd.node.clock import Clock
 from healthd.node.occupancy import ecs, kubelet, slurm
-from healthd.node.occupancy.model import NONE_THERE, Reading, Scheduled, Workload
+from healthd.node.occupancy.model import NO_SCHEDULERS, Reading, Scheduled, Workload
 from healthd.node.occupancy.own import own_jobs
 from healthd.node.occupancy.present import Present, find_schedulers
 from healthd.node.occupancy.processes import Process, read_processes
@@ -57,7 +57,7 @@ class Schedulers:
         self._latest: Scheduled | None = None
         self._turn = asyncio.Lock()
         self._under_way: dict[str, asyncio.Future[Any]] = {}
-        self._said = ""
+        self._logged = ""
 
     @property
     def latest(self) -> Scheduled | None:
@@ -80,16 +80,16 @@ class Schedulers:
             "files", lambda: find_schedulers(self._root, processes or (), self._environ), timeout
         )
         if processes is None or present is None:
-            before = self._latest or NONE_THERE
-            blind = Reading(
-                scheduler="", workloads=None, blind="the host's /proc does not answer; look at the kernel log"
+            before = self._latest or NO_SCHEDULERS
+            unseen = Reading(
+                scheduler="", workloads=None, unseen="the host's /proc does not answer; look at the kernel log"
             )
-            readings = tuple(_silent(reading, blind.blind) for reading in before.readings) or (blind,)
+            readings = tuple(_unanswered(reading, unseen.unseen) for reading in before.readings) or (unseen,)
         else:
             found = await asyncio.gather(*(self._ask(one, processes) for one in present))
             readings = tuple(self._settled(reading) for reading in found)
         self._latest = Scheduled(readings=readings, read_at=at)
-        self._tell()
+        self._log_changes()
         return self._latest
 
     async def _ask(self, present: Present, processes: tuple[Process, ...]) -> Reading:
@@ -97,7 +97,7 @@ class Schedulers:
         name = present.scheduler
         if not self._settings.read:
             why = f"{present.why}, and node.allocations.read is false"
-            return Reading(scheduler=name, workloads=None, blind=why)
+            return Reading(scheduler=name, workloads=None, unseen=why)
         timeout = self._settings.timeout_seconds
         read: dict[str, Callable[[], Reading]] = {
             kubelet.SCHEDULER: lambda: kubelet.read(self._root, self._settings.kubelet_socket, timeout),
@@ -107,7 +107,7 @@ class Schedulers:
         reading = await self._bounded(name, read[name], timeout + SLACK_SECONDS)
         if reading is None:
             why = f"{name} does not answer within {timeout:g} s"
-            return Reading(scheduler=name, workloads=None, blind=why)
+            return Reading(scheduler=name, workloads=None, unseen=why)
         return reading
 
     async def _bounded(self, name: str, work: Callable[[], T], seconds: float) -> T | None:
@@ -122,36 +122,38 @@ class Schedulers:
         return future.result() if done and future.exception() is None else None
 
     def _settled(self, reading: Reading) -> Reading:
-        """Without our own and what is to be ignored; a silent scheduler's workloads stay as they were last seen."""
+        """
+        Drop our own workloads and those to be ignored. Where a scheduler does not answer, its last workloads stay.
+        """
         if reading.workloads is not None:
             counted = tuple(one for one in reading.workloads if not self._is_ignored(one))
             return dataclasses.replace(reading, workloads=counted)
         before = next(
-            (one for one in (self._latest or NONE_THERE).readings if one.scheduler == reading.scheduler), None
+            (one for one in (self._latest or NO_SCHEDULERS).readings if one.scheduler == reading.scheduler), None
         )
-        return reading if before is None else _silent(before, reading.blind)
+        return reading if before is None else _unanswered(before, reading.unseen)
 
     def _is_ignored(self, workload: Workload) -> bool:
         return not self._own.isdisjoint(workload.names) or any(
             fnmatch.fnmatchcase(name, pattern) for name in workload.names for pattern in self._settings.ignore
         )
 
-    def _tell(self) -> None:
+    def _log_changes(self) -> None:
         """One line whenever it becomes another one."""
-        said = self._latest.blind if self._latest is not None else ""
-        if said != self._said:
-            log.info("%s", f"allocations cannot all be seen: {said}" if said else "all allocations can be seen again")
-        self._said = said
+        text = self._latest.unseen if self._latest is not None else ""
+        if text != self._logged:
+            log.info("%s", f"allocations cannot all be seen: {text}" if text else "all allocations can be seen again")
+        self._logged = text
 
 
-def _silent(before: Reading, blind: str) -> Reading:
-    """A scheduler that said `before` and says nothing now."""
+def _unanswered(before: Reading, unseen: str) -> Reading:
+    """The reading of a scheduler that does not answer now and answered `before`."""
     remembered = before.remembered if before.workloads is None else before.workloads
-    return Reading(scheduler=before.scheduler, workloads=None, blind=blind, remembered=remembered)
+    return Reading(scheduler=before.scheduler, workloads=None, unseen=unseen, remembered=remembered)
 
 
 def _complain(name: str, future: asyncio.Future[Any]) -> None:
-    """A reader is to raise nothing; if one does, that is a fault of ours, and its scheduler counts as silent."""
+    """Log the exception of a reader, which must raise none; its scheduler counts as not answering."""
     if not future.cancelled() and (error := future.exception()) is not None:
         log.error("look at %s: %s: %s", name, type(error).__name__, error, exc_info=error)
 
@@ -169,9 +171,9 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
         settle: Callable[[], None]
         try:
             settle = functools.partial(future.set_result, work())
-        except Exception as error:  # noqa: BLE001 - it is handed on
+        except Exception as error:  # noqa: BLE001 - it is passed on
             settle = functools.partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,9 +1,9 @@
 """
-Slurm's jobs on this host, from its own processes: no controller is asked, so nothing waits for one.
+Reads Slurm's jobs on this host from its processes: no controller is asked, so nothing waits for one.
 
 A job shows by its steps (`slurmstepd: [123.extern]`) and, before them, by its prolog, a child of slurmd with the job's
-id among its variables. What does not show: the moment between the controller's word and the prolog, and the time of a
-PrologSlurmctld. Without `PrologFlags=Contain` a node of a job shows nothing before the job's first step there, which
+id among its variables. What does not show: the moment between the controller's decision and the prolog, and the time of
+a PrologSlurmctld. Without `PrologFlags=Contain` a node of a job shows nothing before the job's first step there, which
 may be never, so only with it is an empty list an answer.
 
 Verified against slurmd 22.05.8 (Debian 12): batch jobs, allocations without a step, prologs.
@@ -20,7 +20,7 @@ from healthd.node.occupancy.model import Reading, Workload
 from healthd.node.occupancy.processes import Process, read_arguments, read_environment
 
 SCHEDULER = "Slurm"
-# Where builds and distributions have it, the configless cache first; the one that slurmd was told goes before all.
+# Where builds and distributions have it, the configless cache first; the file on slurmd's command line comes before.
 CONFIGS = (
     "/run/slurm/conf/slurm.conf",
     "/etc/slurm/slurm.conf",
@@ -57,26 +57,26 @@ def read(root: Path, processes: Sequence[Process]) -> Reading:
             found = of_step(read_arguments(proc, process.pid), read_environment(proc, process.pid))
             if found is not None:
                 jobs.setdefault(found.name, found)
-    blind = "" if daemons else NOT_SEEN
+    unseen = "" if daemons else NOT_SEEN
     for process in processes:
         if process.parent not in pids or process.name in ("slurmd", "slurmstepd") or process.zombie:
             continue
         variables = read_environment(proc, process.pid)
         if variables is None and (proc / str(process.pid)).exists():
-            blind = blind or NOT_ROOT
+            unseen = unseen or NOT_ROOT
         elif job := (variables or {}).get("SLURM_JOB_ID", ""):
             found = Workload(name=f"slurm:{job}", uses=f"{process.name} of slurmd is under way")
             jobs.setdefault(found.name, found)
-    if not blind and not contained(read_config(root, _told(proc, daemons))):
-        blind = NOT_CONTAINED
-    return Reading(scheduler=SCHEDULER, workloads=tuple(jobs.values()), blind=blind)
+    if not unseen and not contained(read_config(root, _configured_file(proc, daemons))):
+        unseen = NOT_CONTAINED
+    return Reading(scheduler=SCHEDULER, workloads=tuple(jobs.values()), unseen=unseen)
 
 
 def of_step(arguments: Sequence[str] | None, variables: Mapping[str, str] | None) -> Workload | None:
     """
     The job of a slurmstepd; None for the one that only keeps a control group alive, or has just ended.
 
-    One that does not say its job (it has just been started) is a job that nobody knows yet.
+    One that does not show its job yet (it has just been started) is a job of unknown id.
     """
     if not arguments or arguments[1:] == ("infinity",):
         return None
@@ -94,9 +94,9 @@ def contained(config: str) -> bool:
     return not {"contain", "x11"}.isdisjoint(flags)
 
 
-def read_config(root: Path, told: str | None) -> str:
+def read_config(root: Path, configured: str | None) -> str:
     """slurm.conf with what it includes; empty when there is none that can be read."""
-    for name in (told,) if told else CONFIGS:
+    for name in (configured,) if configured else CONFIGS:
         text = "\n".join(_with_includes(root, name, [MAX_INCLUDES]))
         if text:
             return text
@@ -127,13 +127,13 @@ def _lines(text: str) -> Iterator[str]:
         yield line.partition("#")[0]
 
 
-def _told(proc: Path, daemons: Sequence[Process]) -> str | None:
-    """The configuration file that a slurmd was told to use; None when it uses its own."""
+def _configured_file(proc: Path, daemons: Sequence[Process]) -> str | None:
+    """The configuration file that is given to slurmd by option or variable; None when it uses its default."""
     for process in daemons:
         arguments = read_arguments(proc, process.pid) or ()
         for option, value in itertools.pairwise(arguments):
             if option == "-f":
                 return value
-        if told := (read_environment(proc, process.pid) or {}).get("SLURM_CONF"):
-            return told
+        if file := (read_environment(proc, process.pid) or {}).get("SLURM_CONF"):
+            return file
     return None

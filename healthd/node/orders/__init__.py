@@ -1,1 +1,1 @@
-"""What the aggregator wants of this node: orders, the leases it holds, and the ranks it gives to validations."""
+"""Orders of the aggregator: runs, leases, and the ranks of validations."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from healthd.core.model import Lease, OrderReport, OrderStatus
 from healthd.node.clock import Clock
-from healthd.node.occupancy import NONE_THERE, Scheduled
+from healthd.node.occupancy import NO_SCHEDULERS, Scheduled
 from healthd.node.state import files
 
 log = logging.getLogger(__name__)
@@ -71,9 +71,9 @@ class LeaseStore:
             saved = files.read(path, SavedLeases)
         except files.DamagedError as error:
             self._doubt = "the file of the leases was damaged, so a job may have the node"
-            aside = files.keep_copy(path)
+            aside = files.copy_aside(path)
             log.error(
-                "%s: cannot be used (%s); kept as %s, the node counts as taken until an aggregator lists its leases",
+                "%s: cannot be used (%s); copied to %s, the node counts as allocated until its leases are listed",
                 path,
                 error,
                 aside.name,
@@ -110,7 +110,7 @@ class LeaseStore:
             held.lease.id: dataclasses.replace(held, taken_at=now, seen_at=None if held.seen_at is None else now)
             for held in saved
         }
-        self._doubt = self._doubt or "it cannot be told whether the machine was started again since its lease"
+        self._doubt = self._doubt or "it is not known whether the machine was started again since its lease"
         log.warning("the boot id is not known: %d leases are kept, %s", len(saved), self._doubt)
         self._try_commit(self._held, self._final_reports)
 
@@ -200,7 +200,7 @@ class Observations:
     """When the devices were last looked at (CLOCK_BOOTTIME)."""
     jobs_hold: bool = True
     """False on plain CPUs: a job need not open a device there, so free devices mean nothing before one was held."""
-    scheduled: Scheduled = NONE_THERE
+    scheduled: Scheduled = NO_SCHEDULERS
     """The allocations of the host's job schedulers."""
 
 
@@ -233,7 +233,7 @@ def judge_lease(held: HeldLease, seen: Observations, *, now: float, settle_secon
         return LeaseFate(ended="" if age < lease.max_seconds else f"its bound of {lease.max_seconds:.0f} s is over")
     # Only the time until the last survey counts: after a long sleep of this process nothing is known about the rest.
     if held.seen_at is None:
-        return _unseen(lease, seen.surveyed_at - held.taken_at, "nobody took the devices")
+        return _unseen(lease, seen.surveyed_at - held.taken_at, "no process took the devices")
     free = seen.surveyed_at - held.seen_at
     return LeaseFate(ended="" if free < settle_seconds else f"the devices have been free for {free:.0f} s")
 
@@ -249,7 +249,7 @@ def _by_scheduler(held: HeldLease, seen: Observations, age: float, settle_second
         return LeaseFate(ended="", seen=True)
     if reading.remembers(name):
         return LeaseFate(ended="" if age < lease.max_seconds else f"its bound of {lease.max_seconds:.0f} s is over")
-    if reading.blind:
+    if reading.unseen:
         return None
     if held.seen_at is None:
         return _unseen(lease, seen.scheduled.read_at - held.taken_at, f"{name} was not seen")

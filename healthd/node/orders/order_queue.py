@@ -1,4 +1,4 @@
-"""The queue of ordered runs: accepted or refused, joined to a run under way, cancelled, reported at their end."""
+"""Queues ordered runs: accepts or refuses them, joins them to a run under way, cancels them, reports their end."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the node knows: the one snapshot, and the files that keep it over a restart."""
+"""The state of the node: the one snapshot, and the files that save it over a restart."""

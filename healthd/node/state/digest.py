@@ -1,4 +1,4 @@
-"""The digest of a state: over what decisions depend on; ages, times and measured values alone change nothing."""
+"""Computes the digest of a state, over everything that decisions depend on: not ages, times or measured values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def digest_of(state: NodeState) -> str:
 
 
 def _reason(reason: Reason) -> tuple[Any, ...]:
-    """Without the message: it tells ages and measured values."""
+    """Without the message, which contains ages and measured values."""
     return (reason.code, reason.status, reason.blame, reason.action, reason.target, reason.check, reason.injected)
 
 

@@ -1,4 +1,4 @@
-"""Files of the state directory: written whole or not at all; what cannot be read is set aside and stops nobody."""
+"""Reads and writes files of the state directory: each is written whole or not at all, a damaged one is set aside."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,7 +34,7 @@ def prepare(directory: Path) -> None:
     """
     Make the directory and see that it can be written, or raise StateDirError in one line.
 
-    A disk that is full is one line in the log: the node has to say so itself, and what must be stored is refused later.
+    A full disk is one line in the log: the daemon still starts to report that, and leases are refused later.
     """
     import secrets
 
@@ -96,7 +97,7 @@ def read(path: Path, wanted: type[T]) -> T | None:
 
 
 def load(path: Path, wanted: type[T]) -> T | None:
-    """The record in a file; None when there is none, or when it was damaged (set aside, said in the log)."""
+    """The record in a file; None when there is none, or when it was damaged (it is set aside and logged)."""
     try:
         return read(path, wanted)
     except DamagedError as error:
@@ -107,8 +108,8 @@ def load(path: Path, wanted: type[T]) -> T | None:
         return None
 
 
-def keep_copy(path: Path) -> Path:
-    """Keep a damaged file aside while it stays in its place too, so that a crash does not make it look missing."""
+def copy_aside(path: Path) -> Path:
+    """Copy a damaged file aside; it stays in its place too, so that a crash does not make it look missing."""
     aside = _aside(path)
     with contextlib.suppress(OSError):
         aside.unlink(missing_ok=True)
@@ -148,7 +149,7 @@ def node_key(state_dir: Path) -> str:
             os.fsync(file.fileno())
         new.replace(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise StateDirError(f"{path}: the node's key cannot be kept: {error}; repair it or remove it") from None
+        raise StateDirError(f"{path}: the node's key cannot be stored: {error}; repair it or remove it") from None
     return key
 
 
@@ -159,3 +160,14 @@ def boot_id(host_root: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return text or None
+
+
+def host_name(host_root: Path | None) -> str | None:
+    """The name by which the machine calls itself; None where it cannot be read."""
+    if host_root is None:
+        return socket.gethostname() or None
+    try:
+        with (host_root / "etc/hostname").open(encoding="utf-8") as file:
+            return file.readline(256).strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,4 +1,4 @@
-"""Results of checks with the time when they were measured: which of them are evidence, and which are history."""
+"""Holds the results of checks with the times when they were measured, as evidence and as history."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from checks.contract import Status
-from healthd.core.model import CheckResult, CheckSpec
-from healthd.node.clock import Clock
+from healthd.core.model import CheckResult, CheckSpec, Quarantine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +41,26 @@ class History:
 
     def all(self) -> tuple[StampedResult, ...]:
         """All results, each once, newest first."""
-        kept = {id(stamped) for stamped in self._recent}
-        older = [stamped for stamped in self._failed if id(stamped) not in kept]
+        recent = {id(stamped) for stamped in self._recent}
+        older = [stamped for stamped in self._failed if id(stamped) not in recent]
         return tuple(reversed([*older, *self._recent]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """The state file."""
+
+    version: int
+    boot_id: str | None
+    """The boot in which it was written; None where it is unknown."""
+    results: tuple[StampedResult, ...]
+    """Evidence of that boot."""
+    history: tuple[StampedResult, ...]
+    """Results of that boot and of earlier ones."""
+    quarantine: Quarantine | None = None
+    """Saved so that the node can report it to an aggregator that has lost its database."""
+    quarantine_told: bool = False
+    """An aggregator has said whether there is a quarantine."""
 
 
 class ResultLog:
@@ -55,16 +71,14 @@ class ResultLog:
     evidence.
     """
 
-    def __init__(self, *, clock: Clock, boot_id: str | None, history_results: int) -> None:
-        self._clock = clock
+    def __init__(self, *, boot_id: str | None, history_results: int) -> None:
         self._boot_id = boot_id
         self._history_results = history_results
         self._current: dict[str, StampedResult] = {}
         self._history: dict[str, History] = {}
 
-    def add(self, result: CheckResult) -> None:
+    def add(self, result: CheckResult, measured_at: float) -> None:
         """Add a finished check. A run that found the devices busy measured nothing, so it never replaces evidence."""
-        measured_at = self._clock.boot() - result.age_seconds
         stamped = StampedResult(result=result, measured_at=measured_at, boot_id=self._boot_id)
         if not (is_busy(result) and result.check in self._current):
             self._current[result.check] = stamped
@@ -77,16 +91,10 @@ class ResultLog:
         """The current result of a check; None where there is no evidence."""
         return self._current.get(check)
 
-    def history(self, check: str) -> tuple[CheckResult, ...]:
-        """Recent results, newest first, and the last ones that did not pass; ages of an earlier boot are unbounded."""
+    def history(self, check: str) -> tuple[StampedResult, ...]:
+        """Recent results, newest first, and the last ones that did not pass."""
         history = self._history.get(check)
-        return () if history is None else tuple(self._with_age(stamped) for stamped in history.all())
-
-    def _with_age(self, stamped: StampedResult) -> CheckResult:
-        if stamped.boot_id == self._boot_id and self._boot_id is not None:
-            return stamped.as_of(self._clock.boot())
-        age_seconds = max(0.0, self._clock.wall() - stamped.result.started_at)
-        return dataclasses.replace(stamped.result, age_seconds=age_seconds)
+        return () if history is None else history.all()
 
     def drop_injected(self) -> None:
         """Drop the current results that an injected fault has changed."""
@@ -97,29 +105,27 @@ class ResultLog:
         history = (stamped for one in self._history.values() for stamped in reversed(one.all()))
         return tuple(self._current.values()), tuple(history)
 
-    def restore(
-        self, current: Iterable[StampedResult], history: Iterable[StampedResult], checks: Container[str]
-    ) -> None:
+    def restore(self, saved: SavedState, checks: Container[str], now: float) -> None:
         """Restore what an earlier daemon has saved of these checks."""
-        for stamped in history:
+        for stamped in saved.history:
             if stamped.result.check in checks:
                 self._history_of(stamped.result.check).add(stamped)
-        now = self._clock.boot()
-        for stamped in current:
-            same_boot = self._boot_id is not None and stamped.boot_id == self._boot_id
+        if self._boot_id is None or saved.boot_id != self._boot_id:
+            return
+        for stamped in saved.results:
             # A stamp ahead of the clock is not of this boot, whatever the file says.
-            valid = same_boot and not stamped.result.injected and stamped.measured_at <= now
+            valid = not stamped.result.injected and stamped.measured_at <= now
             if valid and stamped.result.check in checks:
                 self._current[stamped.result.check] = stamped
 
 
 def is_busy(result: CheckResult) -> bool:
-    """Whether a run measured nothing because somebody had the devices."""
+    """Whether a run measured nothing because the devices were in use."""
     return result.status is Status.SKIP and any(finding.reason == "Busy" for finding in result.findings)
 
 
 def ended_well(result: CheckResult) -> bool:
-    """Whether a result says something good, or that the check does not concern this node."""
+    """Whether a result is a pass or a warning, or the check does not apply to this node."""
     if result.status is Status.SKIP:
         return bool(result.findings) and all(finding.reason == "NotApplicable" for finding in result.findings)
     return result.status in (Status.PASS, Status.WARN)

@@ -11,7 +11,7 @@ from healthd import __version__
 from healthd.core.tasks import wait_for
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
-from healthd.node.state.saved_state import SavedState
+from healthd.node.state.results import SavedState
 from healthd.node.state.store import NodeStore
 from healthd.runner import LastEvidence, Runner
 

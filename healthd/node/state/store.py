@@ -5,21 +5,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 from checks.accelerators import find_descriptor
 from checks.contract import Status
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Lease, NodeState, Quarantine
 from healthd.node.clock import Clock
-from healthd.node.occupancy import NONE_THERE, Scheduled
+from healthd.node.occupancy import NO_SCHEDULERS, Scheduled
 from healthd.node.occupancy.model import allocations
 from healthd.node.settings import NodeSettings
-from healthd.node.state.results import ResultLog, StampedResult
-from healthd.node.state.saved_state import SavedState
+from healthd.node.state import files
+from healthd.node.state.results import ResultLog, SavedState, StampedResult
 from healthd.runner import Survey
 from healthd.runner.run_record import hidden_holders
 
@@ -27,14 +24,6 @@ log = logging.getLogger(__name__)
 
 # Ages are shown in whole seconds, so a snapshot is good for one.
 SNAPSHOT_SECONDS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """What was counted since the daemon started."""
-
-    runs: Mapping[Status, int]
-    probe_device_seconds: float
 
 
 class NodeStore:
@@ -61,22 +50,29 @@ class NodeStore:
         self.boot_id = boot_id
         self.version = 0
         self.address: str | None = settings.address
-        self.hostname = _hostname(settings.host_root)
+        self.hostname = files.host_name(settings.host_root)
         self._peer_address: str | None = None
         self.started_at = clock.boot()
         self._listeners: list[Callable[[], None]] = []
-        self._results = ResultLog(clock=clock, boot_id=boot_id, history_results=settings.history_results)
-        self._runs = collections.Counter[Status]()
-        self._device_seconds = 0.0
+        self._results = ResultLog(boot_id=boot_id, history_results=settings.history_results)
+        self.runs = collections.Counter[Status]()
+        """Results since the start, by status."""
+        self.device_seconds = 0.0
+        """How long active checks have had the devices since the start."""
         self._survey: Survey | None = None
-        self._surveyed_at: float | None = None
-        self._scheduled: Scheduled = NONE_THERE
+        self.surveyed_at: float | None = None
+        """When the devices were last surveyed (CLOCK_BOOTTIME); None before the first time."""
+        self.scheduled: Scheduled = NO_SCHEDULERS
+        """The allocations of the host's job schedulers, by their last answers."""
         self._leases: tuple[tuple[Lease, float], ...] = ()
         self._doubt = ""
-        self._quarantine: Quarantine | None = None
+        self.quarantine: Quarantine | None = None
+        """The quarantine by the last statement of the aggregator; None for no quarantine."""
         self._quarantine_known = False
-        self._faults: tuple[str, ...] = settings.faults
-        self._running: str | None = None
+        self.faults: tuple[str, ...] = settings.faults
+        """The injected faults in force."""
+        self.running: str | None = None
+        """The active run under way, in words; None for no run."""
         self._cached: tuple[int, float, NodeState] | None = None
         self._health: Health | None = None
 
@@ -88,22 +84,22 @@ class NodeStore:
 
     def record(self, result: CheckResult) -> None:
         """Record a finished check."""
-        self._runs[result.status] += 1
+        self.runs[result.status] += 1
         if any(spec.name == result.check for spec in self.specs):
-            self._results.add(result)
+            self._results.add(result, self.clock.boot() - result.age_seconds)
             self._touch()
 
     def set_survey(self, survey: Survey) -> None:
         """Record a survey of the machine."""
-        self._surveyed_at = self.clock.boot()
+        self.surveyed_at = self.clock.boot()
         if survey != self._survey:
             self._survey = survey
             self._touch()
 
     def set_scheduled(self, scheduled: Scheduled) -> None:
         """Record the allocations of the host's job schedulers."""
-        changed = scheduled.readings != self._scheduled.readings
-        self._scheduled = scheduled
+        changed = scheduled.readings != self.scheduled.readings
+        self.scheduled = scheduled
         if changed:
             self._touch()
 
@@ -112,10 +108,6 @@ class NodeStore:
         if specs != self.specs:
             self.specs = specs
             self._touch()
-
-    def set_device_seconds(self, device_seconds: float) -> None:
-        """Record how long active checks have had the devices since the start."""
-        self._device_seconds = device_seconds
 
     def set_leases(self, leases: tuple[tuple[Lease, float], ...]) -> None:
         """Replace the leases in force, each with the CLOCK_BOOTTIME stamp from which its age counts."""
@@ -130,13 +122,13 @@ class NodeStore:
 
     def set_quarantine(self, quarantine: Quarantine | None) -> None:
         """Record the statement of the aggregator."""
-        if quarantine != self._quarantine or not self._quarantine_known:
-            self._quarantine, self._quarantine_known = quarantine, True
+        if quarantine != self.quarantine or not self._quarantine_known:
+            self.quarantine, self._quarantine_known = quarantine, True
             self._touch()
 
     def set_faults(self, faults: tuple[str, ...]) -> None:
         """Replace the injected faults in force."""
-        self._faults = faults
+        self.faults = faults
         self._touch()
 
     def set_peer_address(self, address: str | None) -> None:
@@ -147,8 +139,8 @@ class NodeStore:
 
     def set_running(self, running: str | None) -> None:
         """Record which active run is under way, in words; None for no run."""
-        if running != self._running:
-            self._running = running
+        if running != self.running:
+            self.running = running
             self._touch()
 
     def drop_injected(self) -> None:
@@ -162,16 +154,6 @@ class NodeStore:
             callback()
 
     # --- what is known ------------------------------------------------------------------------------------------------
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The injected faults in force."""
-        return self._faults
-
-    @property
-    def running(self) -> str | None:
-        """The active run under way."""
-        return self._running
 
     @property
     def leases(self) -> tuple[Lease, ...]:
@@ -203,11 +185,6 @@ class NodeStore:
         return () if self._survey is None else self._survey.inventory.rank_targets
 
     @property
-    def quarantine(self) -> Quarantine | None:
-        """The quarantine by the last statement of the aggregator; None for no quarantine."""
-        return self._quarantine
-
-    @property
     def quarantine_unknown(self) -> str:
         """Why it is not known whether the node is quarantined; empty where it is known, or without an aggregator."""
         if self._quarantine_known or not self.settings.sync.aggregators:
@@ -220,39 +197,30 @@ class NodeStore:
         return self._survey.inventory.accelerator if self._survey is not None else None
 
     @property
-    def surveyed_at(self) -> float | None:
-        """When the devices were last surveyed (CLOCK_BOOTTIME); None before the first time."""
-        return self._surveyed_at
-
-    @property
-    def scheduled(self) -> Scheduled:
-        """The allocations of the host's job schedulers, by their last answers."""
-        return self._scheduled
-
-    @property
     def allocated(self) -> tuple[Allocation, ...]:
         """Who has the devices; empty when they are free."""
         return allocations(
             surveyed=self._survey is not None,
             holders=self.holders,
             leases=self.leases,
-            scheduled=tuple(workload.name for workload in self._scheduled.workloads),
-            blind=self._scheduled.blind,
+            scheduled=tuple(workload.name for workload in self.scheduled.workloads),
+            unseen=self.scheduled.unseen,
             doubt=self._doubt,
         )
-
-    @property
-    def totals(self) -> Totals:
-        """What was counted since the start."""
-        return Totals(runs={status: self._runs[status] for status in Status}, probe_device_seconds=self._device_seconds)
 
     def result(self, check: str) -> StampedResult | None:
         """The last result of a check that is evidence; None without evidence."""
         return self._results.get(check)
 
     def history(self, check: str) -> tuple[CheckResult, ...]:
-        """See `ResultLog.history`."""
-        return self._results.history(check)
+        """See `ResultLog.history`; ages of an earlier boot are unbounded."""
+        return tuple(self._with_age(stamped) for stamped in self._results.history(check))
+
+    def _with_age(self, stamped: StampedResult) -> CheckResult:
+        if stamped.boot_id == self.boot_id and self.boot_id is not None:
+            return stamped.as_of(self.clock.boot())
+        age_seconds = max(0.0, self.clock.wall() - stamped.result.started_at)
+        return dataclasses.replace(stamped.result, age_seconds=age_seconds)
 
     def snapshot(self) -> NodeState:
         """The node, at most a second old and never older than the last change: what outlets show."""
@@ -292,9 +260,9 @@ class NodeStore:
             results=tuple(stamped.as_of(now) for stamped in results if stamped is not None),
             allocated=self.allocated,
             leases=self.leases,
-            quarantine=self._quarantine,
-            faults=self._faults,
-            running=self._running,
+            quarantine=self.quarantine,
+            faults=self.faults,
+            running=self.running,
             address=self.address,
             peer_address=self._peer_address,
             observed_at=self.clock.wall(),
@@ -319,25 +287,12 @@ class NodeStore:
             boot_id=self.boot_id,
             results=results,
             history=history,
-            quarantine=self._quarantine,
+            quarantine=self.quarantine,
             quarantine_told=self._quarantine_known,
         )
 
     def restore(self, saved: SavedState) -> None:
         """Restore what an earlier daemon has saved."""
-        self._quarantine, self._quarantine_known = saved.quarantine, saved.quarantine_told
-        same_boot = self.boot_id is not None and saved.boot_id == self.boot_id
-        checks = {spec.name for spec in self.specs}
-        self._results.restore(saved.results if same_boot else (), saved.history, checks)
+        self.quarantine, self._quarantine_known = saved.quarantine, saved.quarantine_told
+        self._results.restore(saved, {spec.name for spec in self.specs}, self.clock.boot())
         self._touch()
-
-
-def _hostname(host_root: Path | None) -> str | None:
-    """The name by which the machine calls itself; None where it cannot be read."""
-    if host_root is None:
-        return socket.gethostname() or None
-    try:
-        with (host_root / "etc/hostname").open(encoding="utf-8") as file:
-            return file.readline(256).strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None

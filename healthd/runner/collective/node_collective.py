@@ -1,5 +1,5 @@
 """
-Collectives inside one node: one check on all workers at once, as ranks of one group.
+Runs collectives inside one node: one check on all workers at once, as ranks of one group.
 
 The group stays open over consecutive collectives as long as all ranks are well. After anything else all ranks are
 started anew, because a group that has lost a member is of no use.

@@ -1,5 +1,5 @@
 """
-The ranks of this node in one group over several nodes: the checks of one order, one after the other.
+Runs the ranks of this node in one group over several nodes: the checks of one order, one after the other.
 
 What becomes of the whole group is not known here: each rank is reported as far as it came, with what it measured, and
 the aggregator, which hears of all nodes, judges. After the first check that a rank of this node has lost there is no

@@ -1,5 +1,5 @@
 """
-Worker processes as ranks of one group: made ready together, given one check at a time, ended together.
+Runs worker processes as ranks of one group: makes them ready, gives them one check at a time, ends them together.
 
 The collectives inside a node (`node_collective`) and this node's part of a group over several nodes (`order_ranks`)
 both run on it. They differ in their deadlines and in what they report meanwhile.

@@ -1,5 +1,5 @@
 """
-The ranks of this node over the rounds of one validation: the devices are claimed once, and torch is imported once.
+Runs the ranks of this node over the rounds of one validation: claims the devices once, and imports torch once.
 
     session = runner.session(faults)
     await session.open()                                    # RefusedError: the devices are not ours to use

@@ -1,1 +1,1 @@
-"""Child processes: started, listened to, killed, reaped; what their events mean."""
+"""Worker processes: starting, reading, killing and reaping them, and what their events mean."""

@@ -1,4 +1,4 @@
-"""What one worker reported for one command, assembled from the events of its process."""
+"""Assembles the outcome of one command from the events of its worker process."""
 
 from __future__ import annotations
 

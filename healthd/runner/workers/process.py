@@ -1,5 +1,5 @@
 """
-One worker process and its pipes: started, read, killed, reaped. It knows messages, not checks.
+Starts, reads, kills and reaps one worker process with its pipes. It knows messages, not checks.
 
 It never waits for the end of a pipe, which a grandchild may hold open, and never without a bound for a dead process to
 be reaped: the pidfd says that the process has ended.

@@ -1,5 +1,5 @@
 """
-One lane: the worker process of one device, or of the node, and the queue of commands for it.
+Runs the commands for one device, or for the node, in its worker process: one lane.
 
 Commands are sent ahead, so that a worker never waits for the runner, and answered in order. A command whose worker
 times out, dies or sends garbage is lost; the commands behind it go to a new worker.
@@ -169,7 +169,7 @@ class WorkerLane:
         if event["kind"] == "raised":
             return self._setup_raised(event, process)
         if event["kind"] != "ready":
-            return self._missing("Garbage", "said something else than ready"), True
+            return self._missing("Garbage", "sent something else than ready"), True
         self._workers.note_versions(event.get("versions"))
         self.cold = bool(event.get("cold"))
         self._ready_at = self._free_at = time.monotonic()

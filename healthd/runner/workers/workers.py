@@ -1,4 +1,4 @@
-"""The worker processes of one run: how each is started and set up, and which of them could not be killed."""
+"""Starts and sets up the worker processes of one run, and records those that could not be killed."""
 
 from __future__ import annotations
 
