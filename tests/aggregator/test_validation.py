@@ -188,6 +188,14 @@ def test_a_node_that_falls_silent_is_left_out_and_not_accused() -> None:
     assert lab.now - began < 60
 
 
+def test_the_one_node_that_a_verdict_leaves_starts_alone_where_one_is_enough() -> None:
+    lab = Lab(("n1", "n2"), bad={"n1": "silent"})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert decision.decision is Verdict.ADMIT
+    assert included(decision) == ["n2"]
+    assert codes(decision) == {"n1": "Silent"}
+
+
 def test_a_node_whose_devices_are_taken_is_left_out_and_not_accused() -> None:
     lab = Lab(FOUR, bad={"n1": "refuse"})
     decision = lab.decide(lab.ask(nodes=FOUR, min_nodes=3))

@@ -59,9 +59,11 @@ class Proof:
 def validate(context: StepContext) -> Proof:
     """Take the validation of the reserved nodes as far as it can go. All of them are ready."""
     stop_validation_of_others(context)
-    if not context.gate.terms.collective or len(context.gate.reserved) < 2:
+    if not context.gate.terms.collective:
         return Proof()
     for _ in range(4 * context.policy.most_validations + 4):
+        if len(context.gate.reserved) < 2:
+            return Proof()  # also where the verdict has left one node: it has nobody to run collectives with
         validation = context.gate.validation
         if validation is not None:
             proof = _under_way(context, validation)

@@ -16,8 +16,6 @@ from healthd.runner import OnResult, Plan, Survey
 
 Report = Callable[[OrderReport], None]
 
-"""The statuses with which an order ends."""
-
 
 class SchedulerReader(Protocol):
     """What the daemon needs of the readers of the host's job schedulers."""
