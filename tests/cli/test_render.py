@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,6 +15,7 @@ from checks.contract import Action, Blame, Finding, Status, Tier
 from healthd.cli.terminal import render
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
+from tests.cli.cli_kit import healthd
 
 COLD = "nothing is compiled here for all_gather; run 'healthd warm' on this node"
 
@@ -40,6 +43,18 @@ def rows(*findings: Finding) -> list[tuple[str, str]]:
         executor="check",
     )
     return [(targets, Text.from_markup(said).plain.strip()) for _, _, targets, said in render.result_rows(result)]
+
+
+def test_into_a_pipe_no_row_is_folded(tmp_path: Path) -> None:
+    """Each check of `healthd checks` is one line, however long its sentence; `COLUMNS` folds as ever."""
+    said = healthd(tmp_path, "checks")
+    assert said.code == 0, said.err
+    assert max(map(len, said.out.splitlines())) > 120
+    known = [line.split()[0] for line in said.out.splitlines()[1:]]
+    assert {"matmul", "all_reduce"} <= set(known)
+    assert all(re.fullmatch("[a-z_0-9]+", name) for name in known)
+    folded = healthd(tmp_path, "checks", env={"COLUMNS": "80"})
+    assert max(map(len, folded.out.splitlines())) <= 80
 
 
 def test_a_report_ends_with_how_many_checks_came_to_what() -> None:

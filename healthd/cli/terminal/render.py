@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ OUTCOME_SIGNS = {
     "fail": "[bold red]✗ fail[/]",
 }
 MOST_TESTS = 40
+UNFOLDED = 100_000
+"""Columns where nobody looks at the width: more than any line has. `COLUMNS` says another."""
 # What `fleet status` counts beside health: a node that is healthy by its own checks may be one of them.
 ASIDE = {"quarantined": "quarantined", "accused": "accused by validations"}
 
@@ -56,7 +59,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f
 
 
 def out() -> Console:
-    """Standard output, as wide as the terminal (120 columns where there is none), colour only on a terminal."""
+    """Standard output, as wide as the terminal; into a pipe no line is folded, so that grep finds it whole."""
     return _console(stderr=False)
 
 
@@ -75,7 +78,7 @@ def busy(what: str, *, quiet: bool = False) -> Iterator[None]:
 
 def _console(*, stderr: bool) -> Console:
     console = Terminal(stderr=stderr)
-    return console if console.is_terminal else Terminal(stderr=stderr, width=120)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(stderr=stderr, width=UNFOLDED)
 
 
 def show(console: Console, parts: Iterable[Table | str]) -> None:
