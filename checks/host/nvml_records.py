@@ -8,17 +8,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Errors of memory. Counts since the last reset (volatile) and of the GPU's life (aggregate)."""
+    """Errors of the memory."""
 
     ecc_enabled: bool | None
+    """None where the GPU does not report it; so are the other numbers."""
     volatile_uncorrected: int | None
+    """Uncorrected ECC errors since the last reset."""
     aggregate_uncorrected: int | None
+    """Uncorrected ECC errors over the life of the GPU."""
     remapped_rows: int | None
+    """Rows that were remapped, for correctable and uncorrectable errors."""
     remap_pending: bool | None
+    """A row is remapped at the next reset."""
     remap_failed: bool | None
+    """A remapping has failed."""
     retired_pages: int | None
+    """Pages that were retired, on GPUs without row remapping."""
     retire_pending: bool | None
+    """A page is retired at the next reset."""
     failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +42,30 @@ class Clocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """
-    PCIe, and NVLink by number of the link: whether it is active, and counts of errors since the driver was loaded.
-
-    `busy_ratio` is how much of the last moment the GPU worked: an idle one lowers its PCIe generation to save power.
-    `fabric_state` is 0 (no fabric), 1 (not started), 2 (in progress) or 3 (completed), then with `fabric_status`.
-    """
+    """The state of PCIe, NVLink and the NVSwitch fabric."""
 
     pcie_width: int | None
+    """Lanes in use; None where the GPU does not report it; so are the other numbers."""
     pcie_width_max: int | None
+    """The most lanes that the GPU and its slot support."""
     pcie_generation: int | None
+    """The present generation; an idle GPU lowers it to save power."""
     pcie_generation_max: int | None
+    """The highest generation that the GPU and its slot support."""
     pcie_replays: int | None
+    """Replays, as the driver counts them."""
     busy_ratio: float | None
+    """Which part of the last moment the GPU worked."""
     nvlink_active: Mapping[int, bool]
+    """Whether each link is active, by its number."""
     nvlink_errors: Mapping[str, int]
+    """Errors since the driver was loaded, by kind, over all links."""
     fabric_state: int | None
+    """0 (no fabric), 1 (not started), 2 (in progress) or 3 (completed)."""
     fabric_status: int | None
+    """The result of joining the fabric, an nvmlReturn_t."""
     failed: tuple[str, ...]
+    """Calls that failed, each with its error."""
 
 
 @dataclass(frozen=True, kw_only=True)

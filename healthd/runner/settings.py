@@ -47,10 +47,13 @@ class Survey:
     """What the node's worker finds on the machine before anything runs."""
 
     inventory: Inventory
+    """The devices of the machine."""
     boot_id: str | None
     """None where it is unknown; so are the other ids."""
     instance_id: str | None
+    """None where it is unknown."""
     instance_type: str | None
+    """None where it is unknown."""
     versions: Mapping[str, str]
     """Versions of drivers and libraries, by name."""
     holders: tuple[str, ...] | None
@@ -64,7 +67,9 @@ class CheckInfo:
     """A check that can be enabled: its declaration, without its code."""
 
     name: str
+    """Unique among all checks."""
     tier: Tier
+    """The lightest tier whose runs contain it."""
     scope: Scope
     """Whether it runs on the node, on each device, or on a group of ranks."""
     interval_seconds: float

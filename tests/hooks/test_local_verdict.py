@@ -65,14 +65,14 @@ def leased(book: NodeStore) -> None:
     book.set_leases(((lease(job="other"), 1000.0),))
 
 
-def untold(book: NodeStore) -> None:
+def quarantine_unknown(book: NodeStore) -> None:
     book.settings = dataclasses.replace(book.settings, sync=SyncSettings(aggregators=("http://head:8090",)))
 
 
 UNFIT: dict[str, tuple[Callable[[NodeStore], None], str]] = {
     "leased to another job": (leased, "taken by job other attempt 0"),
     "quarantined by a person": (lambda book: book.set_quarantine(QUARANTINE), "ann: new cable"),
-    "quarantine was never told": (untold, "no aggregator has said yet whether this node is quarantined"),
+    "quarantine was never told": (quarantine_unknown, "no aggregator has said yet whether this node is quarantined"),
     "devices are held": (lambda book: book.set_survey(survey(("python (pid 7)",))), "taken by python (pid 7)"),
     "holders cannot be seen": (lambda book: book.set_survey(survey(None)), "it cannot be seen who holds the devices"),
     "leases may be missing": (lambda book: book.set_doubt("the file of the leases was damaged"), "damaged"),
@@ -144,10 +144,10 @@ def test_admitted_without_an_aggregator_the_host_file_is_written_all_the_same(tm
 def test_who_does_not_rely_on_the_nodes_word_alone_is_not_refused_for_what_it_was_never_told(tmp_path: Path) -> None:
     """A hook of the scheduler must not drain a fleet because the aggregator is away."""
     book = fit(tmp_path)
-    untold(book)
+    quarantine_unknown(book)
     for question in (Question(), Question(excluded=frozenset({"allocated"}))):
-        assert readiness(book.snapshot(), question, untold=book.quarantine_unknown)["quarantine"] == ""
-    named = readiness(book.snapshot(), Question(node="n1"), untold=book.quarantine_unknown)
+        assert readiness(book.snapshot(), question, quarantine_unknown=book.quarantine_unknown)["quarantine"] == ""
+    named = readiness(book.snapshot(), Question(node="n1"), quarantine_unknown=book.quarantine_unknown)
     assert named["quarantine"] == book.quarantine_unknown
     book.set_quarantine(QUARANTINE)
     assert readiness(book.snapshot(), Question())["quarantine"] == "ann: new cable"

@@ -49,10 +49,13 @@ class OrderedRun:
     """A run that the aggregator or an operator has ordered."""
 
     id: str
+    """The id of the order."""
     tier: Tier
+    """The tier that was ordered."""
     left: tuple[str, ...]
     """The checks that have not run for it yet."""
     report: Report
+    """Receives the reports on the order."""
     workload: str | None = None
     """The job that it is for, which the host's scheduler may have given the devices; None for no job."""
     seen: collections.Counter[Status] = field(default_factory=collections.Counter)
@@ -98,6 +101,7 @@ class DeviceUse:
     """An exclusive use of the devices other than a run of checks, such as the ranks of a validation."""
 
     name: str
+    """Shown as what is running."""
     work: Callable[[], Coroutine[Any, Any, None]]
     """Starts when the devices are free. It ends by itself or when it is cancelled, and raises nothing else."""
     refuse: Callable[[str], None]
@@ -111,6 +115,7 @@ class DeviceUse:
     task: asyncio.Task[None] | None = None
     """None until it has started."""
     stopping: bool = False
+    """It was told to stop."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the devices are seen to be free again."""
 

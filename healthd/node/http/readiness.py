@@ -54,14 +54,18 @@ def parse_question(query: Mapping[str, Sequence[str]]) -> Question:
 
 
 def readiness(
-    state: NodeState, question: Question | None = None, *, workloads: Sequence[Workload] = (), untold: str = ""
+    state: NodeState,
+    question: Question | None = None,
+    *,
+    workloads: Sequence[Workload] = (),
+    quarantine_unknown: str = "",
 ) -> dict[str, str]:
     """
     The conditions of being fit for a job now, each with the reason why it is not met (empty: it is met).
 
-    `workloads` are those of the host's schedulers. `untold` says why it is not known whether the node is quarantined;
-    empty where it is known. It counts only for a client that names the node and so relies on the node alone: otherwise
-    all nodes would be drained while the aggregator is away.
+    `workloads` are those of the host's schedulers. `quarantine_unknown` says why it is not known whether the node is
+    quarantined; empty where it is known. It counts only for a client that names the node and so relies on the node
+    alone: otherwise all nodes would be drained while the aggregator is away.
     """
     asked = question or Question()
     conditions = dict.fromkeys((spec.name for spec in state.checks), "")
@@ -75,7 +79,7 @@ def readiness(
     quarantine = state.quarantine
     conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
     if quarantine is None and asked.node is not None:
-        conditions["quarantine"] = untold
+        conditions["quarantine"] = quarantine_unknown
     if asked.node is not None:
         conditions["node"] = "" if is_called(state, asked.node) else f"this is {state.node}, not {asked.node[:80]}"
     return conditions

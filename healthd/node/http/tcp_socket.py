@@ -94,7 +94,10 @@ class NodeApi:
         question = parse_question(_query(request))
         state = self._store.snapshot()
         conditions = readiness(
-            state, question, workloads=self._store.scheduled.workloads, untold=self._store.quarantine_unknown
+            state,
+            question,
+            workloads=self._store.scheduled.workloads,
+            quarantine_unknown=self._store.quarantine_unknown,
         )
         ready, text = readiness_document(state, conditions, question)
         return PlainTextResponse(text, 200 if ready else 503, {"cache-control": "no-store"})

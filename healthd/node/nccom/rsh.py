@@ -46,8 +46,8 @@ def write_request(request: Request) -> bytes:
 
 def read_request(line: bytes) -> Request:
     """From one line. Raises RshError."""
-    said = _object(line)
-    round_name, argv = said.get("round"), said.get("argv")
+    message = _object(line)
+    round_name, argv = message.get("round"), message.get("argv")
     if not isinstance(round_name, str) or not isinstance(argv, list) or not all(isinstance(one, str) for one in argv):
         raise RshError("a request has the members round (text) and argv (a list of texts)")
     return Request(round=round_name, argv=tuple(argv))
@@ -71,8 +71,8 @@ def ask(path: Path, request: Request, *, timeout_seconds: float = TIMEOUT_SECOND
             raise RshError(f"{path}: no answer within {timeout_seconds:g} s") from None
         except OSError as error:
             raise RshError(f"{path}: {error.strerror or error}; is the round still under way?") from None
-    said = _object(answer)
-    code, text = said.get("exit"), said.get("error")
+    message = _object(answer)
+    code, text = message.get("exit"), message.get("error")
     if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= UNREACHABLE:
         raise RshError(f"{path}: the answer has no exit code")
     return code, text if isinstance(text, str) else None
@@ -102,12 +102,12 @@ def _object(line: bytes) -> dict[str, object]:
     if not line.endswith(b"\n"):
         raise RshError("a line that was cut, or none")
     try:
-        said = parse_json(line)
+        message = parse_json(line)
     except ValueError:
         raise RshError("a line that is no JSON") from None
-    if not isinstance(said, dict):
+    if not isinstance(message, dict):
         raise RshError("a line that is no JSON object")
-    return said
+    return message
 
 
 if __name__ == "__main__":

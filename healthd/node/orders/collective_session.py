@@ -53,10 +53,13 @@ class PendingCollective:
     """An order that was accepted."""
 
     id: str
+    """The id of the order."""
     collective: CollectiveOrder
+    """What the order asks for."""
     due_at: float
     """Its deadline (CLOCK_BOOTTIME)."""
     report: Report
+    """Receives the reports on the order."""
     ranks: tuple[RankReport, ...] = ()
     """The last reports of its ranks."""
     progress: RoundProgress = field(default_factory=RoundProgress)
@@ -230,11 +233,14 @@ class CollectiveSession:
     ) -> tuple[RankReport, ...]:
         """A round of nccom-test: the devices are claimed, and were seen to be free a moment before."""
 
-        def on_progress(news: RoundProgress) -> None:
-            pending.progress = news
+        def on_progress(progress: RoundProgress) -> None:
+            pending.progress = progress
             pending.report(
                 OrderReport(
-                    status=OrderStatus.RUNNING, message=news.message, launches=news.launches, findings=news.findings
+                    status=OrderStatus.RUNNING,
+                    message=progress.message,
+                    launches=progress.launches,
+                    findings=progress.findings,
                 )
             )
 

@@ -42,7 +42,9 @@ class Outcome:
     target: str
     """The device of the worker, `rank:N`, or `node`."""
     findings: list[Finding] = field(default_factory=list)
+    """What the check found, in order."""
     evidence: list[Evidence] = field(default_factory=list)
+    """What a judge compares."""
     progress: list[Progress] = field(default_factory=list)
     """The first and the latest signs of progress."""
     answers: list[dict[str, Any]] = field(default_factory=list)
@@ -52,9 +54,11 @@ class Outcome:
     worker_lost: bool = False
     """The worker process is dead or cannot be trusted any more."""
     compile_seconds: float = 0.0
+    """How long compilation took; 0 where nothing was compiled."""
     error: str | None = None
     """The last output of the worker, or a traceback; None without an error."""
     attempts: int = 1
+    """How many attempts were made, this one included."""
     crashes: tuple[str, ...] = ()
     """How earlier attempts ended."""
     started_at: float = 0.0

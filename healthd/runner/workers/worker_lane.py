@@ -30,15 +30,19 @@ class Job:
     check: str
     """The check, or the kind of command where it is for no check."""
     command: dict[str, Any]
+    """The members of the command, without `check` and `id`."""
     timeout_seconds: float
+    """Counts from when the worker can begin with it."""
     finish: Callable[[Outcome], None] = lambda _: None
     """Receives the outcome."""
     retry: bool = True
     """Whether it is sent again after the worker has crashed."""
     attempts: int = 1
+    """The number of the present attempt, from 1."""
     crashes: tuple[str, ...] = ()
     """How the attempts before this one ended."""
     id: int = 0
+    """The number of the command for its worker; 0 until it is sent."""
     submitted: float = field(default_factory=time.monotonic)
     """When it was queued (monotonic)."""
     sent_to: WorkerProcess | None = field(default=None, repr=False)
