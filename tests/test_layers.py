@@ -32,7 +32,7 @@ COMMON = {
     "healthd.baselines",
     "healthd.core.node_name",
     "healthd.core.http.exposition",
-    "healthd.hooks.admission",
+    "healthd.core.admission",
     "healthd.core.file_trust",
     "healthd.core.programs",
     "healthd.core.redaction",

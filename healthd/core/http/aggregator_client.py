@@ -16,10 +16,10 @@ from urllib.parse import quote
 import httpx
 
 from healthd.core import wire
+from healthd.core.admission import why_unanswered
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.core.file_trust import check_file
 from healthd.core.model import Decision, GateRequest, Verdict
-from healthd.hooks.admission import why_unanswered
 
 # How long one held request may stay open: load balancers cut at 30 to 60 s.
 HOLD_SECONDS = 20.0
