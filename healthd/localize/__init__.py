@@ -24,9 +24,11 @@ from healthd.localize.model import (
     PathFault,
     Problem,
     ScaleFault,
+    TrunkFault,
     Verdict,
 )
-from healthd.localize.rounds import Found, by_rounds
+from healthd.localize.rounds import by_rounds, final
+from healthd.localize.search import Found
 from healthd.localize.sequence import Sequence, one_by_one
 from healthd.localize.verdict import from_rounds, from_sequence
 
@@ -43,8 +45,10 @@ __all__ = [
     "PathFault",
     "Problem",
     "ScaleFault",
+    "TrunkFault",
     "Verdict",
     "localize",
+    "replay",
 ]
 
 
@@ -65,8 +69,12 @@ class Course:
         self._groups: list[Ids] | None = None  # None: the first whole was not given yet
         self._verdict: Verdict | None = None
 
-    def step(self, outcomes: Iterable[GroupOutcome]) -> NextRound | Verdict:
-        """What to test next, now that these are known; a group without outcome counts as unknown."""
+    def step(self, outcomes: Iterable[GroupOutcome], *, last: bool = False) -> NextRound | Verdict:
+        """
+        What to test next, now that these are known; a group without outcome counts as unknown.
+
+        `last`: there is time for one round more, which then is what tells most: do those who passed do so together?
+        """
         if self._verdict is not None:
             return self._verdict
         given = list(outcomes)
@@ -79,6 +87,8 @@ class Course:
         if not groups:
             return self.conclude(spent=False)
         bounds = self.problem.bounds
+        if (last or self._ev.rounds + 1 == bounds.max_rounds) and not self.problem.one_after_another:
+            groups, why = final(self._ev, groups, why)
         self._groups = groups[: bounds.max_tests - self._ev.asked]
         if not self._groups or (self._ev.rounds >= bounds.max_rounds and not self.problem.one_after_another):
             return self.conclude()
@@ -111,13 +121,19 @@ def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: boo
     of it counts as unknown. `conclude`: the verdict on what is known now, for a caller whose time is up. Raises
     BadInputError on an outcome of somebody who is no member.
     """
+    course, step = replay(problem, history)
+    return course.conclude() if conclude else step
+
+
+def replay(problem: Problem, history: Iterable[GroupOutcome]) -> tuple[Course, NextRound | Verdict]:
+    """The course of tests up to the end of this history, and what comes next; as `localize`."""
     rounds: dict[int, list[GroupOutcome]] = defaultdict(list)
     for outcome in history:
         rounds[outcome.round].append(outcome)
     course = Course(problem)
     if 0 not in rounds:
-        return course.conclude() if conclude else NextRound(number=0, groups=(problem.members,), why="the whole")
+        return course, NextRound(number=0, groups=(problem.members,), why="the whole")
     step = course.step(rounds[0])
     while isinstance(step, NextRound) and step.number in rounds:
         step = course.step(rounds[step.number])
-    return course.conclude() if conclude else step
+    return course, step

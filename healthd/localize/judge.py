@@ -1,8 +1,9 @@
 """
 Who is to blame for what was seen: the rules of accusation, and nothing about what to test next.
 
-A member is accused when pairs with enough different, otherwise clean partners failed; a pair that fails while both
-ends pass with others is a path; a whole label group that cannot reach anybody outside is the group.
+All rules read the graph of passed tests (docs/localisation.md has the idea and the proof). Who passed is joined with
+others; a failure between two who passed is a path, a trunk, or chance. Who never passed and failed with several who did
+is a culprit, once it has been tried with all to whom it could belong: others who never passed, and each part cut off.
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from healthd.localize.evidence import Evidence
+from healthd.localize.evidence import Evidence, Pair
+from healthd.localize.network import Trunk, find_apart, find_trunks, name_groups
 
-# How much likelier than "one end is flaky" a path must be. 2 ** 9 at the usual flaky_fail_ratio of one half: nine
-# outcomes that a flaky end would have given otherwise half of the time.
-PATH_ODDS = 512.0
-# A label group that is bad in every member is named as group when chance would do that less often.
-GROUP_CHANCE = 0.01
+# How much likelier than "one end is flaky" a path must be, whatever share of its tests a flaky member fails.
+PATH_ODDS = 300.0
+PATH_FAILS = 4  # tests of the pair itself: one that fails a fifth of its tests by chance fails four in a row in 0.8 %
 # A member is worth more tests while the odds that it is flaky, one culprit in the fleet being expected, are above this.
 OPEN_ODDS = 0.05
+# What is taken for known before any test: that many failures by chance in that many tests of healthy members.
+CHANCE_FAILS, CHANCE_TESTS = 0.03, 10.0
+MOST_CHANCE = 0.25  # failures by chance are never taken to be more frequent than this
+
+SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at times; before it takes three
+
+OTHERS, FEW = 2, 5  # who is to be named is tried with so many others, where they are more than these and a quarter
+
+Failures = list[tuple[int, int]]  # of a member: partner (itself: alone) and number of the test
 
 
 @dataclass(kw_only=True)
@@ -27,215 +36,235 @@ class Judged:
     """
     What the evidence says now.
 
-    `accused` maps a member to its counted (partner, test). `awaiting` are those who would be accused but were only slow
-    while others ran. `suspects` never passed. `odd` pairs failed although both ends passed elsewhere and nothing
-    explains them. `groups`: (label, value) -> members.
+    `accused` maps a member to its counted (partner, test). `pending` would be accused, but were not tried with all to
+    whom they could belong; `awaiting` would, but were only slow while others ran. `suspects` never passed. `apart` are
+    the components cut off, `groups` the same by the name of a label: (label, value, members, whether they pass among
+    themselves). `odd` pairs failed although both ends passed elsewhere and nothing explains them.
     """
 
-    accused: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    awaiting: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    groups: dict[tuple[str, str], frozenset[int]] = field(default_factory=dict)
-    paths: list[tuple[int, int]] = field(default_factory=list)
+    accused: dict[int, Failures] = field(default_factory=dict)
+    pending: dict[int, Failures] = field(default_factory=dict)
+    awaiting: dict[int, Failures] = field(default_factory=dict)
+    apart: list[frozenset[int]] = field(default_factory=list)
+    component: dict[int, frozenset[int]] = field(default_factory=dict)  # root -> members, where any failed across
+    part: dict[int, int] = field(default_factory=dict)  # member of a part that is apart -> which
+    main: frozenset[int] = frozenset()
+    groups: list[tuple[str, str, frozenset[int], bool]] = field(default_factory=list)
+    trunks: list[Trunk] = field(default_factory=list)
+    paths: list[Pair] = field(default_factory=list)
     suspects: list[int] = field(default_factory=list)
-    odd: list[tuple[int, int]] = field(default_factory=list)
+    odd: list[Pair] = field(default_factory=list)
 
     def blamed(self) -> set[int]:
-        """Members that the job must do without: accused, or in a group that is named."""
-        return set(self.accused).union(*self.groups.values())
+        """Members that the job must do without: accused or about to be, or cut off from the most."""
+        cut = (members for _, _, members, inside in self.groups if not inside)
+        return set(self.accused).union(self.pending, *self.apart, *cut)
 
-
-def is_enough(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> bool:
-    """
-    Whether these failures accuse v: with two different clean partners at least.
-
-    Under noise they must also be so much likelier for a bad member that all healthy members together reach it less
-    often than the budget, however long one tests: a likelihood ratio of a true hypothesis exceeds K at any time with a
-    probability of at most 1/K (Ville). Twice the members: a bad one may fail always or sometimes.
-    """
-    noise = ev.problem.noise
-    if len({o for o, _ in counted}) + _alone(v, counted) < 2:
-        return False
-    if noise.false_alarm_ratio == 0:
-        return True
-    return log_likelihood(ev, len(counted), ev.passes[v]) >= math.log(2 * len(ev.job) / noise.budget_ratio)
-
-
-def log_likelihood(ev: Evidence, failed: int, passed: int) -> float:
-    """Log of how much likelier these outcomes are for a bad member (always or sometimes) than for a healthy one."""
-    noise = ev.problem.noise
-    floor = max(noise.false_alarm_ratio, 1e-6)
-    healthy = failed * math.log(floor) + passed * math.log1p(-floor)
-    flaky = failed * math.log(noise.flaky_fail_ratio) + passed * math.log1p(-noise.flaky_fail_ratio)
-    return max(flaky, 0.0 if passed == 0 else -math.inf) - healthy
+    def explains(self) -> bool:
+        """Whether anything is named that can be why the whole failed."""
+        return bool(self.accused or self.pending or self.apart or self.groups or self.trunks or self.paths)
 
 
 def judge(ev: Evidence) -> Judged:
     """All rules over all evidence; the order of names decides nothing but the order of answers."""
     found = Judged()
-    _accuse(ev, found)
-    _groups(ev, found)
+    live = [pair for pair, tests in ev.bad_pairs.items() if pair[0] != pair[1] and not ev.dropped.issuperset(tests)]
+    odd = sorted(pair for pair in live if ev.passes[pair[0]] and ev.passes[pair[1]])
+    if any(ev.root(a) != ev.root(b) for a, b in odd):
+        found.component = {ev.root(part[0]): frozenset(part) for part in ev.components()}
+        found.main, found.apart = find_apart(ev, odd, found.component)
+        found.part = {v: i for i, part in enumerate(found.apart) for v in part}
+        odd = [(a, b) for a, b in odd if found.part.get(a) == found.part.get(b)]
+    found.trunks = find_trunks(ev, odd)
+    odd = [pair for pair in odd if not any(trunk.explains(pair) for trunk in found.trunks)]
+    found.paths = [pair for pair in odd if _is_path(ev, pair, odd)]
+    explained = set(found.paths).union(pair for pair in live if any(one.explains(pair) for one in found.trunks))
+    rest = [pair for pair in odd if pair not in explained]
+    _accuse(ev, found, explained, rest)
+    _hold_back(ev, found)
+    name_groups(ev, found, found.groups)
+    for _, _, members, inside in found.groups:
+        if not inside:
+            for v in members:
+                found.accused.pop(v, None)
     blamed = found.blamed()
-    for pair, tests in sorted(ev.bad_pairs.items()):
-        a, b = pair
-        unexplained = a != b and blamed.isdisjoint(pair) and any(n not in ev.dropped for n in tests)
-        if unexplained and ev.passes[a] and ev.passes[b]:
-            (found.paths if _is_path(ev, pair) else found.odd).append(pair)
-    if found.paths:  # what a path explains speaks against nobody, so others may be judged anew
-        _accuse(ev, found)
-        _groups(ev, found)
-        blamed = found.blamed()
-        found.paths = [pair for pair in found.paths if blamed.isdisjoint(pair)]
-        found.odd = [pair for pair in found.odd if blamed.isdisjoint(pair)]
-    if ev.problem.noise.false_alarm_ratio > 0:
-        found.odd = [pair for pair in found.odd if any(_is_open(ev, v, found) for v in pair)]
-    found.suspects = [v for v in ev.job if not ev.passes[v] and v not in blamed]
+    found.paths = [pair for pair in found.paths if blamed.isdisjoint(pair)]
+    found.odd = [pair for pair in rest if blamed.isdisjoint(pair)]
+    if ev.count > 1 or (ev.first and len(ev.first.members) < len(ev.job)):
+        found.suspects = [v for v in ev.job if not ev.passes[v] and v not in blamed and _is_suspect(ev, v, blamed)]
     return found
 
 
-def _accuse(ev: Evidence, found: Judged) -> None:
+def _is_suspect(ev: Evidence, v: int, blamed: set[int]) -> bool:
+    """Whether one who never passed is worth a test: not the witness of one in whom the whole showed the fault."""
+    return v not in ev.fails or any(o not in blamed or o not in ev.shown for o, _ in ev.counted(v))
+
+
+# --- chance -----------------------------------------------------------------------------------------------------------
+
+
+def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) -> float:
+    """
+    The share of tests that healthy members fail, as learnt: from pairs that failed though both ends pass elsewhere.
+
+    Pairs with a member in common count once, since that member may be the cause; `without`: pairs of these do not
+    count, since whether they fail by chance is the question. The setting is an upper bound.
+    """
+    used = set(without)
+    count = 0
+    for a, b in odd:
+        if a not in used and b not in used and any(not ev.tests[n].soft for n in ev.bad_pairs[a, b]):
+            used |= {a, b}
+            count += 1
+    bound = ev.problem.noise.false_alarm_ratio
+    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + count + 2 * math.sqrt(count)  # an upper estimate
+    return min(bound or MOST_CHANCE, known / (CHANCE_TESTS + ev.passed + count))
+
+
+def _is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float) -> bool:
+    """
+    Whether chance alone gives one of `many` healthy ones so many failures in so many tests too often.
+
+    The bound holds at any time that one looks: the failures can be chosen in `comb` ways among the tests.
+    """
+    return many * math.comb(max(tests, failed), failed) * chance**failed > ev.problem.noise.budget_ratio
+
+
+def _is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
+    """A pair that fails each time, by itself, while both ends pass with others: too often for a flaky end or chance."""
+    failed, passed = ev.own(pair)
+    if passed or failed < PATH_FAILS or all(ev.tests[n].soft for n in ev.bad_pairs[pair]):
+        return False
+    if _is_chance(ev, ev.count, failed, failed, chance_of(ev, odd, pair)):
+        return False
+    others = ev.passes_apart(*pair)
+    share = (failed - 1) / (failed - 1 + others)  # of failures of a flaky end for which this is likeliest
+    return others > 0 and share ** (failed - 1) * (1 - share) ** others * PATH_ODDS <= 1
+
+
+def is_open(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
+    """Whether an end of an odd pair may yet turn out flaky: likelier than chance by enough."""
+    for v in pair:
+        chance = chance_of(ev, odd, (v,))
+        flaky = ev.problem.noise.flaky_fail_ratio
+        failed = len({o for o, _ in ev.counted(v)})
+        odds = failed * math.log(flaky / chance) + ev.passes[v] * math.log((1 - flaky) / (1 - chance))
+        if odds - math.log(len(ev.job)) > math.log(OPEN_ODDS):
+            return True
+    return False
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def _accuse(ev: Evidence, found: Judged, explained: set[Pair], odd: list[Pair]) -> None:
     """Accuse until nobody is added: what an accused member explains makes its partners clean."""
-    explained = set(found.paths)
-    known = found.blamed()
-    new: set[int] | None = None
-    while new is None or new:
-        new = set()
-        for v in ev.fails:
-            if v in known:
-                continue
-            counted = _clean_failures(ev, v, known, explained)
-            if not is_enough(ev, v, counted):
-                continue
-            if all(ev.tests[n].soft for _, n in counted):
+    known: set[int] = set()
+    usual = chance_of(ev, odd)
+    open_ends = {v for pair in odd for v in pair}
+    waiting = {v for v in ev.fails if len(ev.fails[v]) > 1 or v in ev.shown}
+    while waiting:
+        new: set[int] = set()
+        for v in waiting:
+            counted = _clean_failures(ev, v, known, explained, found)
+            chance = usual if v not in open_ends else chance_of(ev, odd, (v,))
+            if not _is_enough(ev, v, counted, chance):
+                _of_shown(ev, v, known, found)
+            elif all(ev.tests[n].soft for _, n in counted):
                 found.awaiting[v] = counted
             else:
                 found.accused[v] = counted
                 found.awaiting.pop(v, None)
+            if v in found.accused:
+                found.pending.pop(v, None)
                 new.add(v)
         known |= new
+        waiting -= new
+        if not new:
+            return
+        odd = [pair for pair in odd if known.isdisjoint(pair)]
+        usual = chance_of(ev, odd)
 
 
-def _alone(v: int, counted: Iterable[tuple[int, int]]) -> int:
-    """Failures of a group of one after the first: it has no partner to differ, so each is as good as a new one."""
-    return max(0, sum(o == v for o, _ in counted) - 1)
+def _of_shown(ev: Evidence, v: int, known: set[int], found: Judged) -> None:
+    """
+    Accuse one in whom the failing whole itself saw the fault, and a pair again: died, hung, or sent wrong values.
+
+    All others must have passed since without it; until its witness has, it may be the witness's fault.
+    """
+    tests = [ev.tests[n].members for n in ev.shown.get(v, ())]
+    if ev.passes[v] or len(tests) < 2 or not any(not t.bad and v not in t.members for t in ev.large):
+        return
+    if any(not known.isdisjoint(members) for members in tests):
+        return
+    sure = all(ev.passes[o] for members in tests if len(members) == 2 for o in members if o != v)
+    (found.accused if sure else found.pending)[v] = [(o, n) for o, n in ev.counted(v) if ev.passes[o]]
 
 
-def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Failures of v that neither a path nor an accused partner explains, with partners that are otherwise clean."""
-    return [
+def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float) -> bool:
+    """
+    Whether these failures accuse v: with two different clean partners at least, and more than chance would give.
+
+    One that passed elsewhere may be a healthy end of several bad paths: not before one of its failed pairs has passed.
+    Nor for two failures in the first rounds, before it is learnt from the others how often chance fails a test.
+    """
+    alone = sum(o == v for o, _ in counted)
+    failed = len({o for o, _ in counted if o != v}) + alone
+    if failed < 2 or _is_chance(ev, len(ev.job), ev.passes[v] + failed, failed, chance):
+        return False
+    if not ev.passes[v] or alone:
+        return True
+    again = any((min(o, v), max(o, v)) in ev.good_pairs for o, _ in counted)
+    return again and (failed > 2 or ev.rounds >= SOMETIMES_ROUNDS)
+
+
+def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[Pair], found: Judged) -> Failures:
+    """Failures of v that nothing named explains, with partners that are otherwise clean."""
+    counted = [
         (o, n)
         for o, n in ev.counted(v)
         if o == v
-        or (o not in known and (min(o, v), max(o, v)) not in explained and _is_clean(ev, o, v, known, explained))
+        or (o not in known and (min(o, v), max(o, v)) not in explained and _is_clean(ev, o, v, known, explained, found))
     ]
+    if counted and ev.passes[v] and found.apart:  # across the border of what is cut off it speaks against nobody
+        mine = ev.root(v)
+        counted = [(o, n) for o, n in counted if o == v or ev.root(o) == mine]
+    return counted
 
 
-def _is_clean(ev: Evidence, o: int, v: int, known: set[int], explained: set[tuple[int, int]]) -> bool:
-    """Whether o is clean as a witness against v."""
+def _is_clean(ev: Evidence, o: int, v: int, known: set[int], explained: set[Pair], found: Judged) -> bool:
+    """Whether o is a witness against v: it passed, and whom else it failed with never did, or is named or cut off."""
     if not ev.passes[o]:
         return False
-    others = [
-        p for p, _ in ev.counted(o) if p not in (v, o) and p not in known and (min(o, p), max(o, p)) not in explained
-    ]
-    if ev.problem.noise.false_alarm_ratio > 0:
-        return not others or log_likelihood(ev, len(others), ev.passes[o]) < 0
-    # A pass clears o only where v itself never passed: the deterministic hypothesis. Its failures are with others of
-    # that kind then; a failure with somebody who passes elsewhere makes o a doubtful witness.
-    if not ev.passes[v]:
-        return all(not ev.passes[p] for p in others)
-    return not others
-
-
-def _is_path(ev: Evidence, pair: tuple[int, int]) -> bool:
-    """A pair that always fails while both ends pass with others, too often for a flaky end, or for noise."""
-    noise = ev.problem.noise
-    failed, passed = ev.with_both(*pair)
-    alone = [n for n in ev.bad_pairs[pair] if n not in ev.dropped]
-    if passed or failed < 2 or all(ev.tests[n].soft for n in alone):
-        return False
-    if len(ev.problem.members) * noise.false_alarm_ratio ** len(alone) > noise.budget_ratio:
-        return False
-    keep = -math.log1p(-noise.flaky_fail_ratio)
-    again = -math.log(noise.flaky_fail_ratio)
-    a, b = pair
-    fewest = min(ev.passes_without(a, b), ev.passes_without(b, a))
-    return fewest >= 1 and (failed - 1) * again + fewest * keep >= math.log(PATH_ODDS) - 1e-9
-
-
-def _is_open(ev: Evidence, v: int, found: Judged) -> bool:
-    """Under noise: whether v may yet turn out flaky."""
-    failed = len(_clean_failures(ev, v, found.blamed(), set(found.paths)))
-    return log_likelihood(ev, failed, ev.passes[v]) - math.log(len(ev.job)) > math.log(OPEN_ODDS)
-
-
-def _groups(ev: Evidence, found: Judged) -> None:
-    """Name label groups in place of their members, the largest first."""
-    for (label, value), members in candidates(ev):
-        if any(members <= named for named in found.groups.values()):
+    for p, _ in ev.counted(o):
+        if p in (v, o) or p in known or not ev.passes[p] or (min(o, p), max(o, p)) in explained:
             continue
-        inside_bad, inside_passed = _inside(ev, members)
-        outside = [v for v in ev.job if v not in members]
-        bad_outside = sum(v in found.accused or not ev.passes[v] for v in outside)
-        chance = ((bad_outside + 1) / (len(outside) + 2)) ** len(members)
-        if inside_passed or (chance <= GROUP_CHANCE and members <= set(found.accused)):
-            if inside_passed and inside_bad:
-                continue  # some of it works: not one cause
-            found.groups[label, value] = members
-    named = set().union(*found.groups.values())
-    _uphold(ev, found, named)
+        if not found.apart or found.part.get(p) == found.part.get(o):
+            return False
+    return True
 
 
-def _uphold(ev: Evidence, found: Judged, named: set[int]) -> None:
-    """Take back accusations that rest on failures across the border of a named group."""
-    for v in list(found.accused):
-        kept = [(o, n) for o, n in found.accused[v] if o not in named]
-        if v in named or not is_enough(ev, v, kept):
-            del found.accused[v]
-    for v in list(found.awaiting):
-        if v in named:
-            del found.awaiting[v]
+def _hold_back(ev: Evidence, found: Judged) -> None:
+    """
+    Nobody who never passed is accused before it was tried with those to whom it could belong.
 
-
-def candidates(ev: Evidence) -> list[tuple[tuple[str, str], frozenset[int]]]:
-    """Label groups of which each member failed with somebody outside, and none ever passed with anybody outside."""
+    These are one other at least who is to be named, and a member of each part of the network.
+    """
+    named = {v for v in found.accused if not ev.passes[v]}
+    heard = {v for v in named if ev.silent[v] < 2}
     by_label: dict[tuple[str, str], set[int]] = {}
-    for v in ev.job:
-        if ev.fails.get(v):
-            for pair in ev.labels[v]:
-                by_label.setdefault(pair, set()).add(v)
-    sizes: dict[tuple[str, str], int] = {}
-    for v in ev.job:
-        for pair in ev.labels[v]:
-            if pair in by_label:
-                sizes[pair] = sizes.get(pair, 0) + 1
-    failing = {k: frozenset(m) for k, m in by_label.items() if 2 <= len(m) == sizes[k] < len(ev.job)}
-    crossing = {
-        k: m for k, m in failing.items() if all(any(o not in m and ev.passes[o] for o, _ in ev.counted(v)) for v in m)
-    }
-    for test in ev.tests:
-        if not test.bad and len(test.members) > 1:
-            for key in {pair for v in test.members for pair in ev.labels[v]} & crossing.keys():
-                if not test.members <= crossing[key]:
-                    del crossing[key]
-        if not crossing:
-            break
-    clean = {k: m for k, m in crossing.items() if _outside_clean(ev, m)}
-    return sorted(clean.items(), key=lambda item: (-len(item[1]), item[0]))
+    for v in heard:
+        for label in ev.labels[v]:
+            by_label.setdefault(label, set()).add(v)
+    others = OTHERS if len(named) > max(FEW, len(ev.job) // 4) else 1
+    for v in named:
+        met = named.intersection(ev.met[v])
+        near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
+        lonely = len(met) < min(others, len(heard - {v})) or (near and near.isdisjoint(met))
+        if (ev.met[v] and lonely) or any(part.isdisjoint(ev.met[v]) for part in parts_of(found)):
+            found.pending[v] = found.accused.pop(v)
 
 
-def _outside_clean(ev: Evidence, members: frozenset[int]) -> bool:
-    """At least two different outsiders who pass among themselves are witnesses that the group is cut off."""
-    witnesses = {o for v in members for o, _ in ev.counted(v) if o not in members and ev.passes[o]}
-    return len(witnesses) >= 2
-
-
-def _inside(ev: Evidence, members: frozenset[int]) -> tuple[int, int]:
-    """Failed and passed tests of members with one another."""
-    bad = sum(o in members and o != v for v in members for o, _ in ev.counted(v))
-    passed = sum(not t.bad and len(t.members) > 1 and t.members <= members for t in ev.tests)
-    return bad, passed
-
-
-def inside_of(ev: Evidence, members: frozenset[int]) -> bool | None:
-    """Whether a group passes among itself; None when that was not measured."""
-    bad, passed = _inside(ev, members)
-    return True if passed else (False if bad else None)
+def parts_of(found: Judged) -> list[frozenset[int]]:
+    """The parts into which the network has come; none where it is in one."""
+    return [found.main, *found.apart] if found.apart else []

@@ -28,12 +28,14 @@ class GroupOutcome:
     What the test of one group gave.
 
     `round` 0 is the first whole and whatever else was known before; rounds count from 1. Groups of one round are taken
-    to have run at once: a slow group counts as measured alone only where its round had no other group.
+    to have run at once: a slow group counts as measured alone only where its round had no other group. `shown` are
+    members in whom the test itself saw the fault: one died, hung, or sent wrong values.
     """
 
     members: tuple[str, ...]
     outcome: Outcome
     round: int
+    shown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,9 @@ class Noise:
     """
     What may go wrong although nothing is broken, and how broken things behave.
 
-    `false_alarm_ratio`: share of healthy groups that fail or are slow. 0 is the deterministic hypothesis: what is
-    healthy passes always. `flaky_fail_ratio`: how often a flaky member makes its group fail; the alternative in every
-    likelihood. `budget_ratio`: false accusations accepted for each validation of a whole healthy fleet.
+    The share of healthy groups that fail is learnt, from what passes on repetition. `false_alarm_ratio` is an upper
+    bound for it; 0: none is set. `flaky_fail_ratio`: how often a flaky member makes its group fail, which decides how
+    long one is looked for. `budget_ratio`: false accusations accepted for each validation of a whole healthy fleet.
     """
 
     false_alarm_ratio: float = 0.0
@@ -67,7 +69,7 @@ class Bounds:
     """
 
     max_rounds: int = 40
-    max_tests: int = 100_000
+    max_tests: int = 100_000_000
     pair_rounds: int = 6
 
     def __post_init__(self) -> None:
@@ -124,8 +126,6 @@ class Culprit:
     An accused member.
 
     `failed_with`: the different clean partners of its failures; `passed` and `failed`: its tests in pairs.
-    `log10_likelihood` is how many powers of ten likelier these outcomes are if it is bad than if it is
-    healthy under the stated noise; None without noise, where a healthy pair never fails.
     """
 
     member: str
@@ -133,7 +133,6 @@ class Culprit:
     failed_with: tuple[str, ...]
     failed: int
     passed: int
-    log10_likelihood: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +147,8 @@ class PathFault:
 @dataclass(frozen=True, kw_only=True)
 class LabelFault:
     """
-    All members with one topology label are cut off: `label` is the key (`switch`), `value` which one.
+    Members that are cut off, none of them at fault. `label` is the key (`switch`) that all of them have and nobody
+    else, `value` which one; both are empty where no label is theirs alone.
 
     `inside` True: they pass among themselves (an uplink); False: they fail there too; None: not measured.
     """
@@ -174,6 +174,20 @@ class ScaleFault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrunkFault:
+    """
+    Members of two values of a label fail with each other and pass with everybody else: what joins the two is broken.
+
+    `members` are those of the first and of the second value; `failed`: different pairs that failed across.
+    """
+
+    label: str
+    values: tuple[str, str]
+    members: tuple[tuple[str, ...], tuple[str, ...]]
+    failed: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """
     What is known at the end. No member outside `culprits` is accused.
@@ -195,3 +209,4 @@ class Verdict:
     reasons: tuple[str, ...]
     rounds: int
     tests: int
+    trunks: tuple[TrunkFault, ...] = ()

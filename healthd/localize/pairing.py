@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterable, Sequence
 
-from healthd.localize.evidence import Evidence, Ids
-
-Pair = tuple[int, int]
+from healthd.localize.evidence import Evidence, Ids, Pair
 
 
 def shuffled_pairs(ev: Evidence, members: Sequence[int], *, across: bool) -> list[Ids]:
@@ -14,16 +14,33 @@ def shuffled_pairs(ev: Evidence, members: Sequence[int], *, across: bool) -> lis
     One round of disjoint pairs over all members, nobody with a partner met before where that can be had.
 
     `across` pairs by position in two halves ordered by labels, so that a label group below half of the fleet meets
-    outsiders only: the first failure then tells of whole groups. An odd one out waits.
+    outsiders only: the first failure then tells of whole groups. An odd one out waits. Where the whole was slow, pairs
+    are within label groups instead, since many pairs across load the uplinks themselves.
     """
     order = list(members)
     ev.random("pairs").shuffle(order)
+    labelled = any(ev.labels[v] for v in order)
+    if labelled and ev.first and ev.first.slow:
+        order.sort(key=lambda v: ev.labels[v])
+        return list(_neighbours(ev, order))
     if across:
         order.sort(key=lambda v: ev.labels[v])  # stable: shuffled within a label
     elif len(order) % 2:
         order.sort(key=lambda v: ev.pair_tests[v])  # stable; who was tested most is the one to wait
     half = len(order) // 2
     return list(_fresh(ev, order[:half], order[half : 2 * half]) if across else _fresh_any(ev, order))
+
+
+def _neighbours(ev: Evidence, order: list[int]) -> list[Pair]:
+    """Pairs of neighbours in an order, the nearest that has not been met first."""
+    left, pairs = deque(order), list[Pair]()
+    while len(left) > 1:
+        v = left.popleft()
+        near = [o for o in itertools.islice(left, 16) if ev.labels[o] == ev.labels[v]] or [left[0]]
+        other = next((o for o in near if o not in ev.met[v]), near[0])
+        left.remove(other)
+        pairs.append((v, other))
+    return pairs
 
 
 def _fresh(ev: Evidence, left: list[int], right: list[int]) -> list[Pair]:
@@ -88,20 +105,23 @@ def witness_pairs(ev: Evidence, wanted: Sequence[int], clean: Iterable[int], *, 
     Pair each wanted member, in this order, with a clean one that it has not met.
 
     Of those, one with no label in common with it, nor with the partners it failed with, comes first: a witness from the
-    same switch is a poor one. `again`: a partner met before will do where there is no other.
+    same switch is a poor one. Where the whole was slow it is one with the same labels, since those load no uplink.
+    `again`: a partner met before will do where there is no other.
     """
     free = list(dict.fromkeys(clean))
+    near = ev.first is not None and ev.first.slow
     pairs: list[Ids] = []
     for v in wanted:
-        spot = _best_witness(ev, v, free, again=again)
+        spot = _best_witness(ev, v, free, again=again, near=near)
         if spot is not None:
             pairs.append((v, free.pop(spot)))
     return pairs
 
 
-def _best_witness(ev: Evidence, v: int, free: list[int], *, again: bool) -> int | None:
+def _best_witness(ev: Evidence, v: int, free: list[int], *, again: bool, near: bool) -> int | None:
     """Place in `free` of the best partner for v. Looks from the end, and at 64 at most for the sake of topology."""
-    near = {pair for o, _ in ev.fails.get(v, ()) for pair in ev.labels[o]} | set(ev.labels[v])
+    own = set(ev.labels[v])
+    known = {pair for o, _ in ev.fails.get(v, ()) for pair in ev.labels[o]} | own
     second = third = None
     looked = 0
     for spot in range(len(free) - 1, -1, -1):
@@ -112,12 +132,49 @@ def _best_witness(ev: Evidence, v: int, free: list[int], *, again: bool) -> int 
             third = spot if third is None else third
             continue
         looked += 1
-        if near.isdisjoint(ev.labels[o]):
+        if (own == set(ev.labels[o])) if near and own else known.isdisjoint(ev.labels[o]):
             return spot
         second = spot if second is None else second
         if looked >= 64:
             break
     return second if second is not None or not again else third
+
+
+def same_label_first(ev: Evidence, members: Sequence[int]) -> list[Ids]:
+    """Fresh disjoint pairs, with one of the same labels where that can be had: they pass if they are only cut off."""
+    order = list(members)
+    ev.random("same label").shuffle(order)
+    order.sort(key=lambda v: ev.labels[v])
+    pairs: list[Ids] = []
+    left: list[int] = []
+    for v in order:
+        if left and ev.labels[v] and ev.labels[left[-1]] == ev.labels[v] and v not in ev.met[left[-1]]:
+            pairs.append((left.pop(), v))
+        else:
+            left.append(v)
+    return pairs + among_themselves(ev, left)
+
+
+def near_pairs(ev: Evidence, wanted: Sequence[int], free: Sequence[int]) -> list[Ids]:
+    """Each wanted with a free one that it has not met: one with a label in common, else any."""
+    by_label: dict[tuple[str, str], list[int]] = {}
+    for o in free:
+        for label in ev.labels[o]:
+            by_label.setdefault(label, []).append(o)
+    used: set[int] = set()
+    pairs: list[Ids] = []
+    left = list(free)
+    for near in (True, False):
+        for v in wanted:
+            while left and left[-1] in used:
+                left.pop()
+            others = [o for label in ev.labels[v] for o in by_label[label][:64]] if near else left[-64:]
+            fit = (o for o in others if o != v and o not in used and o not in ev.met[v])
+            other = next(fit, None) if v not in used else None
+            if other is not None:
+                used |= {v, other}
+                pairs.append((v, other))
+    return pairs
 
 
 def among_themselves(ev: Evidence, members: Sequence[int]) -> list[Ids]:

@@ -7,38 +7,28 @@ ends when nothing more can be learnt. It accuses nobody; `judge` does.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator
 
 from healthd.localize import search
-from healthd.localize.evidence import Evidence, Ids
-from healthd.localize.judge import Judged, inside_of, judge
-from healthd.localize.pairing import among_themselves, shuffled_pairs, witness_pairs
+from healthd.localize.evidence import Evidence, Ids, Pair
+from healthd.localize.growing import grow
+from healthd.localize.judge import Judged, judge
+from healthd.localize.pairing import shuffled_pairs
+from healthd.localize.search import Found
+from healthd.localize.targets import SILENT, alone, odd_pairs, settled, targeted
 
 Ask = tuple[list[Ids], str]
 Steps = Generator[Ask, None, None]
 
-SILENT = 2  # outcomes unknown in a row after which a member is no longer asked
-ODD_PASSES = 8  # passes with others that each end of an odd pair shall have before the pair is tried again
 LAST_PAIR_ROUND = 9  # an intermittent failure of the whole is looked for in so many rounds of pairs
-
-
-@dataclass(kw_only=True)
-class Found:
-    """What only the course of the tests tells, for the verdict."""
-
-    rest: Ids = ()
-    rest_passed: bool | None = None
-    scale: search.Scale | None = None
-    intermittent: bool = False
-    pair_rounds: int = 0
-    whole_again: int = 0
+MANY = 3  # bad pairs without a member in common
+LAST_WITHOUT_PASS = 8  # rounds after which a search in which nothing ever passed ends
 
 
 def by_rounds(ev: Evidence, found: Found) -> Steps:
     """Test until each failure has a name or nothing more can be learnt."""
     while True:
-        if not ev.tests:
+        if ev.first is None:
             if ev.silent[ev.job[0]] >= SILENT:
                 return
             yield [ev.job], "the whole again: it gave no outcome"
@@ -46,9 +36,11 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
         judged = judge(ev)
         found.rest = rest_of(ev, judged)
         found.rest_passed = rest_state(ev, found.rest)
-        ask = None
-        if found.pair_rounds or found.rest_passed is not False:
-            ask = targeted(ev, judged) or alone(ev, judged) or inside(ev, judged)
+        if ev.rounds >= LAST_WITHOUT_PASS and not any(ev.passes):
+            return
+        ask = first_look(ev, judged, found)
+        if ask is None and (found.pair_rounds or found.rest_passed is not False):
+            ask = with_rest(ev, judged, found)
         if ask is not None:
             yield ask
         elif len(found.rest) < 2 or (found.rest_passed and not (found.intermittent and found.rest == ev.job)):
@@ -57,22 +49,77 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
             if min(ev.silent[v] for v in found.rest) >= SILENT:
                 return
             yield [found.rest], "all that remain, together"
+        elif (judged.paths or many(ev, judged.odd)) and len(found.rest) > 3:
+            yield from grow(ev, found, [*judged.paths, *judged.odd])
+            return
         elif not (yield from hidden(ev, found)):
             return
 
 
+def first_look(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
+    """After the whole, where it showed the fault in somebody: that one with a witness, and all others together."""
+    shown = [v for v in ev.job if v in ev.shown]
+    if ev.first is None or ev.rounds or not shown or found.pair_rounds or len(ev.job) < len(shown) * 2 + 2:
+        return None
+    whole = ev.first.members
+    others = [v for v in ev.job if v not in ev.shown]
+    others.sort(key=lambda v: v in whole)  # idle nodes that joined are witnesses first
+    pairs = list(zip(shown, others, strict=False))
+    found.pair_rounds += 1
+    rest = tuple(sorted(others[len(shown) :]))
+    return [(min(a, b), max(a, b)) for a, b in pairs] + [rest], "who showed a fault, with others, and the rest together"
+
+
+def with_rest(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
+    """What is targeted now; beside it all that remain, together, where that takes nobody away."""
+    doubt = (found.rest_passed is False or not judged.explains()) and not many(ev, judged.odd)
+    ask = targeted(ev, judged, odd=doubt)
+    if ask is None:
+        return alone(ev, judged, odd=doubt)
+    groups, why = ask
+    busy = {v for group in groups for v in group}
+    rest = found.rest
+    ready = found.rest_passed is None and judged.explains() and not judged.suspects and len(rest) > 1
+    if ready and busy.isdisjoint(rest) and min(ev.silent[v] for v in rest) < SILENT:
+        return [*groups, rest], f"{why}; beside that all that remain, together"
+    return ask
+
+
+def final(ev: Evidence, groups: list[Ids], why: str) -> Ask:
+    """The last round there is time for: all who remain together, unless that is known, beside what fits."""
+    rest = tuple(v for v in rest_of(ev, judge(ev)) if ev.passes[v])
+    if len(rest) < 2 or rest_state(ev, rest) is not None:
+        return groups, why
+    kept = [group for group in groups if not set(rest).intersection(group)]
+    return [*kept, rest], "the last round: all that remain, together"
+
+
 def rest_of(ev: Evidence, judged: Judged) -> Ids:
-    """Who remains without the blamed, one end of each path, and those of whom nothing certain is known."""
-    blamed = judged.blamed()
-    whole = [members for members in judged.groups.values() if inside_of(ev, members)]
-    if whole and blamed >= set(ev.job):  # cut off from each other: one of them can go on
-        goes_on = max(whole, key=lambda members: (len(members), -min(members)))
-        blamed -= goes_on
-    out = blamed | {max(pair) for pair in judged.paths} | set(judged.awaiting)
-    out |= {v for pair in judged.odd for v in pair}
-    if any(ev.pair_tests[v] for v in ev.job):
+    """Who remains without the blamed, one side of each trunk, one end of each path, and who is not yet understood."""
+    out = judged.blamed() | set(judged.awaiting)
+    for trunk in judged.trunks:
+        out |= trunk.smaller()
+    out |= cover([pair for pair in judged.paths if out.isdisjoint(pair)])
+    if ev.rounds:
         out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
+    understood = judged.explains()
+    for pair in judged.odd:
+        failed, passed = ev.own(pair)
+        if not settled(ev, pair, judged.odd) and not (understood and (failed == 1 or passed)):
+            out |= set(pair)
     return tuple(v for v in ev.job if v not in out)
+
+
+def cover(pairs: list[Pair]) -> set[int]:
+    """Members without whom no pair is left: first who is in most, else the later."""
+    out: set[int] = set()
+    left = list(pairs)
+    while left:
+        ends = [v for pair in left for v in pair]
+        worst = max(ends, key=lambda v: (ends.count(v), v))
+        out.add(worst)
+        left = [pair for pair in left if worst not in pair]
+    return out
 
 
 def rest_state(ev: Evidence, rest: Ids) -> bool | None:
@@ -91,87 +138,14 @@ def rest_state(ev: Evidence, rest: Ids) -> bool | None:
     return False if ev.failed_inside(rest) else None
 
 
-def targeted(ev: Evidence, judged: Judged) -> Ask | None:
-    """Suspects and ends of odd pairs, each with a clean partner, all at once; suspects left over with each other."""
-    suspects = [v for v in judged.suspects if ev.silent[v] < SILENT]
-    odd, repeat = _odd(ev, judged)
-    used = {v for pair in repeat for v in pair}
-    doubtful = {v for pair in judged.odd for v in pair}
-    blamed = judged.blamed() | set(judged.awaiting)
-    suspects = [v for v in suspects if v not in judged.awaiting]
-    out = doubtful | used | blamed
-    clean = [v for v in ev.job if ev.passes[v] and v not in out and ev.silent[v] < SILENT]
-    ev.random("witnesses").shuffle(clean)
-    clean.sort(key=lambda v: -len(ev.fails.get(v, ())))  # taken from the end
-    # Who has no failure with a clean partner yet comes first: that decides most.
-    suspects.sort(key=lambda v: sum(bool(ev.passes[o]) for o, _ in ev.counted(v)))
-    pairs = witness_pairs(ev, suspects, clean)
-    taken = {v for pair in pairs for v in pair}
-    free = [v for v in clean if v not in taken]
-    pairs += witness_pairs(ev, odd, free, again=True)
-    left = [v for v in suspects if v not in taken]
-    if left and not _all_but_proved(ev, left):
-        pairs += among_themselves(ev, left)
-    pairs += repeat
-    if not pairs:
-        return None
-    names = ", ".join(ev.say(suspects + odd)[:6]) or ", ".join(ev.say(used)[:6])
-    more = len(suspects) + len(odd) - 6
-    return pairs, f"suspects with clean partners: {names}" + (f" and {more} more" if more > 0 else "")
-
-
-def _all_but_proved(ev: Evidence, left: Sequence[int]) -> bool:
-    """Whether all have a failure with a clean partner: testing them with each other says nothing then."""
-    return all(any(ev.passes[o] for o, _ in ev.counted(v)) for v in left)
-
-
-def _odd(ev: Evidence, judged: Judged) -> tuple[list[int], list[Ids]]:
-    """Ends of odd pairs to test with others, and odd pairs to test again."""
-    ends: list[int] = []
-    repeat: list[Ids] = []
-    busy: set[int] = set()
-    noisy = ev.problem.noise.false_alarm_ratio > 0
-    others = len(ev.job) - len(judged.blamed()) - 2
-    for a, b in judged.odd:
-        if a in busy or b in busy:
-            continue
-        failed, passed = ev.with_both(a, b)
-        fewest = min(ev.passes_without(a, b), ev.passes_without(b, a))
-        if (passed and fewest >= LAST_PAIR_ROUND) or fewest + failed > 3 * LAST_PAIR_ROUND:
-            continue  # neither flaky nor path can be shown
-        if all(ev.tests[n].soft for n in ev.bad_pairs[a, b] if n not in ev.dropped):
-            continue  # to be measured alone first
-        if not passed and fewest >= 1 and (fewest >= ODD_PASSES or others < 2) and not noisy:
-            repeat.append((a, b))
-        elif others > 0:
-            ends += [v for v in (a, b) if ev.silent[v] < SILENT]
-        busy |= {a, b}
-    return sorted(ends, key=lambda v: ev.pair_tests[v]), repeat  # with one witness for two ends, in turn
-
-
-def alone(ev: Evidence, judged: Judged) -> Ask | None:
-    """A slow pair by itself: one in a round."""
-    for v, counted in sorted(judged.awaiting.items()):
-        clean = [o for o, _ in counted if o != v and ev.passes[o]]
-        if clean and ev.silent[v] < SILENT:
-            return [(v, clean[-1])], f"{ev.names[v]} was slow while others ran: again, alone"
-    for a, b in judged.odd:
-        tests = [n for n in ev.bad_pairs[a, b] if n not in ev.dropped]
-        if tests and all(ev.tests[n].soft for n in tests) and max(ev.silent[a], ev.silent[b]) < SILENT:
-            return [(a, b)], f"{ev.names[a]} and {ev.names[b]} were slow while others ran: again, alone"
-    return None
-
-
-def inside(ev: Evidence, judged: Judged) -> Ask | None:
-    """Members of a named group with one another: is it the way out, or all of it?"""
-    pairs: list[Ids] = []
-    busy: set[int] = set()  # groups of two labels may overlap
-    for _, members in sorted(judged.groups.items()):
-        order = sorted(members)
-        if inside_of(ev, members) is None and busy.isdisjoint(order) and all(ev.silent[v] < SILENT for v in order):
-            pairs += [(order[i], order[i + 1]) for i in range(0, len(order) - 1, 2)]
-            busy |= members
-    return (pairs, "the named group among itself") if pairs else None
+def many(ev: Evidence, odd: list[Pair]) -> bool:
+    """Whether so many pairs without a common member failed twice and never passed that naming each takes too long."""
+    used: set[int] = set()
+    for pair in odd:
+        failed, passed = ev.own(pair)
+        if failed > 1 and not passed and used.isdisjoint(pair):
+            used.update(pair)
+    return len(used) >= 2 * MANY
 
 
 def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
@@ -179,7 +153,7 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.bounds.pair_rounds
     if found.pair_rounds < (limit if len(found.rest) > 2 else 1):
         pairs = shuffled_pairs(ev, found.rest, across=not found.pair_rounds)
-        if set(pairs[:1]) == {found.rest}:
+        if len(found.rest) == 2 and ev.history(found.rest):
             pairs = []  # two alone: their pair is the whole, which was measured
         found.pair_rounds += 1
         if pairs:
@@ -187,30 +161,16 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
         return True
     if found.intermittent or found.scale is not None or len(found.rest) <= 2:
         return False
-    if ev.history(found.rest).count(True) < _persistent(ev):
-        if found.whole_again > _persistent(ev):
+    if ev.history(found.rest).count(True) < 2:
+        if found.whole_again > 2:
             return False
         found.whole_again += 1
         yield [found.rest], "pairs are clean: the whole again"
-        found.intermittent = _is_intermittent(ev, found)
+        found.intermittent = found.intermittent or rest_state(ev, found.rest) is True
         return True
-    before = len(judge(ev).odd) + len(judge(ev).paths)
-    found.scale = yield from search.smallest_failing(ev, found.rest)
-    if found.scale is not None and search.contradicted(ev, found.scale.members):
+    before = odd_pairs(judge(ev))
+    yield from search.smallest_failing(ev, found)
+    if search.is_contradicted(ev, found):
         found.scale, found.intermittent = None, True
         return True
-    after = judge(ev)
-    return len(after.odd) + len(after.paths) > before
-
-
-def _persistent(ev: Evidence) -> int:
-    """How often a whole must fail before it is searched: twice, or as often as noise makes rarer than the budget."""
-    noise, times = ev.problem.noise, 2
-    while noise.false_alarm_ratio ** (times - 1) > noise.budget_ratio:
-        times += 1
-    return times
-
-
-def _is_intermittent(ev: Evidence, found: Found) -> bool:
-    """Whether the whole passes at times; under noise one failure that does not come back is noise."""
-    return found.intermittent or (ev.problem.noise.false_alarm_ratio == 0 and rest_state(ev, found.rest) is True)
+    return odd_pairs(judge(ev)) > before

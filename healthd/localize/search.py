@@ -8,13 +8,14 @@ union fails the fault needs more than two blocks, and the size itself is searche
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 from healthd.localize.evidence import Evidence, Ids
 
-Steps = Generator[tuple[list[Ids], str], None, "Scale | None"]
+Steps = Generator[tuple[list[Ids], str], None, None]
 
+MOST_NEEDED = 8  # members that must all take part; for more of them the bound on rounds is too low
 PAIRINGS = (((0, 2), (1, 3)), ((0, 3), (1, 2)), ((0, 1), (2, 3)))
 
 
@@ -27,8 +28,22 @@ class Scale:
     any_group: bool | None
 
 
-def smallest_failing(ev: Evidence, whole: Ids) -> Steps:
-    """Shrink; None when a bad pair was found: then it is in the evidence as such."""
+@dataclass(kw_only=True)
+class Found:
+    """What only the course of the tests tells, for the verdict. `grown`: the largest group found to pass, if sought."""
+
+    rest: Ids = ()
+    rest_passed: bool | None = None
+    scale: Scale | None = None
+    intermittent: bool = False
+    pair_rounds: int = 0
+    whole_again: int = 0
+    grown: Ids | None = None
+
+
+def smallest_failing(ev: Evidence, found: Found) -> Steps:
+    """Shrink the rest, to `found.scale`; None there when a bad pair was found: then it is in the evidence as such."""
+    whole = found.rest
     order = list(whole)
     ev.random("search").shuffle(order)
     order.sort(key=lambda v: ev.labels[v])  # a fault within one switch or rack stays within a block
@@ -38,15 +53,56 @@ def smallest_failing(ev: Evidence, whole: Ids) -> Steps:
         if smaller is None:
             break
         failing = smaller
+    if len(failing) > 2:
+        failing = yield from _shortest_prefix(ev, failing)
     if len(failing) == 2:
-        return None
-    failing = yield from _shortest_prefix(ev, failing)
-    if len(failing) == 2:
-        return None
+        return
     yield [tuple(sorted(failing))], f"the smallest failing group, of {len(failing)}, again"
     any_group = yield from _another(ev, list(whole), failing)
-    largest = max((len(t.members) for t in ev.tests if not t.bad), default=0)
-    return Scale(members=tuple(sorted(failing)), largest_passing=largest, any_group=any_group)
+    found.scale = _scale(ev, failing, any_group=any_group)
+    if any_group is False and not is_contradicted(ev, found):
+        yield from _needed(ev, found, failing)
+
+
+def _scale(ev: Evidence, members: Iterable[int], *, any_group: bool | None) -> Scale:
+    largest = max((len(t.members) for t in ev.tests if not t.bad), default=2 if ev.good_pairs else 0)
+    return Scale(members=tuple(sorted(members)), largest_passing=largest, any_group=any_group)
+
+
+def _needed(ev: Evidence, found: Found, failing: list[int]) -> Steps:
+    """It matters who takes part: find each who must, one after another. The last of a shortest beginning is one."""
+    needed, others = failing[-1:], failing[:-1]
+    for drop in {others[0], others[len(others) // 2]}:  # where nobody can be spared it is the number after all
+        group = [v for v in failing if v != drop]
+        seen = yield from _try(ev, group, f"can one of {len(failing)} be spared?")
+        if seen:
+            break
+    else:
+        return
+    while others and len(needed) < MOST_NEEDED:
+        lower, upper = 0, len(others)  # with all others it fails
+        while upper - lower > 1 or (upper == 1 and lower == 0 and len(needed) > 1):
+            middle = (lower + upper) // 2
+            if (yield from _try(ev, needed + others[:middle], f"those that must take part: {len(needed)} known")):
+                upper = middle
+            elif middle == 0:
+                break
+            else:
+                lower = middle
+        if upper == 0:
+            others = []
+        else:
+            needed, others = [*needed, others[upper - 1]], others[: upper - 1]
+        found.scale = _scale(ev, [*needed, *others], any_group=False)
+
+
+def _try(ev: Evidence, group: list[int], why: str) -> Generator[tuple[list[Ids], str], None, bool]:
+    """Whether a group fails; one that gives no outcome does not."""
+    if len(group) < 2:
+        return False
+    if not ev.history(group):
+        yield [tuple(sorted(group))], why
+    return ev.history(group)[-1:] == [True]
 
 
 def _halve(ev: Evidence, failing: list[int]) -> Generator[tuple[list[Ids], str], None, list[int] | None]:
@@ -101,6 +157,7 @@ def _another(ev: Evidence, whole: list[int], failing: list[int]) -> Generator[tu
     return seen[0] if seen else None
 
 
-def contradicted(ev: Evidence, members: Ids) -> bool:
+def is_contradicted(ev: Evidence, found: Found) -> bool:
     """Whether a group that failed passed too, itself or within a larger one: the fault comes and goes."""
-    return ev.passed_together(members) or not all(ev.history(members))
+    scale = found.scale
+    return scale is not None and (ev.passed_together(scale.members) or not all(ev.history(scale.members)))

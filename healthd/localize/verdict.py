@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from healthd.localize.evidence import Evidence, Ids
-from healthd.localize.judge import Judged, inside_of, judge, log_likelihood
-from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, Verdict
-from healthd.localize.rounds import SILENT, Found, rest_of, rest_state
+from healthd.localize.judge import Judged, judge
+from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, Verdict
+from healthd.localize.network import Trunk
+from healthd.localize.rounds import rest_of, rest_state
+from healthd.localize.search import Found
 from healthd.localize.sequence import Sequence, proof
+from healthd.localize.targets import SILENT
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 
@@ -17,26 +19,27 @@ SHOWN = 8  # names in one sentence; the verdict itself holds all
 def from_rounds(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     """What rounds of disjoint groups have shown. `spent`: ended by a bound or by the caller."""
     judged = judge(ev)
-    rest = rest_of(ev, judged)
+    rest = rest_of(ev, judged) if found.grown is None else found.grown
     passed = rest_state(ev, rest)
     culprits = tuple(_culprit(ev, v, counted) for v, counted in sorted(judged.accused.items()))
     paths = tuple(
-        PathFault(ends=(ev.names[a], ev.names[b]), failed=ev.with_both(a, b)[0], slow=_slow(ev, ev.bad_pairs[a, b]))
+        PathFault(ends=(ev.names[a], ev.names[b]), failed=ev.own((a, b))[0], slow=_slow(ev, ev.bad_pairs[a, b]))
         for a, b in sorted(judged.paths)
     )
     groups = tuple(
-        LabelFault(label=label, value=value, members=ev.say(members), inside=inside_of(ev, members))
-        for (label, value), members in sorted(judged.groups.items())
+        LabelFault(label=label, value=value, members=ev.say(members), inside=_inside(ev, members, inside=inside))
+        for label, value, members, inside in sorted(judged.groups, key=lambda one: (one[:2], sorted(one[2])))
     )
+    trunks = tuple(_trunk(ev, one) for one in judged.trunks)
     silent = tuple(v for v in ev.job if ev.silent[v] >= SILENT and not ev.passes[v] and v not in judged.blamed())
-    one_of = tuple(ev.say(part) for part in _components(ev, judged))
+    one_of = tuple(ev.say(part) for part in _untold(ev, judged, passed=passed is True and judged.explains()))
     scale = _scale(ev, found, judged)
     failed_once = any(test.bad for test in ev.tests)
-    named = bool(culprits or paths or groups or scale)
-    noise = ev.problem.noise.false_alarm_ratio
-    cleared = (passed is True or (named and not rest)) and (named or noise > 0 or not failed_once)
-    decided = not one_of and not silent and (cleared or scale is not None)
-    reasons = [*map(_say_culprit, culprits), *map(_say_path, paths), *map(_say_group, groups)]
+    named = bool(culprits or paths or groups or trunks or scale)
+    cleared = passed is True or (named and not rest)
+    decided = not one_of and not silent and (cleared or scale is not None) and found.grown is None
+    decided = decided and (named or not failed_once or _is_passing(ev, rest))
+    reasons = [*map(_say_culprit, culprits), *map(_say_path, paths), *map(_say_group, groups), *map(_say_trunk, trunks)]
     reasons += [_say_scale(scale, len(ev.job))] if scale else []
     reasons += [_say_one_of(part) for part in one_of]
     reasons += [f"no outcome from any test with {names(ev.say(silent))}: nothing is known of them"] if silent else []
@@ -45,6 +48,7 @@ def from_rounds(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
         culprits=culprits,
         paths=paths,
         groups=groups,
+        trunks=trunks,
         scale=scale,
         one_of=one_of,
         not_measured=ev.say(silent),
@@ -66,7 +70,6 @@ def from_sequence(ev: Evidence, state: Sequence, *, spent: bool) -> Verdict:
             failed_with=ev.say(proof(ev, state, v)),
             failed=sum(test.bad and v in test.members for test in ev.tests),
             passed=0,
-            log10_likelihood=None,
         )
         for v in sorted(state.culprits)
         if not state.contradiction and state.rest_passed is not False and proof(ev, state, v)
@@ -115,21 +118,33 @@ def _slow(ev: Evidence, tests: Iterable[int]) -> bool:
 
 
 def _culprit(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> Culprit:
-    failed = len(list(ev.counted(v)))
-    passed = ev.pair_tests[v] - failed
+    failed = len(ev.counted(v)) or len(counted)
+    passed = max(0, ev.pair_tests[v] - failed)
     manner = Manner.SOMETIMES if ev.passes[v] else Manner.ALWAYS
     if _slow(ev, [n for _, n in counted]):
         manner = Manner.SLOW
-    noisy = ev.problem.noise.false_alarm_ratio > 0
-    ratio = log_likelihood(ev, len(counted), ev.passes[v]) / math.log(10) if noisy else None
     return Culprit(
         member=ev.names[v],
         manner=manner,
         failed_with=ev.say({o for o, _ in counted if o != v}),
-        failed=failed,
+        failed=max(failed, 2),
         passed=passed,
-        log10_likelihood=None if ratio is None else round(ratio, 2),
     )
+
+
+def _inside(ev: Evidence, members: frozenset[int], *, inside: bool) -> bool | None:
+    """Whether a group passes among itself; None when that was not measured."""
+    return True if inside else False if any(o in members for v in members for o in ev.met[v]) else None
+
+
+def _trunk(ev: Evidence, one: Trunk) -> TrunkFault:
+    members = (ev.say(one.members[0]), ev.say(one.members[1]))
+    return TrunkFault(label=one.label, values=one.values, members=members, failed=one.failed)
+
+
+def _is_passing(ev: Evidence, rest: Ids) -> bool:
+    """Whether a failure came and went: the whole passes now, and chance fails tests in this fleet."""
+    return rest == ev.job and any(pair in ev.good_pairs for pair in ev.bad_pairs)
 
 
 def _scale(ev: Evidence, found: Found, judged: Judged) -> ScaleFault | None:
@@ -140,15 +155,20 @@ def _scale(ev: Evidence, found: Found, judged: Judged) -> ScaleFault | None:
     return ScaleFault(members=ev.say(scale.members), largest_passing=scale.largest_passing, any_group=scale.any_group)
 
 
-def _components(ev: Evidence, judged: Judged) -> list[Ids]:
-    """Sets in which something is at fault that cannot be told: linked by failures that nothing named explains."""
-    blamed, paths = judged.blamed(), set(judged.paths)
-    open_pairs = set(judged.odd)
-    links: dict[int, set[int]] = {}
+def _untold(ev: Evidence, judged: Judged, *, passed: bool) -> list[Ids]:
+    """
+    Sets in which something is at fault that cannot be told: linked by failures that nothing named explains.
+
+    `passed`: all that remain passed together, so what failed once between two of them is over.
+    """
+    blamed, out = set(judged.accused) | {v for _, _, part, _ in judged.groups for v in part}, set(judged.paths)
+    odd = set() if passed else set(judged.odd)
+    links: dict[int, set[int]] = {v: set() for v in judged.pending}
     for (a, b), tests in ev.bad_pairs.items():
-        unexplained = blamed.isdisjoint((a, b)) and (a, b) not in paths and any(n not in ev.dropped for n in tests)
+        if not blamed.isdisjoint((a, b)) or (a, b) in out or ev.dropped.issuperset(tests):
+            continue
         never = not ev.passes[a] or not ev.passes[b]
-        if unexplained and (never or (a, b) in open_pairs):
+        if (never or (a, b) in odd) and not any(one.explains((a, b)) for one in judged.trunks):
             links.setdefault(a, set()).add(b)
             links.setdefault(b, set()).add(a)
     parts: list[Ids] = []
@@ -174,8 +194,7 @@ def _say_culprit(one: Culprit) -> str:
     }[one.manner]
     partners = f" with {names(one.failed_with)}, who are otherwise clean" if one.failed_with else " alone"
     counts = f"{one.failed} of {one.failed + one.passed} tests"
-    ratio = "" if one.log10_likelihood is None else f"; 10^{one.log10_likelihood:.1f} times likelier bad than healthy"
-    return f"{one.member} {text}: {counts}, failed{partners}{ratio}"
+    return f"{one.member} {text}: {counts}, failed{partners}"
 
 
 def _say_path(one: PathFault) -> str:
@@ -192,9 +211,15 @@ def _say_group(one: LabelFault) -> str:
         False: "they fail among themselves too",
         None: "among themselves they were not measured",
     }[one.inside]
+    what = f"{one.label} {one.value}: all its" if one.label else "cut off:"
+    return f"{what} {len(one.members)} members ({names(one.members)}) fail with all others; {inside}; none is accused"
+
+
+def _say_trunk(one: TrunkFault) -> str:
+    first, second = one.values
     return (
-        f"{one.label} {one.value}: all its {len(one.members)} members ({names(one.members)}) fail with everybody "
-        f"outside; {inside}; none of them is accused"
+        f"the trunk between {one.label} {first} and {second}: {one.failed} pairs across fail and none passed, while "
+        "both pass with others; none of their members is accused"
     )
 
 

@@ -130,7 +130,7 @@ class Policy:
     """Once a rank is lost, the others of its group have so long to say what they see. Then the group is called off."""
 
     collective_noise_ratio: float = 0.0
-    """Share of healthy groups that may fail or be slow by chance. 0: what is healthy passes; two failures accuse."""
+    """Upper bound of the share of healthy groups that fail by chance, which is learnt. 0: no bound is known."""
 
     validation_seconds: float = 300.0
     """For collectives and the search for who is at fault, all rounds together. Half of the default wait."""

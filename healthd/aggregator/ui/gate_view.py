@@ -46,7 +46,7 @@ TONES = {
 @dataclass(frozen=True, kw_only=True)
 class Name:
     """
-    A node in a box. `mark`: culprit (the verdict names it), suspect (what was seen in this test points at it), unfit
+    A node in a box. `mark`: culprit (the verdict names it), suspect (localisation could not tell it from others), unfit
     (it could not take part), or empty. Only a verdict accuses.
     """
 
@@ -111,9 +111,10 @@ def pictures(gate: Gate) -> list[Picture]:
 def picture(run: Validation, *, ended: bool = False) -> Picture:
     """One validation; `ended`: its gate is decided, so that nothing of it is under way any more."""
     culprits = tuple(culprit.member for culprit in run.verdict.culprits) if run.verdict else ()
+    suspects = tuple(name for part in run.verdict.one_of for name in part) if run.verdict else ()
     by_round: dict[int, list[Box]] = {}
     for tested in (*run.history, *run.done):
-        by_round.setdefault(tested.round, []).append(_box(tested, culprits))
+        by_round.setdefault(tested.round, []).append(_box(tested, culprits, suspects))
     tested_now = {one.members for one in run.done if one.round == run.round}
     if run.verdict is None and not ended:
         for group in run.groups:
@@ -155,9 +156,10 @@ def _title(number: int, boxes: Sequence[Box], run: Validation) -> str:
     return "pairs" if sizes == {2} else "groups"
 
 
-def _box(tested: Tested, culprits: Sequence[str]) -> Box:
+def _box(tested: Tested, culprits: Sequence[str], suspects: Sequence[str]) -> Box:
     tone, sign, said = TONES[tested.outcome]
-    marks = dict.fromkeys(tested.unfit, "unfit") | dict.fromkeys(tested.accused, "suspect")
+    marks = dict.fromkeys(tested.unfit, "unfit")
+    marks |= {name: "suspect" for name in suspects if name in tested.members and tested.outcome is not Outcome.PASS}
     marks |= {name: "culprit" for name in culprits if name in tested.members}
     # Those that something is said of come first, so that a box of a thousand nodes still names them.
     large = len(tested.members) > MOST_NAMES

@@ -25,7 +25,16 @@ from healthd.aggregator.validation.rank_assignment import (
     ranks_of,
     start_round,
 )
-from healthd.localize import Bounds, GroupOutcome, NextRound, Noise, Outcome, Problem, localize
+from healthd.localize import Bounds, Course, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict, localize, replay
+
+MOST_COURSES = 32
+"""Validations whose course of tests is kept in memory; of others it is computed anew from their history."""
+
+_courses: dict[str, tuple[int, Course]] = {}  # by validation: how many tests it knows of
+
+# In a failing group these were seen in a node itself; one that received wrong values is no more than a witness.
+_SHOWN = ("RankDied", "RankHung", "DeviceLost")
+_SENDER = "got wrong values from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +124,29 @@ def _next_round(
     fallen = not lost.isdisjoint(validation.members)
     if fallen or now >= validation.deadline:
         return conclude(now, validation, policy, "nodes fell out" if fallen else "time is up")
-    found = localize(_problem(validation, policy), _outcomes(history))
+    longest = max((tested.seconds for tested in history if tested.round), default=0.0)
+    found = _localized(validation, policy, history, last=now + 2 * longest > validation.deadline)
     if not isinstance(found, NextRound):
         return dataclasses.replace(validation, verdict=found, ended_at=now)
     validation = dataclasses.replace(validation, round=found.number, why=found.why)
     return start_round(now, validation, found.groups, nodes, policy)
+
+
+def _localized(validation: Validation, policy: Policy, history: Sequence[Tested], *, last: bool) -> NextRound | Verdict:
+    """What comes next. The course of a validation is kept, and computed anew only where it is not that of `history`."""
+    problem = _problem(validation, policy)
+    kept = _courses.pop(validation.id, None)
+    new = [tested for tested in history if tested.round == validation.round]
+    if kept is not None and validation.round and kept[0] == len(history) - len(new) and kept[1].problem == problem:
+        course = kept[1]
+        found = course.step(_outcomes(new), last=last)
+    else:
+        course, found = replay(problem, _outcomes(history))
+    if isinstance(found, NextRound):
+        _courses[validation.id] = (len(history), course)
+        while len(_courses) > MOST_COURSES:
+            _courses.pop(next(iter(_courses)), None)
+    return found
 
 
 def _borrow(
@@ -149,7 +176,13 @@ def _borrow(
 
 
 def _outcomes(history: Iterable[Tested]) -> list[GroupOutcome]:
-    return [GroupOutcome(members=one.members, outcome=one.outcome, round=one.round) for one in history]
+    return [
+        GroupOutcome(members=one.members, outcome=one.outcome, round=one.round, shown=_shown(one)) for one in history
+    ]
+
+
+def _shown(tested: Tested) -> tuple[str, ...]:
+    return tuple(node for node, why in tested.accused.items() if why.code in _SHOWN or _SENDER in why.message)
 
 
 def _labels(names: Iterable[str], nodes: Nodes, policy: Policy) -> dict[str, Mapping[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from checks.contract import Action, Blame, Status
@@ -63,12 +63,23 @@ def _out(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterato
     yield from _not_measured(validation, verdict)
     named = {culprit.member for culprit in verdict.culprits} | {n for fault in verdict.groups for n in fault.members}
     for path in verdict.paths:
-        end = _end_of(path, verdict, named)
-        if end is not None:
+        end = next((end for end in reversed(path.ends) if end not in verdict.rest), None)
+        if end is not None and named.isdisjoint(path.ends):
             yield end, _path(path, end, validation, injected=injected)
+    for trunk in verdict.trunks:
+        one, other = trunk.values
+        text = f"no node with {trunk.label} {one} passes with one of {other}: what joins them is broken"
+        for node in {node for side in trunk.members for node in side}.difference(verdict.rest):
+            yield node, _reason("TopologyFault", text, node, injected=injected)
     for fault in verdict.groups:
-        text = f"all nodes with {fault.label} {fault.value} fail together: {names(fault.members)}"
+        what = (
+            f"all nodes with {fault.label} {fault.value} fail" if fault.label else "these nodes are cut off: they fail"
+        )
+        text = f"{what} together with all others: {names(fault.members)}"
+        text += "; they pass among themselves" if fault.inside else ""
         for node in fault.members:
+            if node in verdict.rest:
+                continue  # of parts that reach each other no more, the job goes on with this one
             yield node, _reason("TopologyFault", text, node, injected=injected)
     for culprit in verdict.culprits:
         yield culprit.member, _culprit(culprit, validation, injected=injected)
@@ -110,14 +121,6 @@ def _of_group(history: Iterable[Tested], node: str) -> Reason | None:
     """What its smallest failing group said."""
     found = [tested for tested in history if node in tested.members and tested.reasons]
     return min(found, key=lambda tested: len(tested.members)).reasons[0] if found else None
-
-
-def _end_of(path: PathFault, verdict: Verdict, out: Collection[str]) -> str | None:
-    """Which end of a bad path a job goes without: the one with more bad paths, else the later name; none if one is."""
-    if any(end in out for end in path.ends):
-        return None
-    count = {end: sum(end in other.ends for other in verdict.paths) for end in path.ends}
-    return max(path.ends, key=lambda end: (count[end], end))
 
 
 def _path(path: PathFault, end: str, validation: Validation, *, injected: bool) -> Reason:

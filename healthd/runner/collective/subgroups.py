@@ -232,6 +232,10 @@ class Subgroups:
             text = f"one of {names(map(self._full, part))} is at fault in {what}, or a link between them"
             failed = [f"{self._full(name)} failed {probes[rank]}" for name in part if (rank := _rank(name)) in probes]
             found.append(_finding(worst, "RanksAmbiguous", "; ".join([text, *failed]), "node"))
+        for group in verdict.groups:
+            own = names(map(self._full, group.members))
+            text = f"{own} pass {what} among themselves and fail with all others: what joins them is broken"
+            found.append(_finding(Status.FAIL, "DeviceLinkFault", text, "node"))
         if verdict.scale is not None:
             scale = verdict.scale
             text = f"{what} fails with {len(scale.members)} ranks and passes with {scale.largest_passing}"

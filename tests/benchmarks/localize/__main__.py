@@ -14,46 +14,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.localize import Outcome, Problem, Verdict
+from healthd.localize import Problem
+from tests.benchmarks.localize.baselines import BASELINES
+from tests.benchmarks.localize.hard_rows import hard_rows
 from tests.benchmarks.localize.simulator import Fleet, play, problem_of
+from tests.benchmarks.localize.table import Row, accused, usual_rows
 
 SHORT_SHARE = 0.1
-
-Make = Callable[[random.Random, Problem, int], Fleet]
-Right = Callable[[Fleet, Verdict], bool]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """
-    One line of the table. `members` are those of the job, `borrowed` idle nodes beside them.
-
-    Aims: `rounds` bounds the rounds, `exact` the share of right verdicts, `tests` the mean of tests, `false` the
-    healthy members accused for each run.
-    """
-
-    kind: str
-    members: int
-    runs: int
-    make: Make
-    right: Right
-    culprits: str
-    borrowed: int = 0
-    switch: int = 0
-    noise: float = 0.0
-    serial: bool = False
-    first: Outcome | None = None
-    rounds: int | None = None
-    exact: float = 1.0
-    tests: float | None = None
-    false: float = 0.0
-    others: str = ""
 
 
 @dataclass(kw_only=True)
@@ -62,219 +36,86 @@ class Score:
 
     runs: int = 0
     right: int = 0
-    accused: int = 0  # healthy members accused
+    accused: int = 0  # fleets in which a healthy member is accused
     rounds: int = 0
     most_rounds: int = 0
     tests: int = 0
+    node_seconds: float = 0.0
     slowest_seconds: float = 0.0
 
 
-def accused(verdict: Verdict) -> frozenset[str]:
-    """Who is accused."""
-    return frozenset(culprit.member for culprit in verdict.culprits)
-
-
-def bad(count: int) -> Make:
-    """So many members that fail always."""
-    return lambda rng, problem, seed: Fleet(seed=seed, bad=frozenset(rng.sample(problem.members, count)))
-
-
-def exactly(fleet: Fleet, verdict: Verdict) -> bool:
-    """All culprits, nobody and nothing else, and each failure has its cause."""
-    named = accused(verdict) == fleet.bad | fleet.flaky | fleet.slow
-    return named and not (verdict.paths or verdict.groups or verdict.scale) and verdict.decided
-
-
-def in_nine(fleet: Fleet, verdict: Verdict) -> bool:
-    """The flaky one and nobody else; the last of ten rounds is mostly the rest together."""
-    return accused(verdict) == fleet.flaky and verdict.rounds <= 10
-
-
-def path_named(fleet: Fleet, verdict: Verdict) -> bool:
-    return {frozenset(path.ends) for path in verdict.paths} == fleet.paths and verdict.decided
-
-
-def group_named(fleet: Fleet, verdict: Verdict) -> bool:
-    groups = [(frozenset(group.members), group.inside) for group in verdict.groups]
-    return groups == [(fleet.cut, not fleet.cut_inside)] and verdict.decided
-
-
-def scale_named(fleet: Fleet, verdict: Verdict) -> bool:
-    group = frozenset(verdict.scale.members) if verdict.scale else frozenset()
-    return len(group if fleet.scale_of is None else group & fleet.scale_of) == fleet.scale
-
-
-def nothing_named(_: Fleet, verdict: Verdict) -> bool:
-    return not (verdict.culprits or verdict.paths or verdict.groups or verdict.scale)
-
-
-def nobody_accused(_: Fleet, verdict: Verdict) -> bool:
-    return nothing_named(_, verdict) and verdict.one_of == (("n0000", "n0001"),)
-
-
-def path(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    return Fleet(seed=seed, paths=frozenset([frozenset(rng.sample(problem.members, 2))]))
-
-
-def cut(inside: bool) -> Make:
-    def make(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-        first = 8 * rng.randrange(len(problem.members) // 8)
-        return Fleet(seed=seed, cut=frozenset(problem.members[first : first + 8]), cut_inside=inside)
-
-    return make
-
-
-def flaky(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    return Fleet(seed=rng.randrange(1 << 30), flaky=frozenset(rng.sample(problem.members, 1)))
-
-
-def scale(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    return Fleet(seed=seed, scale=rng.randint(3, len(problem.members)))
-
-
-def scale_in_rack(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    first = 8 * rng.randrange(len(problem.members) // 8)
-    return Fleet(seed=seed, scale=rng.randint(3, 8), scale_of=frozenset(problem.members[first : first + 8]))
-
-
-def slow(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    culprits = frozenset(rng.sample(problem.members, rng.randint(1, 2)))
-    return Fleet(seed=rng.randrange(1 << 30), slow=culprits, contention_ratio=0.05)
-
-
-def noisy(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    return Fleet(seed=rng.randrange(1 << 30), alarm_ratio=problem.noise.false_alarm_ratio)
-
-
-def noisy_unawares(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    return Fleet(seed=rng.randrange(1 << 30), alarm_ratio=0.02)
-
-
-def noisy_bad(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    culprits = frozenset(rng.sample(problem.members, 2))
-    return Fleet(seed=rng.randrange(1 << 30), bad=culprits, alarm_ratio=problem.noise.false_alarm_ratio)
-
-
-def noisy_flaky(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    culprits = frozenset(rng.sample(problem.members, 1))
-    return Fleet(seed=rng.randrange(1 << 30), flaky=culprits, alarm_ratio=problem.noise.false_alarm_ratio)
-
-
-def two_flaky(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    return Fleet(seed=rng.randrange(1 << 30), flaky=frozenset(rng.sample(problem.members, 2)))
+def fleet_of(row: Row, run: int) -> tuple[Fleet, Problem]:
+    """The fleet of a run, drawn from its number, and what is to be localised."""
+    rng = random.Random(f"{row.kind}:{row.members}:{row.culprits}:{run}")
+    problem = problem_of(row.members + row.borrowed, seed=run, switch=row.switch, noise=row.noise, told=row.told,
+                         max_rounds=row.limit, one_after_another=row.serial)  # fmt: skip
+    job = dataclasses.replace(problem, members=problem.members[: row.members])
+    return row.make(rng, job, run), problem
 
 
 def rows() -> Iterator[Row]:
-    """The table: first what issue and peers have figures for, then what is shown for its own sake (exact=0)."""
-    quarter = ((4, 1, 500), (5, 1, 500), (7, 1, 500), (8, 2, 500), (9, 2, 500), (16, 4, 300), (63, 15, 100))
-    large = ((64, 1, 100), (64, 16, 100), (232, 5, 60), (512, 4, 20), (512, 128, 10), (4095, 1023, 1), (4096, 1024, 2))
-    for members, count, runs in (*quarter, *large):
-        others = {232: "CHS 125.9 tests, CRE about 55 (claimed)", 512: "bisection: 10 rounds"}.get(members, "")
-        yield _always(members, count, runs, rounds=4, others=others)
-    half = ((4, 2, 500), (5, 2, 500), (6, 3, 1000), (7, 3, 500), (8, 4, 500), (16, 8, 200), (64, 32, 50))
-    for members, count, runs in (*half, (512, 256, 4), (4096, 2048, 1)):
-        others = "CHS accuses 1.35 healthy nodes" if members == 4 else ""
-        yield _always(members, count, runs, rounds=6, others=others)
-    for members, count, runs in ((16, 10, 100), (64, 40, 30)):
-        yield _always(members, count, runs, rounds=None, exact=0.0, kind="always, more than half")
-    yield Row(kind="always, 2 alone", members=2, runs=100, make=bad(1), right=nobody_accused, culprits="1",
-              others="CHS and NVSentinel accuse the healthy")  # fmt: skip
-    yield Row(kind="always, 2 and an idle third", members=2, runs=100, make=bad(1), right=exactly, culprits="1",
-              borrowed=1, others="CHS accuses 1.0 healthy nodes")  # fmt: skip
-    for count, limit in ((1, None), (2, None), (5, 45.0), (10, None)):
-        yield Row(kind="one after another", members=232, runs=400 if count == 5 else 60, make=bad(count), right=exactly,
-                  culprits=str(count), serial=True, tests=limit,
-                  others="CHS 125.9, CRE about 55 (claimed); least 32.3" if count == 5 else "")  # fmt: skip
-    for members, runs in (
-        (3, 2000),
-        (4, 4000),
-        (5, 4000),
-        (7, 2000),
-        (8, 4000),
-        (9, 2000),
-        (16, 4000),
-        (64, 3000),
-        (512, 200),
-    ):
-        yield Row(kind="flaky, p = 0.5, by round 9", members=members, runs=runs, make=flaky, right=in_nine,
-                  culprits="1", first=Outcome.FAIL, exact=0.95, false=0.001)  # fmt: skip
-    for members, runs in ((3, 2000), (4, 2000), (5, 2000), (8, 2000), (16, 2000), (64, 1000)):
-        yield Row(kind="flaky, p = 0.5, idle nodes, by round 9", members=members, borrowed=2 + members % 2, runs=runs,
-                  make=flaky, right=in_nine, culprits="1", first=Outcome.FAIL, exact=0.95, false=0.001)  # fmt: skip
-    yield Row(kind="flaky, p = 0.5, noise 2 %", members=64, runs=300, make=noisy_flaky, right=exactly, noise=0.02,
-              culprits="1", first=Outcome.FAIL, exact=0.0, false=0.01)  # fmt: skip
-    for members, runs in ((3, 100), (4, 200), (8, 200), (64, 100), (512, 10)):
-        yield Row(kind="path", members=members, runs=runs, make=path, right=path_named, culprits="1 path",
-                  others="node accused" if members == 3 else "")  # fmt: skip
-    for inside in (False, True):
-        yield Row(kind="switch, " + ("all of it" if inside else "way out"), members=64, runs=200, make=cut(inside),
-                  right=group_named, culprits="8 on 1 switch", switch=8, others="nodes accused")  # fmt: skip
-    for members, runs in ((8, 200), (64, 100), (512, 10)):
-        yield Row(kind="at least k of all", members=members, runs=runs, make=scale, right=scale_named,
-                  culprits="k random")  # fmt: skip
-    yield Row(kind="at least k of one rack", members=64, runs=60, make=scale_in_rack, right=scale_named, switch=8,
-              culprits="k of 8")  # fmt: skip
-    yield Row(kind="slow, 5 % contention", members=16, runs=200, make=slow, right=exactly, culprits="1 or 2")
-    yield Row(kind="slow, 5 % contention", members=64, runs=60, make=slow, right=exactly, culprits="1 or 2")
-    yield Row(kind="healthy, noise 2 %, whole failed", members=512, runs=200, make=noisy, right=nothing_named,
-              noise=0.02, culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01,
-              others="z rules: 50 to 100 % alarms")  # fmt: skip
-    yield Row(kind="healthy, noise 2 %, whole failed", members=64, runs=1000, make=noisy, right=nothing_named,
-              noise=0.02, culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01)  # fmt: skip
-    for members, runs in ((512, 100), (64, 500), (16, 500)):
-        yield Row(kind="healthy, noise 2 % taken for 0 (default), whole failed", members=members, runs=runs,
-                  make=noisy_unawares, right=nothing_named, culprits="0", first=Outcome.FAIL, exact=0.0, false=1.0,
-                  )  # fmt: skip
-    yield Row(kind="always, noise 2 %", members=64, runs=200, make=noisy_bad, right=exactly, noise=0.02, culprits="2",
-              exact=0.0, false=0.001)  # fmt: skip
-    yield Row(kind="two flaky, p = 0.5", members=16, runs=1000, make=two_flaky, right=exactly, culprits="2",
-              first=Outcome.FAIL, exact=0.0, false=1.0)  # fmt: skip
-
-
-def _always(
-    members: int, count: int, runs: int, *, rounds: int | None, exact: float = 1.0, others: str = "", kind: str = ""
-) -> Row:
-    return Row(kind=kind or "always", members=members, runs=runs, make=bad(count), right=exactly, culprits=str(count),
-               rounds=rounds, exact=exact, others=others)  # fmt: skip
+    """The whole table."""
+    yield from usual_rows()
+    yield from hard_rows()
 
 
 def measure(row: Row, runs: int) -> Score:
     """Play a row."""
     score = Score()
     for run in range(runs):
-        rng = random.Random(f"{row.kind}:{row.members}:{row.culprits}:{run}")
-        problem = problem_of(row.members + row.borrowed, seed=run, switch=row.switch, noise=row.noise,
-                             one_after_another=row.serial)  # fmt: skip
-        job = dataclasses.replace(problem, members=problem.members[: row.members])
-        fleet = row.make(rng, job, run)
+        fleet, problem = fleet_of(row, run)
         began = time.perf_counter()
         verdict, _ = play(fleet, problem, first=row.first, borrowed=row.borrowed)
         took = time.perf_counter() - began
         score.runs += 1
         score.right += row.right(fleet, verdict)
-        score.accused += len(accused(verdict) - fleet.bad - fleet.flaky - fleet.slow)
+        score.accused += bool(accused(verdict) - fleet.at_fault())
         score.rounds += verdict.rounds
         score.most_rounds = max(score.most_rounds, verdict.rounds)
         score.tests += verdict.tests
+        score.node_seconds += fleet.node_seconds
         score.slowest_seconds = max(score.slowest_seconds, took / (verdict.rounds + 1))
     return score
 
 
-def is_met(row: Row, score: Score) -> bool:
-    """Whether every aim of the row is met."""
+def is_met(row: Row, score: Score, *, sure: float = 0.0) -> bool:
+    """
+    Whether every aim of the row is met.
+
+    `sure`, in standard deviations: a share counts as missed only where chance would not miss the aim by so much.
+    """
+
+    def slack(share: float) -> float:
+        return sure * math.sqrt(share * (1 - share) * score.runs)
+
     return (
-        score.right >= row.exact * score.runs
-        and score.accused <= row.false * score.runs
+        score.right >= row.exact * score.runs - slack(row.exact)
+        and score.accused <= row.false * score.runs + slack(row.false)
         and (row.rounds is None or score.most_rounds <= row.rounds)
         and (row.tests is None or score.tests <= row.tests * score.runs)
     )
 
 
+def beside(row: Row, runs: int) -> str:
+    """What the three simple ways make of the same fleets: share exact, and with a healthy member accused."""
+    cells: list[str] = []
+    for name, baseline in BASELINES:
+        exact = false = 0
+        for run in range(runs):
+            fleet, problem = fleet_of(row, run)
+            found = baseline(fleet, problem.members[: row.members])
+            exact += found == fleet.at_fault()
+            false += bool(found - fleet.at_fault())
+        cells.append(f"{name} {100 * exact / runs:.0f}/{100 * false / runs:.0f}")
+    return ", ".join(cells)
+
+
 def line(row: Row, score: Score) -> str:
     """A row of the table."""
-    aims = [f"exact {100 * row.exact:g} %" if row.exact else "shown"]
+    aims = [f"right {100 * row.exact:g} %" if row.exact else "", f"accused {100 * row.false:g} %" if row.false else ""]
     aims += [f"{row.rounds} rounds"] if row.rounds else []
     aims += [f"{row.tests:g} tests"] if row.tests else []
+    said = ", ".join(filter(None, aims)) + (": met" if is_met(row, score) else ": MISSED")
     cells = (
         row.kind,
         str(row.members),
@@ -282,18 +123,19 @@ def line(row: Row, score: Score) -> str:
         str(score.runs),
         f"{score.rounds / score.runs:.1f} ({score.most_rounds})",
         f"{score.tests / score.runs:.1f}",
+        f"{score.node_seconds / score.runs:.0f}",
         f"{100 * score.right / score.runs:.1f} %",
         f"{score.accused} in {score.runs}" if score.accused else "0",
         f"{1e3 * score.slowest_seconds:.0f} ms",
-        ", ".join(aims) + (": met" if is_met(row, score) else ": MISSED") if row.exact else "shown",
-        row.others,
+        said if row.exact or row.false or row.rounds else "shown",
+        row.others or ("" if row.serial or row.members > 512 else beside(row, min(50, score.runs))),
     )
     return "| " + " | ".join(cells) + " |"
 
 
 HEAD = (
-    "| fault | members | culprits | fleets | rounds, mean (most) | tests, mean | right | healthy accused "
-    "| slowest step, mean | aim | others |"
+    "| fault | members | culprits | fleets | rounds, mean (most) | tests, mean | node-seconds | right "
+    "| healthy accused | slowest step, mean | aim | others |"
 )
 
 
@@ -312,13 +154,13 @@ def main(argv: Sequence[str] | None = None, table: Iterable[Row] | None = None) 
     share = SHORT_SHARE if arguments.short else arguments.scale
     began, fleets = time.monotonic(), 0
     failed: list[str] = []
-    sys.stdout.write(f"{HEAD}\n|{'---|' * 11}\n")
+    sys.stdout.write(f"{HEAD}\n|{'---|' * 12}\n")
     for row in rows() if table is None else table:
         if arguments.only in row.kind:
             score = measure(row, max(1, round(row.runs * share)))
             fleets += score.runs
             if row.exact == 1.0 and not is_met(row, score):
-                failed.append(f"{row.kind}, {row.members} members, {row.culprits} culprits")
+                failed.append(row.name)
             sys.stdout.write(line(row, score) + "\n")
             sys.stdout.flush()
     sys.stdout.write(f"\n{fleets} fleets in {time.monotonic() - began:.0f} s\n")

@@ -8,7 +8,8 @@ what is really wrong; the localiser never sees them.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from healthd.localize import Bounds, Course, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict
@@ -20,9 +21,13 @@ class Fleet:
     What is wrong, and how noisy the fleet is.
 
     `bad` fail always, `flaky` with `flaky_ratio`, `slow` make their group slow. `paths` fail when both ends take part.
-    `cut` cannot reach anybody outside of itself; `cut_inside`: nor one another. `scale`: at least so many members
-    of `scale_of` (None: of anybody) fail together. `alarm_ratio` of tests fail for no reason; `contention_ratio` of
-    groups that run beside others are slow for no reason of their own.
+    Members of one of `cuts` pass with nobody outside of it; `cut_inside`: nor with one another. `trunks` are pairs of
+    sets that do not reach each other. `scale`: at least so many members of `scale_of` (None: of anybody) fail together.
+    `together`: fail when all of these take part. `alarm_ratio` of tests fail for no reason; `contention_ratio` of
+    groups that run beside others are slow for no reason of their own. `racks`, of members each, are behind an uplink
+    that is slow while more than half of a rack use it. `failures_left`: after so many failures more all is healed.
+    `shows`: a test that fails because of bad members shows one. `hang_seconds`: how long a test that fails takes;
+    one that passes takes a second.
     """
 
     seed: int
@@ -31,38 +36,78 @@ class Fleet:
     flaky_ratio: float = 0.5
     slow: frozenset[str] = frozenset()
     paths: frozenset[frozenset[str]] = frozenset()
-    cut: frozenset[str] = frozenset()
+    cuts: tuple[frozenset[str], ...] = ()
     cut_inside: bool = False
+    trunks: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()
     scale: int = 0
     scale_of: frozenset[str] | None = None
+    together: frozenset[str] = frozenset()
     alarm_ratio: float = 0.0
     contention_ratio: float = 0.0
+    racks: int = 0
+    failures_left: int | None = None
+    shows: bool = False
+    hang_seconds: float = 1.0
     chance: random.Random = field(init=False)
+    node_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
 
-    def run(self, groups: tuple[tuple[str, ...], ...], number: int) -> list[GroupOutcome]:
-        """Run the groups of a round at once."""
-        return [
-            GroupOutcome(members=group, outcome=self._one(frozenset(group), len(groups)), round=number)
-            for group in groups
-        ]
+    def at_fault(self) -> frozenset[str]:
+        """The members that may be accused."""
+        return self.bad | self.flaky | self.slow
 
-    def _one(self, group: frozenset[str], company: int) -> Outcome:
-        fails = not group.isdisjoint(self.bad)
-        fails = fails or any(self.chance.random() < self.flaky_ratio for _ in group & self.flaky)
-        fails = fails or any(path <= group for path in self.paths)
-        inside = len(group & self.cut)
-        fails = fails or (0 < inside < len(group)) or (self.cut_inside and inside > 1)
-        if self.scale:
-            fails = fails or len(group if self.scale_of is None else group & self.scale_of) >= self.scale
+    def run(self, groups: Sequence[tuple[str, ...]], number: int) -> list[GroupOutcome]:
+        """Run the groups of a round at once."""
+        crowded = self._crowded(groups)
+        outcomes = [self._one(group, len(groups), number, crowded) for group in groups]
+        failed = sum(one.outcome is Outcome.FAIL for one in outcomes)
+        if self.failures_left is not None:
+            self.failures_left -= failed if number else 0
+        for one in outcomes:
+            self.node_seconds += len(one.members) * (self.hang_seconds if one.outcome is Outcome.FAIL else 1.0)
+        return outcomes
+
+    def _one(self, members: tuple[str, ...], company: int, number: int, crowded: frozenset[int]) -> GroupOutcome:
+        group = frozenset(members)
+        healed = self.failures_left is not None and self.failures_left <= 0 and number > 0
+        fails = not healed and self._is_broken(group)
         fails = fails or (self.alarm_ratio > 0 and self.chance.random() < self.alarm_ratio)
-        if fails:
-            return Outcome.FAIL
-        slow = not group.isdisjoint(self.slow)
+        slow = not group.isdisjoint(self.slow) or not crowded.isdisjoint(self._racks(group))
         slow = slow or (company > 1 and self.contention_ratio > 0 and self.chance.random() < self.contention_ratio)
-        return Outcome.SLOW if slow else Outcome.PASS
+        outcome = Outcome.FAIL if fails else Outcome.SLOW if slow else Outcome.PASS
+        return GroupOutcome(members=members, outcome=outcome, round=number, **self._shown(group))
+
+    def _shown(self, group: frozenset[str]) -> dict[str, tuple[str, ...]]:
+        return {"shown": (min(group & self.bad),)} if self.shows and group & self.bad else {}
+
+    def _is_broken(self, group: frozenset[str]) -> bool:
+        if not group.isdisjoint(self.bad) or any(self.chance.random() < self.flaky_ratio for _ in group & self.flaky):
+            return True
+        if any(path <= group for path in self.paths) or (self.together and self.together <= group):
+            return True
+        for cut in self.cuts:
+            inside = len(group & cut)
+            if 0 < inside < len(group) or (self.cut_inside and inside > 1):
+                return True
+        if any(not group.isdisjoint(one) and not group.isdisjoint(other) for one, other in self.trunks):
+            return True
+        return self.scale > 0 and len(group if self.scale_of is None else group & self.scale_of) >= self.scale
+
+    def _racks(self, group: frozenset[str]) -> frozenset[int]:
+        """The racks of a group that is in several."""
+        if not self.racks:
+            return frozenset()
+        found = frozenset(int(name[1:]) // self.racks for name in group)
+        return found if len(found) > 1 else frozenset()
+
+    def _crowded(self, groups: Sequence[tuple[str, ...]]) -> frozenset[int]:
+        """The racks of which more than half of the members use the uplink at once; a ring uses it once."""
+        if not self.racks:
+            return frozenset()
+        flows = Counter(rack for group in groups for rack in self._racks(frozenset(group)))
+        return frozenset(rack for rack, count in flows.items() if count > self.racks // 2)
 
 
 def names(count: int, prefix: str = "n") -> tuple[str, ...]:
@@ -70,9 +115,19 @@ def names(count: int, prefix: str = "n") -> tuple[str, ...]:
     return tuple(f"{prefix}{i:04d}" for i in range(count))
 
 
-def switches(members: tuple[str, ...], size: int) -> Mapping[str, Mapping[str, str]]:
-    """Topology: so many neighbours share a switch."""
-    return {name: {"switch": f"s{i // size}"} for i, name in enumerate(members)}
+def switches(
+    members: tuple[str, ...], size: int, *, told: str = "right", seed: int = 0
+) -> Mapping[str, Mapping[str, str]]:
+    """Topology: so many neighbours share a switch. `told`: right, half (of the members), wrong (shuffled), missing."""
+    labels = {name: {"switch": f"s{i // size}"} for i, name in enumerate(members)} if size else {}
+    chance = random.Random(seed)
+    if told == "wrong":
+        values = list(labels.values())
+        chance.shuffle(values)
+        return dict(zip(labels, values, strict=True))
+    if told == "half":
+        return {name: labels[name] for name in sorted(chance.sample(members, len(members) // 2)) if labels}
+    return {} if told == "missing" else labels
 
 
 def play(
@@ -88,7 +143,8 @@ def play(
     step: NextRound | Verdict = NextRound(number=0, groups=(whole,), why="the whole")
     while isinstance(step, NextRound):
         check_round(step, problem)
-        outcomes = fleet.run(step.groups, step.number)
+        groups = (whole,) if step.number == 0 else step.groups
+        outcomes = fleet.run(groups, step.number)
         if step.number == 0 and first is not None:
             outcomes = [GroupOutcome(members=whole, outcome=first, round=0)]
         history += outcomes
@@ -111,12 +167,13 @@ def problem_of(
     noise: float = 0.0,
     one_after_another: bool = False,
     max_rounds: int = 40,
+    told: str = "right",
 ) -> Problem:
-    """A fleet of so many members, `switch` of them on each switch (0: no labels)."""
+    """A fleet of so many members, `switch` of them on each switch (0: no labels); `told` as in `switches`."""
     members = names(count)
     return Problem(
         members=members,
-        labels=switches(members, switch) if switch else {},
+        labels=switches(members, switch, told=told, seed=seed),
         seed=seed,
         noise=Noise(false_alarm_ratio=noise),
         bounds=Bounds(max_rounds=max_rounds),

@@ -1,0 +1,192 @@
+"""Whom to test next because of what is known of them: suspects, those to be named, odd pairs, trunks, parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from healthd.localize.evidence import Evidence, Ids, Pair
+from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of
+from healthd.localize.pairing import among_themselves, near_pairs, same_label_first, shuffled_pairs, witness_pairs
+
+Ask = tuple[list[Ids], str]
+
+SILENT = 2  # outcomes unknown in a row after which a member is no longer asked
+ODD_PASSES = 8  # passes with others that each end of an odd pair shall have before the pair is tried again
+MOST_ODD_TESTS = 30  # of an odd pair and its ends, after which it is left as it is
+FILLED_ROUNDS = 9  # up to this round all others are tested beside odd pairs: chance is learnt from them
+LINKS = 8  # members of a part that are tested with the main one in one round
+PROBES = 3  # pairs across what may be a broken trunk, in one round
+
+
+def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
+    """All of it at once, most important first; `odd`: odd pairs too, since nothing else explains the failure."""
+    busy: set[int] = set()
+    pairs: list[Ids] = []
+    said: list[str] = []
+
+    def add(more: Iterable[Sequence[int]], what: str) -> None:
+        fresh = [tuple(sorted(group)) for group in more if busy.isdisjoint(group)]
+        for group in fresh:
+            if busy.isdisjoint(group):
+                busy.update(group)
+                pairs.append(group)
+                said.extend([what] if what not in said else [])
+
+    out = judged.blamed() | set(judged.awaiting)
+    doubtful = {v for pair in judged.odd for v in pair}
+    clean = [v for v in ev.job if ev.passes[v] and v not in out and v not in doubtful and ev.silent[v] < SILENT]
+    suspects = [v for v in judged.suspects if ev.silent[v] < SILENT and v not in judged.awaiting]
+    if suspects or judged.pending or odd or judged.apart:
+        ev.random("witnesses").shuffle(clean)
+        clean.sort(key=lambda v: -len(ev.fails.get(v, ())))  # taken from the end
+    pending = [v for v in judged.pending if ev.silent[v] < SILENT]
+    for part in parts_of(judged):
+        add(witness_pairs(ev, [v for v in pending if part.isdisjoint(ev.met[v])], part), "parts of the network")
+    # Who has no failure with a clean partner yet comes first: that decides most.
+    suspects.sort(key=lambda v: sum(bool(ev.passes[o]) for o, _ in ev.counted(v)))
+    free = [v for v in clean if v not in busy]
+    add(witness_pairs(ev, [v for v in suspects if v not in busy], free), "suspects with clean partners")
+    add(_links(ev, judged, [v for v in clean if v not in busy]), "parts of the network with each other")
+    if odd:
+        add(_odd(ev, judged, [v for v in clean if v not in busy], busy), "pairs that failed though both pass elsewhere")
+        add(_across(ev, judged, [v for v in clean if v not in busy]), "what may be a broken trunk")
+    left = [v for v in suspects if v not in busy]
+    if left and not all(any(ev.passes[o] for o, _ in ev.counted(v)) for v in left):
+        add(among_themselves(ev, left), "suspects with each other")
+    if not pending and not suspects:
+        add(_joined(ev, judged, busy), "what is cut off, together")
+    if pairs or pending:
+        what = "those to be named with each other"
+        named = [v for v in (*judged.pending, *judged.accused) if not ev.passes[v] and ev.silent[v] < SILENT]
+        free = [v for v in named if v not in busy]
+        add(near_pairs(ev, [v for v in free if v in judged.pending], free), what)
+        add(same_label_first(ev, [v for v in free if v not in busy]), what)
+    if not pairs:
+        return None
+    if odd and judged.odd and ev.rounds < FILLED_ROUNDS and not (ev.first and ev.first.slow):
+        add(
+            shuffled_pairs(ev, [v for v in clean if v not in busy], across=False),
+            "others, to learn how often they fail",
+        )
+    shown = [v for v in (*pending, *suspects, *sorted(doubtful)) if v in busy]
+    names, more = ", ".join(ev.say(shown)[:6]), len(shown) - 6
+    return pairs, "; ".join(said) + (f": {names}" if names else "") + (f" and {more} more" if more > 0 else "")
+
+
+def odd_pairs(judged: Judged) -> int:
+    """How many pairs failed by themselves and are no fault of a member."""
+    return len(judged.odd) + len(judged.paths)
+
+
+def settled(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
+    """Whether an odd pair is left: it passed again, and neither end is likely to be flaky; or it was tried enough."""
+    failed, passed = ev.own(pair)
+    if failed + passed + ev.passes_apart(*pair) > MOST_ODD_TESTS:
+        return True
+    return passed > 0 and not is_open(ev, pair, odd)
+
+
+def _odd(ev: Evidence, judged: Judged, clean: list[int], busy: set[int]) -> list[Ids]:
+    """Ends of odd pairs with others, those that each has passed with first: a failure then is not the path's."""
+    ends: list[int] = []
+    again: list[Ids] = []
+    taken = set(busy)
+    for pair in sorted(judged.odd, key=ev.own):
+        if ev.root(pair[0]) != ev.root(pair[1]) and not is_linked(ev, judged, pair):
+            continue  # first whether the two parts reach each other at all
+        if not taken.isdisjoint(pair) or max(ev.silent[v] for v in pair) >= SILENT or settled(ev, pair, judged.odd):
+            continue
+        tests = [n for n in ev.bad_pairs[pair] if n not in ev.dropped]
+        if all(ev.tests[n].soft for n in tests):
+            continue  # to be measured alone first
+        failed, passed = ev.own(pair)
+        enough = ev.passes_apart(*pair) >= ODD_PASSES or not clean
+        enough = enough or any(sum(v in other for other in judged.odd) > 1 for v in pair)  # flaky, or several paths
+        taken |= set(pair)
+        if not clean or (not passed and (enough or not is_open(ev, pair, judged.odd)) and failed < PATH_FAILS):
+            again.append(pair)
+        else:
+            ends += pair
+    ends.sort(key=lambda v: ev.pair_tests[v])  # with one witness for two ends, in turn
+    pairs: list[Ids] = []
+    used: set[int] = set()
+    for v in ends:
+        o = next((o for o in clean if o not in used and (min(o, v), max(o, v)) in ev.good_pairs), None)
+        if o is not None:
+            pairs.append((v, o))
+            used |= {v, o}
+    free = [o for o in clean if o not in used]
+    return again + pairs + witness_pairs(ev, [v for v in ends if v not in used], free, again=True)
+
+
+def _links(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:
+    """Fresh pairs of the main component and each other one that failed with somebody outside of it."""
+    parts = list(judged.apart)
+    for pair in judged.odd:
+        parts += [part for v in pair if (part := judged.component.get(ev.root(v))) and part not in parts]
+    mains = [v for v in clean if v in judged.main]
+    pairs: list[Ids] = []
+    for part in parts:
+        if part == judged.main:
+            continue
+        ready = [v for v in part if ev.silent[v] < SILENT and judged.main.isdisjoint(o for o, _ in ev.counted(v))]
+        new = witness_pairs(ev, sorted(ready)[:LINKS], mains)
+        pairs += new
+        mains = [o for o in mains if all(o not in pair for pair in new)]
+    return pairs
+
+
+def is_linked(ev: Evidence, judged: Judged, pair: Pair) -> bool:
+    """Whether nothing more can be asked of the two components of a pair."""
+    one, other = (judged.component.get(ev.root(v), frozenset()) for v in pair)
+    return all(o in ev.met[v] for v in one for o in other)
+
+
+def _across(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:
+    """Fresh pairs between the label values of an odd pair: is it the trunk between them?"""
+    pairs: list[Ids] = []
+    for pair in judged.odd:
+        for key in ev.crossing(*pair):
+            if ev.passed_across(*key):
+                continue
+            label, first, second = key
+            sides = [[v for v in clean if v in ev.labelled(label, value)] for value in (first, second)]
+            fresh = [(a, b) for a, b in zip(*sides, strict=False) if b not in ev.met[a]]
+            pairs += fresh[:PROBES]
+    return pairs
+
+
+def _joined(ev: Evidence, judged: Judged, busy: set[int]) -> list[Ids]:
+    """Parts cut off that no label names: all in one group; if that fails, two by two."""
+    parts = [part for _, _, part, inside in judged.groups if inside and part != judged.main]
+    if (
+        len(parts) < 2
+        or all(label for label, _, _, _ in judged.groups)
+        or not busy.isdisjoint(frozenset().union(*parts))
+    ):
+        return []
+    union = tuple(sorted(frozenset[int]().union(*parts)))
+    if not ev.history(union):
+        return [union]
+    pairs: list[Ids] = []
+    used: set[int] = set()
+    for i, one in enumerate(parts):
+        for other in parts[i + 1 :]:
+            a, b = min(one), min(other)
+            if used.isdisjoint((a, b)) and not any(not other.isdisjoint(ev.met[v]) for v in one):
+                pairs.append((a, b))
+                used |= {a, b}
+    return pairs
+
+
+def alone(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
+    """A slow pair by itself: one in a round."""
+    for v, counted in sorted(judged.awaiting.items()):
+        clean = [o for o, _ in counted if o != v and ev.passes[o]]
+        if clean and ev.silent[v] < SILENT:
+            return [(v, clean[-1])], f"{ev.names[v]} was slow while others ran: again, alone"
+    for a, b in judged.odd if odd else ():
+        tests = [n for n in ev.bad_pairs[a, b] if n not in ev.dropped]
+        if tests and all(ev.tests[n].soft for n in tests) and max(ev.silent[a], ev.silent[b]) < SILENT:
+            return [(a, b)], f"{ev.names[a]} and {ev.names[b]} were slow while others ran: again, alone"
+    return None
