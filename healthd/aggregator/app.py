@@ -21,8 +21,8 @@ from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine, steady_clock
 from healthd.aggregator.controller.handshakes import Handshakes
-from healthd.aggregator.drain.build import make_hand
-from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.drain.build import make_drain_controller
+from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusations
@@ -202,7 +202,7 @@ def _build(
     observer.metrics = metrics
     accusations = Accusations(keep_seconds=policy.accused_window_seconds, clock=clock)
     observer.accusations = accusations
-    observer.hand = make_hand(actuator, engine, fleet)
+    observer.hand = make_drain_controller(actuator, engine, fleet)
     metrics.add(ActuatorCollector(observer.hand))
 
     async def gated(job: str) -> bool:
@@ -230,7 +230,7 @@ class _Observer:
     """Hands on what the engine did, since engine and metrics need each other."""
 
     metrics: FleetMetrics | None = None
-    hand: Hand | None = None
+    hand: DrainController | None = None
     accusations: Accusations | None = None
 
     def gate_ready(self, gate: Gate, seconds: float) -> None:

@@ -8,15 +8,24 @@ from collections.abc import Sequence
 from checks.contract import Action, Tier
 from checks.reasons import action_of
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, Room
-from healthd.aggregator.model.quarantines import Effect, Keep, Latch, Lift, Note, Record, Trip, Would
+from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, PoolLimit
+from healthd.aggregator.model.quarantines import (
+    Effect,
+    HistoryNote,
+    Latch,
+    LiftQuarantine,
+    OpenBreaker,
+    RuleRecord,
+    SetQuarantine,
+    VerdictChanged,
+)
 from healthd.aggregator.quarantine.judge import judge, released
 from healthd.core.model import Quarantine
 from tests.aggregator.world import NOW
 
 POLICY = Policy()
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-ROOM = Room(pool="a", size=100, kept=0, most=10, open=False)
+ROOM = PoolLimit(pool="a", size=100, kept=0, most=10, open=False)
 
 
 def fault(code: str, *, device: str | None = None, injected: bool = False, action: Action | None = None) -> Fault:
@@ -57,8 +66,8 @@ class Case:
     injected: tuple[str, ...] = ()
     person: bool = False
     allocated: bool = False
-    room: Room = ROOM
-    record: Record = dataclasses.field(default_factory=lambda: Record(node="n1"))
+    room: PoolLimit = ROOM
+    record: RuleRecord = dataclasses.field(default_factory=lambda: RuleRecord(node="n1"))
     latches: dict[str, tuple[Latch, ...]] = dataclasses.field(default_factory=dict)
     quarantine: Quarantine | None = None
     effects: list[Effect] = dataclasses.field(default_factory=list)
@@ -98,9 +107,9 @@ class Case:
             self.latches[identity] = tuple(one for one in after.latches if one.identity == identity)
         self.record = dataclasses.replace(after, latches=())
         for effect in effects:
-            if isinstance(effect, Keep):
+            if isinstance(effect, SetQuarantine):
                 self.quarantine = effect.quarantine
-            elif isinstance(effect, Lift):
+            elif isinstance(effect, LiftQuarantine):
                 self.quarantine = None
         self.effects.extend(effects)
         return effects
@@ -126,10 +135,10 @@ class Case:
         return None if self.quarantine is None else self.quarantine.owner
 
     def modes(self) -> list[str]:
-        return [effect.mode.value for effect in self.effects if isinstance(effect, Would)]
+        return [effect.mode.value for effect in self.effects if isinstance(effect, VerdictChanged)]
 
-    def trips(self) -> list[Trip]:
-        return [effect for effect in self.effects if isinstance(effect, Trip)]
+    def trips(self) -> list[OpenBreaker]:
+        return [effect for effect in self.effects if isinstance(effect, OpenBreaker)]
 
     def notes(self) -> list[str]:
-        return [effect.kind for effect in self.effects if isinstance(effect, Note)]
+        return [effect.kind for effect in self.effects if isinstance(effect, HistoryNote)]

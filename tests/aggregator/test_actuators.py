@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Status
-from healthd.aggregator.drain.build import make_actuator, sight
-from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.drain.build import make_actuator, observe
+from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.drain.kubernetes import KubernetesActuator
 from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
-from healthd.aggregator.drain.plan import PoolSize, Rejected, Sight, Suspect, culprits, desired
+from healthd.aggregator.drain.plan import Candidate, Observed, PoolSize, RejectedNode, culprits, make_plan
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.aggregator.model import Decided
 from healthd.aggregator.model.policy import Policy
@@ -39,11 +39,11 @@ def kept(owner: str = "rule:hard", *, since: float = NOW - 60, until: float | No
     return Quarantine(reason="EccErrors on neuron:3", owner=owner, owner_kind=kind, since=since, until=until)
 
 
-def rejected(until: float = NOW + 600, *, injected: bool = False) -> Rejected:
-    return Rejected(gate="g-1", reason="WrongResult on neuron:3", injected=injected, since=NOW, until=until)
+def rejected(until: float = NOW + 600, *, injected: bool = False) -> RejectedNode:
+    return RejectedNode(gate="g-1", reason="WrongResult on neuron:3", injected=injected, since=NOW, until=until)
 
 
-def suspect(name: str, quarantine: Quarantine | None = None, **changes: Any) -> Suspect:
+def suspect(name: str, quarantine: Quarantine | None = None, **changes: Any) -> Candidate:
     values: dict[str, Any] = {
         "node": name,
         "aliases": (),
@@ -54,11 +54,11 @@ def suspect(name: str, quarantine: Quarantine | None = None, **changes: Any) -> 
         "faults": False,
         "allocated": False,
     }
-    return Suspect(**{**values, **changes})
+    return Candidate(**{**values, **changes})
 
 
-def fleet_of(*suspects: Suspect, size: int = 40, breakers: frozenset[str] = frozenset()) -> Sight:
-    return Sight(
+def fleet_of(*suspects: Candidate, size: int = 40, breakers: frozenset[str] = frozenset()) -> Observed:
+    return Observed(
         suspects=suspects,
         pools=dict.fromkeys(("a", ""), PoolSize(size, Policy().most_out(size))),
         breakers=breakers,
@@ -66,8 +66,8 @@ def fleet_of(*suspects: Suspect, size: int = 40, breakers: frozenset[str] = froz
     )
 
 
-def out(*suspects: Suspect, already: frozenset[str] = frozenset(), **more: Any) -> list[str]:
-    return list(desired(NOW, fleet_of(*suspects, **more), already).out)
+def out(*suspects: Candidate, already: frozenset[str] = frozenset(), **more: Any) -> list[str]:
+    return list(make_plan(NOW, fleet_of(*suspects, **more), already).out)
 
 
 # --- what is wanted -------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_quarantined_node_is_to_be_out_until_its_quarantine_ends() -> None:
 
 
 def test_node_that_a_gate_rejected_is_out_for_a_while() -> None:
-    plan = desired(NOW, fleet_of(suspect("n1", rejected=rejected())), frozenset())
+    plan = make_plan(NOW, fleet_of(suspect("n1", rejected=rejected())), frozenset())
     assert plan.out["n1"].why is Why.GATE
     assert "gate g-1: WrongResult" in plan.out["n1"].reason
     assert out(suspect("n1", rejected=rejected(until=NOW))) == []
@@ -90,7 +90,7 @@ def test_rules_take_out_no_more_than_their_share_of_a_pool_and_those_first_that_
     many = [suspect(f"n{i}", kept(since=NOW - 100 + i)) for i in range(9)]
     assert out(*many) == ["n0", "n1", "n2", "n3"], "a tenth of 40, the oldest first"
     assert out(*many, already=frozenset({"n8"})) == ["n8", "n0", "n1", "n2"]
-    plan = desired(NOW, fleet_of(*many), frozenset())
+    plan = make_plan(NOW, fleet_of(*many), frozenset())
     assert "4 of 40 nodes are out already (pool a)" in plan.kept_back["n8"]
 
 
@@ -107,12 +107,12 @@ def test_open_breaker_lets_nothing_new_out_and_takes_nothing_back() -> None:
     opened = frozenset({"a"})
     assert out(*two, breakers=opened) == ["n3"]
     assert out(*two, breakers=opened, already=frozenset({"n1"})) == ["n1", "n3"]
-    plan = desired(NOW, fleet_of(*two, breakers=opened), frozenset())
+    plan = make_plan(NOW, fleet_of(*two, breakers=opened), frozenset())
     assert "breaker reset" in plan.kept_back["n1"]
 
 
 def test_removal_tells_what_must_not_be_ended_for_it() -> None:
-    plan = desired(
+    plan = make_plan(
         NOW,
         fleet_of(suspect("n1", kept(), faults=True, allocated=True), suspect("n2", kept("ada"), faults=True)),
         frozenset(),
@@ -140,12 +140,12 @@ def test_plan_is_stable_bounded_and_of_suspects_alone(
 ) -> None:
     suspects = tuple(suspect(name, kept(owner, since=since, until=until)) for name, owner, since, until in told)
     seen = fleet_of(*suspects, breakers=frozenset({"a"}) if opened else frozenset())
-    plan = desired(NOW, seen, already)
+    plan = make_plan(NOW, seen, already)
     assert set(plan.out) <= {one.node for one in suspects}
     assert not set(plan.out) & set(plan.kept_back)
     assert sum(not removal.by_person for removal in plan.out.values()) <= 4
     # What was carried out is wanted again: the hand does not swing.
-    again = desired(NOW, seen, frozenset(plan.out))
+    again = make_plan(NOW, seen, frozenset(plan.out))
     assert set(again.out) == set(plan.out)
 
 
@@ -233,20 +233,20 @@ class Scene:
     """A hand over a fleet whose suspects a test sets; its clock moves by hand."""
 
     def __init__(self, scheduler: Any, settings: ActuatorSettings = ACT) -> None:
-        self.suspects: dict[str, Suspect] = {}
+        self.suspects: dict[str, Candidate] = {}
         self.history: list[tuple[str, str, str]] = []
         self.now = 1000.0
         self.wall = NOW
         self.disk_full = False
         self.unsure = False
-        self.hand = Hand(
+        self.hand = DrainController(
             scheduler, settings, look=self._look, note=self._note, clock=lambda: self.now, wall=lambda: self.wall
         )
 
     def quarantine(self, *names: str, owner: str = "rule:hard") -> None:
         self.suspects.update({name: suspect(name, kept(owner)) for name in names})
 
-    def _look(self, told: Mapping[str, Rejected]) -> Sight:
+    def _look(self, told: Mapping[str, RejectedNode]) -> Observed:
         found = {**{name: suspect(name, rejected=why) for name, why in told.items()}, **self.suspects}
         return dataclasses.replace(fleet_of(*found.values()), unsure=self.unsure)
 
@@ -809,7 +809,7 @@ def test_node_that_nobody_has_heard_of_counts_as_taken() -> None:
             return ["n1", "n2"]
 
     fleet = Fleet()
-    seen = sight(fleet, fleet, {})
+    seen = observe(fleet, fleet, {})
     assert [one.allocated for one in seen.suspects] == [False, True, True]
     assert [one.gone for one in seen.suspects] == [False, True, False]
     assert {name: pool.nodes for name, pool in seen.pools.items()} == {"a": 1, "": 1}, (

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from healthd.aggregator.app import aggregator
-from healthd.aggregator.drain.build import sight
-from healthd.aggregator.drain.plan import Suspect, desired
+from healthd.aggregator.drain.build import observe
+from healthd.aggregator.drain.plan import Candidate, make_plan
 from healthd.aggregator.drain.settings import KubernetesActuatorSettings
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
@@ -134,11 +134,11 @@ def test_days_until_a_node_is_forgotten_are_bounded() -> None:
 def test_nodes_that_are_gone_take_no_place_of_those_that_can_be_taken_out() -> None:
     dead = [suspect(f"dead{i}", kept_out(since=NOW - 1000 + i), gone=True) for i in range(6)]
     live = [suspect(f"n{i}", kept_out()) for i in range(4)]
-    plan = desired(NOW, fleet_of(*dead, *live), frozenset({"dead0"}))
+    plan = make_plan(NOW, fleet_of(*dead, *live), frozenset({"dead0"}))
     assert sorted(plan.out) == ["dead0", "n0", "n1", "n2", "n3"], "a mark on one that is gone stays"
     assert plan.kept_back["dead1"] == "it was not heard for a day"
-    person: Suspect = dataclasses.replace(suspect("dead9", kept_out("ada")), gone=True)
-    assert list(desired(NOW, fleet_of(person), frozenset()).out) == ["dead9"]
+    person: Candidate = dataclasses.replace(suspect("dead9", kept_out("ada")), gone=True)
+    assert list(make_plan(NOW, fleet_of(person), frozenset()).out) == ["dead9"]
 
 
 def test_nodes_that_the_scheduler_does_not_know_take_no_place_either() -> None:
@@ -186,20 +186,20 @@ def test_fresh_database_gives_nothing_back_until_it_has_proved_itself(tmp_path: 
         policy = dataclasses.replace(POLICY, settle_seconds=60.0)
         world = World()
         async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
-            assert sight(run.engine, world, {}).unsure, "nobody was heard: that nothing is quarantined proves nothing"
+            assert observe(run.engine, world, {}).unsure, "nobody was heard: that nothing is quarantined proves nothing"
             world.add("n1")
             world.now += policy.settle_seconds + 1
             world.sync("n1")
             await run.engine.run_once()
-            assert sight(run.engine, world, {}).unsure
+            assert observe(run.engine, world, {}).unsure
             world.now += policy.recovery_seconds
             world.sync("n1")
             await run.engine.run_once()
-            assert not sight(run.engine, world, {}).unsure
+            assert not observe(run.engine, world, {}).unsure
         async with running(world, f"sqlite:///{tmp_path}/a.db", policy) as run:
-            assert sight(run.engine, world, {}).unsure, "it has just started"
+            assert observe(run.engine, world, {}).unsure, "it has just started"
             world.now += policy.settle_seconds + 1
-            assert not sight(run.engine, world, {}).unsure
+            assert not observe(run.engine, world, {}).unsure
 
     asyncio.run(main())
 

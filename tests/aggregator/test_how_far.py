@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from healthd.aggregator.model.validations import Group, Seat
+from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.validation.progress import how_far
 from healthd.core.model import RANK_READY, OrderReport, RankReport
 
 GROUP = Group(
     id="g:c0.0",
-    seats=tuple(Seat(node=f"n{rank}", first_rank=rank, ranks=1) for rank in range(3)),
+    seats=tuple(RankRange(node=f"n{rank}", first_rank=rank, ranks=1) for rank in range(3)),
     main="10.0.0.1",
     port=29500,
     started_at=0.0,
@@ -51,7 +51,7 @@ def test_who_is_missing_or_lags_is_named_with_where_the_others_are(
 def test_groups_that_run_at_once_are_counted_together() -> None:
     other = Group(
         id="g:c0.1",
-        seats=(Seat(node="n7", first_rank=0, ranks=1), Seat(node="n8", first_rank=1, ranks=1)),
+        seats=(RankRange(node="n7", first_rank=0, ranks=1), RankRange(node="n8", first_rank=1, ranks=1)),
         main="10.0.0.2",
         port=29501,
         started_at=0.0,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Blame, Finding, Measurement, Status
-from healthd.aggregator.model.validations import Group, Seat
+from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.model.validations import Tested as Seen
 from healthd.aggregator.validation.group_outcome import read_group
 from healthd.core.model import OrderReport, RankReport
@@ -19,7 +19,7 @@ from healthd.localize import Outcome
 
 GROUP = Group(
     id="v.0",
-    seats=tuple(Seat(node=f"n{i}", first_rank=i, ranks=1) for i in range(3)),
+    seats=tuple(RankRange(node=f"n{i}", first_rank=i, ranks=1) for i in range(3)),
     main="10.0.0.1",
     port=30000,
     started_at=0.0,

@@ -22,7 +22,7 @@ from healthd.aggregator.calibration.shares import quantile, share, wilson
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.model import Decided, Gate, OrderedRun, Override, Waiting
-from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, Way
+from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, GateEnding
 from healthd.aggregator.store.calibration_rows import read_counts, read_facts
 from healthd.aggregator.store.changes import Change, PutFacts, PutGate, PutOutcome
 from healthd.aggregator.store.store import Store
@@ -65,7 +65,7 @@ def test_quantiles_are_values_that_were_seen() -> None:
 # --- the figures ----------------------------------------------------------------------------------------------------
 
 
-def end(status: str, count: int, way: Way = Way.OBSERVED, **changes: Any) -> EndRow:
+def end(status: str, count: int, way: GateEnding = GateEnding.OBSERVED, **changes: Any) -> EndRow:
     row = EndRow(status=status, way=way, would=Verdict.ADMIT, alarmed=False, clean=True, count=count)
     return dataclasses.replace(row, **changes)
 
@@ -104,10 +104,10 @@ def test_success_is_told_with_and_without_infra() -> None:
 def test_false_alarms_are_shared_over_jobs_that_could_show_one() -> None:
     report = report_of(
         counts(
-            end("ok", 1000, Way.ADMITTED),
+            end("ok", 1000, GateEnding.ADMITTED),
             end("ok", 45),
             end("ok", 5, **ALARM),
-            end("ok", 4, Way.OVERRIDDEN, **ALARM),
+            end("ok", 4, GateEnding.OVERRIDDEN, **ALARM),
             end("failed", 7, **ALARM),
         ),
         days=28,
@@ -118,7 +118,7 @@ def test_false_alarms_are_shared_over_jobs_that_could_show_one() -> None:
 
 
 def test_a_miss_is_a_job_that_infra_stopped_after_a_clean_gate() -> None:
-    ends = (end("infra", 3, Way.ADMITTED), end("infra", 5, **ALARM), end("ok", 12, Way.ADMITTED))
+    ends = (end("infra", 3, GateEnding.ADMITTED), end("infra", 5, **ALARM), end("ok", 12, GateEnding.ADMITTED))
     report = report_of(counts(*ends), days=28)
     assert report.misses == share(3, 8)
     assert report.infra_after_clean == share(3, 15)
@@ -135,8 +135,11 @@ def test_words_of_a_launcher_that_are_none_of_ours_are_counted_apart() -> None:
 
 
 def test_jobs_that_never_told_their_end_and_gates_that_let_nobody_in_are_no_jobs() -> None:
-    made = counts(end("ok", 2), end("failed", 9, Way.REJECTED))
-    decisions = [*made.decisions, DecisionRow(way=Way.ADMITTED, would=Verdict.ADMIT, count=5, device_seconds=0.0)]
+    made = counts(end("ok", 2), end("failed", 9, GateEnding.REJECTED))
+    decisions = [
+        *made.decisions,
+        DecisionRow(way=GateEnding.ADMITTED, would=Verdict.ADMIT, count=5, device_seconds=0.0),
+    ]
     report = report_of(dataclasses.replace(made, decisions=decisions), days=28)
     assert (report.jobs, report.untold, report.ended) == (2, 5, {"ok": 2})
     assert report.device_seconds == 2.0 * 11
@@ -163,10 +166,10 @@ def test_nodes_left_out_most_come_first_with_their_reasons() -> None:
 
 
 def test_waits_are_told_by_how_gates_ended() -> None:
-    report = report_of(counts(waits={Way.REJECTED: [9.0], Way.ADMITTED: [1.0, 2.0, 3.0]}), days=28)
+    report = report_of(counts(waits={GateEnding.REJECTED: [9.0], GateEnding.ADMITTED: [1.0, 2.0, 3.0]}), days=28)
     assert [(w.way, w.n, w.p50_seconds, w.p95_seconds) for w in report.waits] == [
-        (Way.ADMITTED, 3, 2.0, 3.0),
-        (Way.REJECTED, 1, 9.0, 9.0),
+        (GateEnding.ADMITTED, 3, 2.0, 3.0),
+        (GateEnding.REJECTED, 1, 9.0, 9.0),
     ]
 
 
@@ -184,7 +187,7 @@ def test_waits_are_told_by_how_gates_ended() -> None:
         ([end("ok", 90), end("ok", 10, **ALARM)], False, "must be below 2 %: look at"),
         ([end("ok", 300), end("ok", 30, **STOPPED)], False, "30 of 330 successful jobs would not have been admitted"),
         ([end("infra", 60, **ALARM)], False, "no observed job was successful"),
-        ([end("ok", 500, Way.ADMITTED)], False, "no job was observed"),
+        ([end("ok", 500, GateEnding.ADMITTED)], False, "no job was observed"),
         ([end("cancelled", 500)], False, "no job was observed"),
     ],
 )
@@ -243,7 +246,7 @@ def test_observed_with_a_failing_check_on_a_node_of_the_job_is_alarmed() -> None
     gate = decided(Mode.OBSERVE, would=Verdict.REJECT, reasons=(reason("Observed"),))
     facts = facts_of(gate, [state("n1", with_wrong()), state("n2", with_wrong())])
     assert facts is not None
-    assert (facts.way, facts.would, facts.alarmed, facts.clean) == (Way.OBSERVED, Verdict.REJECT, True, False)
+    assert (facts.way, facts.would, facts.alarmed, facts.clean) == (GateEnding.OBSERVED, Verdict.REJECT, True, False)
     assert [(f.node, f.check, f.code, f.out) for f in facts.faults] == [("n1", "matmul", "WrongResult", False)]
 
 
@@ -283,14 +286,14 @@ def test_an_answer_without_nodes_is_no_job_and_an_open_gate_has_no_facts() -> No
 @pytest.mark.parametrize(
     ("changes", "way"),
     [
-        ({}, Way.ADMITTED),
-        ({"decision": Verdict.REJECT, "reasons": (reason("Expired"),)}, Way.REJECTED),
-        ({"decision": Verdict.REJECT, "reasons": (reason("Released"),)}, Way.WITHDRAWN),
-        ({"decision": Verdict.REJECT, "reasons": (reason("Superseded"),)}, Way.WITHDRAWN),
-        ({"would": Verdict.REJECT, "reasons": (reason("Override"), reason("Expired"))}, Way.OVERRIDDEN),
+        ({}, GateEnding.ADMITTED),
+        ({"decision": Verdict.REJECT, "reasons": (reason("Expired"),)}, GateEnding.REJECTED),
+        ({"decision": Verdict.REJECT, "reasons": (reason("Released"),)}, GateEnding.WITHDRAWN),
+        ({"decision": Verdict.REJECT, "reasons": (reason("Superseded"),)}, GateEnding.WITHDRAWN),
+        ({"would": Verdict.REJECT, "reasons": (reason("Override"), reason("Expired"))}, GateEnding.OVERRIDDEN),
     ],
 )
-def test_how_a_gate_ended_is_told_by_its_first_reason(changes: dict[str, Any], way: Way) -> None:
+def test_how_a_gate_ended_is_told_by_its_first_reason(changes: dict[str, Any], way: GateEnding) -> None:
     gate = decided(**changes)
     assert gate.decision is not None
     assert way_of(gate, gate.decision) is way
@@ -332,14 +335,14 @@ def test_an_engine_writes_the_facts_of_its_gates_and_they_are_counted(tmp_path: 
         async with running(world, f"sqlite:///{tmp_path}/a.db") as run:
             gate, _ = await run.admit(job="a", nodes=("n1", "n3"), min_nodes=1)
             told = await run.engine.outcome(gate.id, "infra", "XID 79")
-            assert told == Ended(outcome="infra", way=Way.ADMITTED, alarmed=False, clean=True)
+            assert told == Ended(outcome="infra", way=GateEnding.ADMITTED, alarmed=False, clean=True)
             assert await run.engine.outcome(gate.id, "infra", "XID 79") is None, "told twice, counted once"
             await run.engine.override(
                 "b", Override(job="b", reason="deadline", owner="ana", since=NOW, until=world.now + 600)
             )
             gate, _ = await run.admit(job="b", nodes=("n3",))
             told = await run.engine.outcome(gate.id, "succeeded", "")
-            assert told == Ended(outcome="ok", way=Way.OVERRIDDEN, alarmed=True, clean=False)
+            assert told == Ended(outcome="ok", way=GateEnding.OVERRIDDEN, alarmed=True, clean=False)
             gate, _ = await run.admit(job="c", nodes=("n2",), mode=Mode.OBSERVE)
             await run.admit(job="d", nodes=("n2",))
             await run.engine.release(gate.id)
@@ -349,7 +352,11 @@ def test_an_engine_writes_the_facts_of_its_gates_and_they_are_counted(tmp_path: 
             assert report.misses == share(1, 1)
             assert [c.check for c in report.checks] == ["matmul"]
             assert {(d.way, d.would) for d in report.decisions} >= {
-                *((Way.ADMITTED, Verdict.ADMIT), (Way.OBSERVED, Verdict.ADMIT), (Way.OVERRIDDEN, Verdict.REJECT)),
+                *(
+                    (GateEnding.ADMITTED, Verdict.ADMIT),
+                    (GateEnding.OBSERVED, Verdict.ADMIT),
+                    (GateEnding.OVERRIDDEN, Verdict.REJECT),
+                ),
             }
             assert [(n.node, n.reasons["WrongResult"]) for n in report.nodes] == [("n3", 1)]
             later = await run.store.run(lambda connection: read_counts(connection, NOW + 1e6))
@@ -428,7 +435,7 @@ def test_a_month_of_twenty_thousand_gates_is_counted_without_reading_their_recor
 def test_ends_of_jobs_are_counters_with_bounded_labels() -> None:
     metrics = FleetMetrics(fleet(), holding=lambda: 0, overrides=lambda: 0)
     for outcome in ("ok", "failed", "infra", "other"):
-        for way in Way:
+        for way in GateEnding:
             for alarmed in (False, True):
                 metrics.job_ended(Ended(outcome=outcome, way=way, alarmed=alarmed, clean=not alarmed))
     text = metrics.render("")[0].decode()

@@ -9,8 +9,8 @@ import pytest
 from checks.contract import Action, Blame, Status, Tier
 from checks.reasons import REASONS
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Fault, Room
-from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, Note, Record
+from healthd.aggregator.model.quarantine_facts import Fault, PoolLimit
+from healthd.aggregator.model.quarantines import COLLECTIVES, HARD_ACTIONS, HistoryNote, RuleRecord
 from healthd.aggregator.quarantine.facts import accusation
 from healthd.core.model import Reason
 from tests.aggregator.ruling import DAY, HOUR, MINUTE, POLICY, Case, fault, outcome
@@ -291,7 +291,7 @@ def test_a_node_renamed_or_registered_again_with_the_same_device_stays_latched()
     case = Case()
     case.result(WRONG)
     case.node, case.identity, case.quarantine = "n2", "instance:i-2", None
-    case.record = Record(node="n2")
+    case.record = RuleRecord(node="n2")
     case.result()
     assert case.owner == "rule:hard"
 
@@ -378,7 +378,7 @@ def test_an_injected_accusation_says_so_once() -> None:
     for _ in range(2):
         case.look(accusations=(accusation(told),))
     assert case.quarantine is not None
-    notes = [effect.message for effect in case.effects if isinstance(effect, Note)]
+    notes = [effect.message for effect in case.effects if isinstance(effect, HistoryNote)]
     assert "(injected)" in " ".join(notes)
     for text in (case.quarantine.reason, *notes):
         assert text.count("(injected)") <= 1, text
@@ -419,15 +419,15 @@ def test_rules_do_not_touch_a_persons_quarantine_and_take_over_when_it_ends() ->
 
 
 def test_the_breaker_trips_at_its_share_and_nobody_more_is_taken() -> None:
-    case = Case(room=Room(pool="a", size=100, kept=9, most=10, open=False))
+    case = Case(room=PoolLimit(pool="a", size=100, kept=9, most=10, open=False))
     case.result(WRONG)
     assert case.owner == "rule:hard"
-    full = Case(room=Room(pool="a", size=100, kept=10, most=10, open=False))
+    full = Case(room=PoolLimit(pool="a", size=100, kept=10, most=10, open=False))
     full.result(WRONG)
     assert full.quarantine is None
     assert "10 of 100" in full.trips()[0].reason
     assert "healthd fleet breaker reset" in full.trips()[0].reason
-    full.room = Room(pool="a", size=100, kept=3, most=10, open=True)
+    full.room = PoolLimit(pool="a", size=100, kept=3, most=10, open=True)
     full.result(WRONG)
     assert full.quarantine is None
     full.room = dataclasses.replace(full.room, open=False)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from checks.contract import Blame, Status
 from healthd.aggregator.api.application import make_app
 from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.model.calibration import Fault, GateFacts, Way
+from healthd.aggregator.model.calibration import Fault, GateEnding, GateFacts
 from healthd.aggregator.store import calibration_rows, changes
 from healthd.aggregator.store.changes import PutEvent, PutFacts, PutGate, PutMeta, PutOutcome
 from healthd.aggregator.store.store import Store
@@ -43,7 +43,7 @@ def test_odd_text_of_one_node_is_written_and_does_not_stop_the_transaction(url: 
         facts = GateFacts(
             gate=ended(1).id,
             decided_at=NOW,
-            way=Way.REJECTED,
+            way=GateEnding.REJECTED,
             would=Verdict.REJECT,
             alarmed=False,
             clean=False,

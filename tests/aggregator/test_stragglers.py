@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from healthd.aggregator.baselines.peers import Peers
 from healthd.aggregator.baselines.stragglers import RATE_FLOOR_RATIO, Sample, Suspect, find
-from healthd.aggregator.model.validations import Group, Seat
+from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.model.validations import Tested as Outcomes
 from healthd.aggregator.validation.late_ranks import LATE_SECONDS, of_group
 from healthd.baselines.model import Kind
@@ -152,7 +152,7 @@ def report(rank: int, ready: object, *, took: object = 0.1) -> RankReport:
 
 
 def group_of(count: int, *, ranks: int = 1) -> Group:
-    seats = tuple(Seat(node=f"n{i}", first_rank=i * ranks, ranks=ranks) for i in range(count))
+    seats = tuple(RankRange(node=f"n{i}", first_rank=i * ranks, ranks=ranks) for i in range(count))
     return Group(id="g", seats=seats, main="10.0.0.1", port=29500, started_at=0.0, ends_at=60.0)
 
 

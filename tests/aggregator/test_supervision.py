@@ -12,7 +12,7 @@ import pytest
 
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.drain.model import ActuatorError
-from healthd.aggregator.drain.plan import Rejected, Sight
+from healthd.aggregator.drain.plan import Observed, RejectedNode
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.model.policy import Policy
@@ -113,7 +113,7 @@ class Blinded(Scene):
 
     blind = True
 
-    def _look(self, told: Mapping[str, Rejected]) -> Sight:
+    def _look(self, told: Mapping[str, RejectedNode]) -> Observed:
         if self.blind:
             raise ZeroDivisionError("planted in the look")
         return super()._look(told)

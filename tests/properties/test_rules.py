@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from checks.reasons import REASONS
-from healthd.aggregator.model.quarantine_facts import Room
-from healthd.aggregator.model.quarantines import Keep, Latch, Lift, Record
+from healthd.aggregator.model.quarantine_facts import PoolLimit
+from healthd.aggregator.model.quarantines import Latch, LiftQuarantine, RuleRecord, SetQuarantine
 from healthd.aggregator.quarantine.facts import counts, facts_of
 from healthd.aggregator.quarantine.judge import judge
 from healthd.core import wire
@@ -53,7 +53,7 @@ def play(case: Case, step: dict[str, object]) -> None:
     case.person, case.allocated = bool(step["person"]), bool(step["allocated"])
     if case.person:
         case.quarantine = None  # a person's word takes the place of the rule's
-    case.room = Room(pool="a", size=100, kept=step["kept"], most=10, open=bool(step["open"]))  # type: ignore[arg-type]
+    case.room = PoolLimit(pool="a", size=100, kept=step["kept"], most=10, open=bool(step["open"]))  # type: ignore[arg-type]
     found = outcome(case.now - 0.5, *step["faults"], tier=step["tier"], known=bool(step["known"]))  # type: ignore[misc, arg-type]
     allowed = tuple(one for one in found.faults if not one.injected or case.injected)
     passed = False if allowed else found.passed if not found.faults else None
@@ -75,12 +75,12 @@ def test_the_same_facts_again_change_nothing_and_the_record_survives_the_disk(st
         composed = dataclasses.replace(case.record, latches=latches)
         again, effects = judge(case.now, composed, facts, case.policy)
         if facts.room.kept < facts.room.most and not facts.room.open:
-            assert not [one for one in effects if isinstance(one, Keep | Lift)]
+            assert not [one for one in effects if isinstance(one, SetQuarantine | LiftQuarantine)]
         # A run whose time is set by now itself may be ordered a look later.
         assert dataclasses.replace(again, probe=None, probe_after=0.0) == dataclasses.replace(
             composed, probe=None, probe_after=0.0
         )
-        assert wire.decode(wire.encode(case.record), Record, what="record") == case.record
+        assert wire.decode(wire.encode(case.record), RuleRecord, what="record") == case.record
         assert wire.decode(wire.encode(latches), tuple[Latch, ...], what="latches") == latches
         assert len(case.record.counts) <= 64
         assert len(wire.encode(case.record)) < 60_000
@@ -95,7 +95,7 @@ def test_the_breaker_and_a_person_always_win_and_a_latch_never_ends_by_itself(st
         play(case, step)
         new = case.quarantine is not None and before is None
         if step["person"]:
-            assert not [one for one in case.effects[said:] if isinstance(one, Keep | Lift)]
+            assert not [one for one in case.effects[said:] if isinstance(one, SetQuarantine | LiftQuarantine)]
         if new:
             assert not step["open"]
             assert int(str(step["kept"])) < 10

@@ -84,7 +84,7 @@ async def filled(**nodes: Any) -> tuple[Any, Clock]:
 def test_cells_say_what_the_registry_says_and_follow_it() -> None:
     async def run() -> None:
         registry, clock = await filled(n1={}, n2={"status": Status.FAIL}, n10={"status": Status.WARN})
-        found = fleet_grid.Board(registry)
+        found = fleet_grid.FleetGrid(registry)
         cells = {cell.node: cell for cell in found.cells(registry.names())}
         assert [cells[n].health for n in ("n1", "n2", "n10")] == [Health.HEALTHY, Health.UNHEALTHY, Health.DEGRADED]
         assert cells["n2"].label == "n2: unhealthy, WrongResult"
@@ -102,7 +102,7 @@ def test_cells_say_what_the_registry_says_and_follow_it() -> None:
 def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:
     async def run() -> None:
         registry, _ = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
-        found = fleet_grid.Board(registry)
+        found = fleet_grid.FleetGrid(registry)
         first = found.cells(registry.names())
         assert sum(bool(cell.reason) for cell in first) == fleet_grid.MOST_OPENED
         assert all(cell.health is Health.UNHEALTHY for cell in first), "the colour never waits"
@@ -115,7 +115,7 @@ def test_groups_are_in_the_order_in_which_people_count_and_without_value_last() 
     async def run() -> None:
         racks = {"a": "r10", "b": "r9", "c": "", "d": "r9"}
         registry, _ = await filled(**{n: {"labels": {"rack": r} if r else {}} for n, r in racks.items()})
-        cells = fleet_grid.Board(registry).cells(registry.names())
+        cells = fleet_grid.FleetGrid(registry).cells(registry.names())
         assert fleet_grid.default_choice(cells, ("switch", "rack")) == "label:rack"
         assert [group.name for group in fleet_grid.grouped(cells, "label:rack")] == ["r9", "r10", fleet_grid.NO_VALUE]
         assert next(value for value, _ in fleet_grid.choices(cells, ("rack",))) == "label:rack"
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_told_by_reason_the_worst_first() -> None:
     async def run() -> None:
         nodes: dict[str, Any] = {f"w{i}": {"status": Status.WARN} for i in range(3)}
         registry, _ = await filled(**nodes, bad={"status": Status.FAIL}, good={})
-        (one,) = fleet_grid.troubles(fleet_grid.Board(registry).cells(registry.names()))
+        (one,) = fleet_grid.troubles(fleet_grid.FleetGrid(registry).cells(registry.names()))
         assert (one.reason, one.health, one.cells[0].node) == ("WrongResult", Health.UNHEALTHY, "bad")
         assert len(one.cells) == 4
 

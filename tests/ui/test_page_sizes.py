@@ -26,7 +26,7 @@ def test_a_fleet_ten_times_as_large_costs_in_proportion() -> None:
             taken = []
             for _ in range(5):
                 began = time.thread_time()
-                text = grid(fleet_grid.Board(registry).cells(registry.names()))
+                text = grid(fleet_grid.FleetGrid(registry).cells(registry.names()))
                 taken.append(time.thread_time() - began)
             assert text.count('id="c-n') == count
             seconds[count] = min(taken)

@@ -19,7 +19,7 @@ from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.controller.roll_call import RollCall
-from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.inventory.accusations import Accusations
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.inventory.ungated import UngatedJobs
@@ -52,7 +52,7 @@ class Parts:
     learner: Learner
     ungated: UngatedJobs
     accusations: Accusations
-    hand: Hand | None = None
+    hand: DrainController | None = None
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -26,7 +26,6 @@ from healthd.aggregator.api.nodes import Word
 from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH, WAIT_PATTERN
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import quarantines as rules
-from healthd.aggregator.model import validations as validation
 from healthd.aggregator.store.changes import PutEvent, PutOutcome
 from healthd.baselines.files import Entry, File
 from healthd.baselines.model import State
@@ -82,10 +81,6 @@ NAMES: Mapping[type, str] = {
     Outcome: "GroupOutcome",
     Verdict: "ValidationVerdict",
     rules.Mode: "RuleMode",
-    rules.Record: "RuleRecord",
-    rules.Seat: "DeviceSeat",
-    rules.Word: "RuleVerdict",
-    validation.Seat: "RankSeat",
 }
 """What a record is called here whose name says too little, or is another one's too."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from healthd.aggregator.inventory.accusations import Accusation
 from healthd.aggregator.model import LeaseRow, Override, Phase
-from healthd.aggregator.model.quarantines import Breaker, Record
+from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.store.changes import PutEvent
 from healthd.aggregator.store.history import HistoryEvent
@@ -154,7 +154,7 @@ class NodeDetail(NodeRow):
     reports: Mapping[str, OrderReport]
     grants: tuple[LeaseRow, ...]
     events: tuple[PutEvent, ...]
-    rules: Record | None
+    rules: RuleRecord | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from checks.contract import Status, Tier
 from healthd.aggregator.model import Closing, Gate
-from healthd.aggregator.model.calibration import STARTED, Fault, GateFacts, Way
+from healthd.aggregator.model.calibration import STARTED, Fault, GateEnding, GateFacts
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import judge_tier
 from healthd.core.model import Decision, Mode, NodeState, Reason, Verdict
@@ -39,7 +39,7 @@ def facts_of(gate: Gate, states: Iterable[NodeState]) -> GateFacts | None:
     would = decision.would or decision.decision
     known = {state.node: state for state in states}
     faults = dict.fromkeys(_left_out(decision))
-    if way in (Way.OBSERVED, Way.OVERRIDDEN) and would is not Verdict.ADMIT:
+    if way in (GateEnding.OBSERVED, GateEnding.OVERRIDDEN) and would is not Verdict.ADMIT:
         faults.update(dict.fromkeys(_run_on(gate, decision, known)))
     alarmed = any(not fault.out for fault in faults)
     kept = sorted(faults, key=lambda fault: fault.out)[:MOST_FAULTS]
@@ -56,14 +56,14 @@ def facts_of(gate: Gate, states: Iterable[NodeState]) -> GateFacts | None:
     )
 
 
-def way_of(gate: Gate, decision: Decision) -> Way:
+def way_of(gate: Gate, decision: Decision) -> GateEnding:
     """How it ended."""
     codes = {reason.code for reason in decision.reasons[:1]}
     if decision.decision is not Verdict.ADMIT:
-        return Way.WITHDRAWN if codes & {closing.value for closing in Closing} else Way.REJECTED
+        return GateEnding.WITHDRAWN if codes & {closing.value for closing in Closing} else GateEnding.REJECTED
     if "Override" in codes:
-        return Way.OVERRIDDEN
-    return Way.OBSERVED if gate.terms.mode is Mode.OBSERVE else Way.ADMITTED
+        return GateEnding.OVERRIDDEN
+    return GateEnding.OBSERVED if gate.terms.mode is Mode.OBSERVE else GateEnding.ADMITTED
 
 
 def _left_out(decision: Decision) -> Iterator[Fault]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from healthd.aggregator.calibration.shares import Share, quantile, share, wilson
 from healthd.aggregator.inventory.ungated import UngatedFigure
-from healthd.aggregator.model.calibration import STARTED, WORDS, Counts, DecisionRow, EndRow, Way
+from healthd.aggregator.model.calibration import STARTED, WORDS, Counts, DecisionRow, EndRow, GateEnding
 from healthd.core.model import Verdict
 
 MOST_NODES = 10
@@ -46,7 +46,7 @@ class CheckFigure:
 class WaitFigure:
     """Seconds from the question to the decision, by nearest rank."""
 
-    way: Way
+    way: GateEnding
     n: int
     p50_seconds: float
     p95_seconds: float
@@ -117,8 +117,8 @@ def report_of(
     started = sum(row.count for row in counts.decisions if row.way in STARTED)
     jobs, gates = sum(told.values()), sum(row.count for row in counts.decisions)
     cost = sum(row.device_seconds for row in counts.decisions)
-    observed = _of(ends, ways=(Way.OBSERVED,))
-    open_to_alarm = _of(ends, ways=(Way.OBSERVED, Way.OVERRIDDEN))
+    observed = _of(ends, ways=(GateEnding.OBSERVED,))
+    open_to_alarm = _of(ends, ways=(GateEnding.OBSERVED, GateEnding.OVERRIDDEN))
     ok, infra = _of(ends, word="ok"), _of(ends, word="infra")
     return Report(
         days=days,
@@ -130,7 +130,7 @@ def report_of(
         success_without_infra=share(told["ok"], told["ok"] + told["failed"]),
         false_alarms=_alarms(_of(open_to_alarm, word="ok")),
         false_alarms_observed=_alarms(_of(observed, word="ok")),
-        false_alarms_overridden=_alarms(_of(ok, ways=(Way.OVERRIDDEN,))),
+        false_alarms_overridden=_alarms(_of(ok, ways=(GateEnding.OVERRIDDEN,))),
         misses=share(sum(row.count for row in infra if row.clean), _sum(infra)),
         infra_after_clean=share(
             sum(row.count for row in infra if row.clean),
@@ -142,7 +142,7 @@ def report_of(
         decisions=tuple(sorted(counts.decisions, key=lambda row: (-row.count, row.way.value, row.would.value))),
         waits=tuple(
             WaitFigure(way=way, n=len(found), p50_seconds=quantile(found, 0.5), p95_seconds=quantile(found, 0.95))
-            for way, found in sorted(counts.waits.items(), key=lambda item: list(Way).index(item[0]))
+            for way, found in sorted(counts.waits.items(), key=lambda item: list(GateEnding).index(item[0]))
             if found
         ),
         nodes=_nodes(counts.excluded, counts.out),
@@ -206,7 +206,7 @@ def needed(count: int, rule: ExitRule) -> int:
     return high
 
 
-def _of(rows: Iterable[EndRow], *, word: str | None = None, ways: Sequence[Way] = STARTED) -> list[EndRow]:
+def _of(rows: Iterable[EndRow], *, word: str | None = None, ways: Sequence[GateEnding] = STARTED) -> list[EndRow]:
     return [row for row in rows if row.way in ways and word in (None, word_of(row.status))]
 
 

@@ -15,7 +15,7 @@ from healthd.aggregator.controller.loop import Loop, steady_clock
 from healthd.aggregator.gate import decisions
 from healthd.aggregator.model import Closing, Gate, LeaseRow, Override
 from healthd.aggregator.model.calibration import Ended
-from healthd.aggregator.model.quarantines import Breaker, Record
+from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.store import calibration_rows, changes
 from healthd.aggregator.store.changes import PutOutcome
 from healthd.core.errors import NotFoundError
@@ -271,7 +271,7 @@ class Engine(Loop):
         """Add a line to the history of a node or job."""
         await self.submit(lambda batch: batch.event(subject, kind, message))
 
-    def remembered(self, node: str) -> Record | None:
+    def remembered(self, node: str) -> RuleRecord | None:
         """What the rules remember of a node; None where nothing is."""
         return self._rules.remembered(node)
 

@@ -24,7 +24,7 @@ from healthd.aggregator.controller import pruning
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
-from healthd.aggregator.controller.quarantines import Rules
+from healthd.aggregator.controller.quarantines import Quarantines
 from healthd.aggregator.controller.stepping import Stepper
 from healthd.aggregator.gate.snapshot import nodes_at
 from healthd.aggregator.model import FleetNode, Gate, Observer, Registry
@@ -120,7 +120,7 @@ class Loop:
         self._reconciler = LeaseReconciler(
             self._fleet_state, self._registry, self.policy, loaded, started_at=self._started_at
         )
-        self._rules = Rules(
+        self._rules = Quarantines(
             self._fleet_state,
             self._registry,
             self.policy,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from healthd.aggregator.controller.bulkheads import Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
-from healthd.aggregator.controller.quarantines import Rules
+from healthd.aggregator.controller.quarantines import Quarantines
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store import changes
 from healthd.aggregator.store.changes import Change, PutRecord
@@ -20,7 +20,7 @@ DAY_SECONDS = 86400.0
 
 
 async def prune(
-    store: Store, fleet_state: FleetState, rules: Rules, reconciler: LeaseReconciler, policy: Policy, now: float
+    store: Store, fleet_state: FleetState, rules: Quarantines, reconciler: LeaseReconciler, policy: Policy, now: float
 ) -> None:
     """
     Drop gates and events beyond their bounds and write down which nodes were there, in one transaction. StoreError, and
@@ -52,7 +52,7 @@ async def prune(
 def forget_gone(
     batch: Batch,
     fleet_state: FleetState,
-    rules: Rules,
+    rules: Quarantines,
     reconciler: LeaseReconciler,
     policy: Policy,
     resting: Container[str],

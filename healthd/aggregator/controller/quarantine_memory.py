@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from healthd.aggregator.controller.fleet_state import Batch
-from healthd.aggregator.model.quarantines import Breaker, Latch, Record, Rule
+from healthd.aggregator.model.quarantines import Breaker, Latch, Rule, RuleRecord
 from healthd.aggregator.quarantine.recheck import due_at
 from healthd.aggregator.store.changes import Loaded, PutLatches, PutMachine, PutMeta, PutRecord
 from healthd.core import wire
@@ -16,14 +16,14 @@ MOST_LATCHED = 20_000
 """Devices and machines that latches are kept of: as many as nodes; beyond that the oldest go, and it is said."""
 
 
-class Memory:
+class QuarantineMemory:
     """
     `records` and `machines` by node, `latches` by what they are on, `breakers` by pool: as on disk. `versions` are the
     states that were looked at, `due` says when time alone may change a record.
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self.records: dict[str, Record] = dict(loaded.rules)
+        self.records: dict[str, RuleRecord] = dict(loaded.rules)
         self.latches: dict[str, tuple[Latch, ...]] = dict(loaded.latches)
         self.machines: dict[str, str] = dict(loaded.machines)
         self.breakers: dict[str, Breaker] = wire.decode(
@@ -49,7 +49,7 @@ class Memory:
         else:
             where[key] = value
 
-    def put_record(self, batch: Batch, node: str, record: Record | None) -> None:
+    def put_record(self, batch: Batch, node: str, record: RuleRecord | None) -> None:
         """What is remembered of a node, without latches."""
         self.set(self.records, node, record)
         batch.changes.append(PutRecord(node=node, record=record))

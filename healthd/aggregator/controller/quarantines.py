@@ -15,23 +15,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from healthd.aggregator.controller.bulkheads import Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
-from healthd.aggregator.controller.quarantine_memory import Memory
+from healthd.aggregator.controller.quarantine_memory import QuarantineMemory
 from healthd.aggregator.inventory.machine_identity import differences, identities_in, machine_of
 from healthd.aggregator.model import FleetNode, Registry
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Facts, Room
+from healthd.aggregator.model.quarantine_facts import Facts, PoolLimit
 from healthd.aggregator.model.quarantines import (
     Breaker,
     Effect,
-    Keep,
+    HistoryNote,
     Latch,
-    Lift,
+    LiftQuarantine,
     Mode,
-    Note,
-    Record,
+    OpenBreaker,
     Rule,
-    Trip,
-    Would,
+    RuleRecord,
+    SetQuarantine,
+    VerdictChanged,
 )
 from healthd.aggregator.quarantine.facts import facts_of
 from healthd.aggregator.quarantine.judge import inherited, judge, released
@@ -42,7 +42,7 @@ from healthd.core.model import NodeState, Order, OrderKind, Quarantine, Reason, 
 log = logging.getLogger(__name__)
 
 
-class Rules:
+class Quarantines:
     """See the module. On the event loop alone."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Rules:
         self._policy = policy
         self._pool_of = pool_of
         self._present = present
-        self._memory = Memory(loaded)
+        self._memory = QuarantineMemory(loaded)
         self._told: list[tuple[str, str]] = []
         self._sizes: dict[str, int] = {}
         for name, record in self._memory.records.items():
@@ -148,7 +148,7 @@ class Rules:
     def _look(self, batch: Batch, node: FleetNode, state: NodeState, accusations: tuple[Reason, ...]) -> None:
         name = node.node
         self._follow_machine(batch, node, state)
-        record = self._memory.records.get(name) or Record(node=name)
+        record = self._memory.records.get(name) or RuleRecord(node=name)
         kept = self._fleet_state.quarantines.get(name)
         facts = facts_of(
             batch.now,
@@ -183,12 +183,12 @@ class Rules:
         for kind, message in differences(known, machine):
             batch.event(node.node, kind, message)
 
-    def _latches_of(self, record: Record, facts: Facts) -> Iterator[Latch]:
+    def _latches_of(self, record: RuleRecord, facts: Facts) -> Iterator[Latch]:
         """Those on what the node is and has, and those on what was in its seats."""
         for identity in dict.fromkeys((*facts.identities, *(seat.identity for seat in record.seats))):
             yield from self._memory.latches.get(identity, ())
 
-    def _keep(self, batch: Batch, before: Record, after: Record, facts: Facts) -> None:
+    def _keep(self, batch: Batch, before: RuleRecord, after: RuleRecord, facts: Facts) -> None:
         """Write down what has changed."""
         for identity in facts.identities:
             self._memory.put_latches(batch, identity, tuple(one for one in after.latches if one.identity == identity))
@@ -207,15 +207,15 @@ class Rules:
     def _carry_out(self, batch: Batch, name: str, effect: Effect) -> None:
         kept = self._fleet_state.quarantines.get(name)
         ours = kept is None or kept.owner_kind == "rule" or not _stands(kept, batch.now)
-        if isinstance(effect, Keep) and ours:
+        if isinstance(effect, SetQuarantine) and ours:
             self._fleet_state.put_quarantine(batch, name, effect.quarantine)
-        elif isinstance(effect, Lift) and ours and kept is not None:
+        elif isinstance(effect, LiftQuarantine) and ours and kept is not None:
             self._fleet_state.put_quarantine(batch, name, None, why=f"by {kept.owner}: {effect.why}")
-        elif isinstance(effect, Note):
+        elif isinstance(effect, HistoryNote):
             batch.event(name, effect.kind, effect.message)
-        elif isinstance(effect, Trip):
+        elif isinstance(effect, OpenBreaker):
             self._trip(batch, effect)
-        elif isinstance(effect, Would):
+        elif isinstance(effect, VerdictChanged):
             self._told.append((effect.rule.value, effect.mode.value))
             if effect.mode in (Mode.OBSERVED, Mode.HELD):
                 why = "only observed" if effect.mode is Mode.OBSERVED else "the breaker is open"
@@ -224,7 +224,7 @@ class Rules:
 
     # --- the breaker --------------------------------------------------------------------------------------------------
 
-    def _room(self, now: float, pool: str | None) -> Room:
+    def _room(self, now: float, pool: str | None) -> PoolLimit:
         """Nodes that are gone count for nothing: a terminated one would keep its place for ever."""
         key = pool or ""
         if key not in self._sizes:
@@ -237,9 +237,9 @@ class Rules:
         )
         size = self._sizes[key]
         most = self._policy.most_out(size)
-        return Room(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
+        return PoolLimit(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
 
-    def _trip(self, batch: Batch, effect: Trip) -> None:
+    def _trip(self, batch: Batch, effect: OpenBreaker) -> None:
         if effect.pool in self._memory.breakers:
             return
         log.error("the breaker of the rules has tripped: %s", effect.reason)
@@ -268,7 +268,7 @@ class Rules:
         """Nodes that a validation named lately and nothing has cleared, quarantined for it or not."""
         return self._memory.doubted()
 
-    def remembered(self, name: str) -> Record | None:
+    def remembered(self, name: str) -> RuleRecord | None:
         """What is remembered of a node, with its latches; None where nothing is."""
         record = self._memory.records.get(name)
         if record is None:
@@ -289,7 +289,7 @@ class Rules:
         self._fleet_state.set_probe(name, None)
         self._memory.set(self._memory.due, name, None)
 
-    def _held_by(self, record: Record) -> Iterator[Latch]:
+    def _held_by(self, record: RuleRecord) -> Iterator[Latch]:
         for seat in record.seats:
             yield from self._memory.latches.get(seat.identity, ())
 
@@ -316,7 +316,7 @@ def _stands(kept: Quarantine, now: float) -> bool:
     return kept.until is None or kept.until > now
 
 
-def _order(record: Record) -> Order | None:
+def _order(record: RuleRecord) -> Order | None:
     """The run that the record has ordered."""
     probe = record.probe
     if probe is None:

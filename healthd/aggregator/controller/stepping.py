@@ -16,7 +16,7 @@ from healthd.aggregator.controller import admission
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
-from healthd.aggregator.controller.quarantines import Rules
+from healthd.aggregator.controller.quarantines import Quarantines
 from healthd.aggregator.gate import decisions, members, name_resolution
 from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.gate.machine import step
@@ -43,7 +43,7 @@ class Stepper:
         policy: Policy,
         *,
         reconciler: LeaseReconciler,
-        rules: Rules,
+        rules: Quarantines,
         bulkheads: Bulkheads,
     ) -> None:
         self.dirty: set[str] = set(fleet_state.gates)

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
-from healthd.aggregator.drain.controller import Hand, Note
+from healthd.aggregator.drain.controller import DrainController, Note
 from healthd.aggregator.drain.model import Actuator
-from healthd.aggregator.drain.plan import PoolSize, Rejected, Sight, Suspect
+from healthd.aggregator.drain.plan import Candidate, Observed, PoolSize, RejectedNode
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model import FleetNode, LeaseRow
 from healthd.aggregator.model.policy import Policy
@@ -83,16 +83,18 @@ def make_actuator(settings: ActuatorSettings) -> Actuator | None:
     return make(settings)
 
 
-def make_hand(settings: ActuatorSettings, source: Source, nodes: Nodes) -> Hand | None:
+def make_drain_controller(settings: ActuatorSettings, source: Source, nodes: Nodes) -> DrainController | None:
     """None where nothing outside of healthd is to be touched."""
     actuator = make_actuator(settings)
     if actuator is None:
         return None
     note: Note = source.note
-    return Hand(actuator, settings, look=lambda rejected: sight(source, nodes, rejected), note=note, wall=source.now)
+    return DrainController(
+        actuator, settings, look=lambda rejected: observe(source, nodes, rejected), note=note, wall=source.now
+    )
 
 
-def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sight:
+def observe(source: Source, nodes: Nodes, rejected: Mapping[str, RejectedNode]) -> Observed:
     """The fleet as of now; a healthy one costs nothing."""
 
     def known(name: str) -> bool:
@@ -102,14 +104,14 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
     unsure = source.unsure()
     names = sorted({*quarantines, *rejected})
     if not names:
-        return Sight(suspects=(), pools={}, breakers=frozenset(), unsure=unsure, knows=known)
+        return Observed(suspects=(), pools={}, breakers=frozenset(), unsure=unsure, knows=known)
     leased = {row.node for row in source.leases()}
     suspects = []
     for name in names:
         node = nodes.node(name)
         state = node.state if node is not None else None
         suspects.append(
-            Suspect(
+            Candidate(
                 node=name,
                 aliases=state.aliases if state is not None else (),
                 instance_id=state.instance_id if state is not None else None,
@@ -130,4 +132,6 @@ def sight(source: Source, nodes: Nodes, rejected: Mapping[str, Rejected]) -> Sig
     if any(not suspect.pool for suspect in suspects):
         sizes[""] = sum(source.pool_of(name) is None and source.present(name) for name in nodes.names())
     pools = {pool: PoolSize(size, source.policy.most_out(size)) for pool, size in sizes.items()}
-    return Sight(suspects=tuple(suspects), pools=pools, breakers=source.breakers().keys(), unsure=unsure, knows=known)
+    return Observed(
+        suspects=tuple(suspects), pools=pools, breakers=source.breakers().keys(), unsure=unsure, knows=known
+    )

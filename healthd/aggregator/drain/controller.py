@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from healthd.aggregator.drain.deferred_rejects import Held
+from healthd.aggregator.drain.deferred_rejects import DeferredRejects
 from healthd.aggregator.drain.model import Actuator, ActuatorError, Done, Removal, Tally
 from healthd.aggregator.drain.pacing import RemovalRate, Retries
-from healthd.aggregator.drain.plan import Plan, Rejected, Sight, culprits, desired
+from healthd.aggregator.drain.plan import Observed, Plan, RejectedNode, culprits, make_plan
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model import Gate
 from healthd.core.errors import StoreError
@@ -42,7 +42,7 @@ MOST_ERRORS = 3
 _AWAY, _RATE = ":away", ":rate"
 
 
-class Hand:
+class DrainController:
     """
     Start `run` as a task; tell `gate_decided`, ask `settle`.
 
@@ -55,7 +55,7 @@ class Hand:
         actuator: Actuator,
         settings: ActuatorSettings,
         *,
-        look: Callable[[Mapping[str, Rejected]], Sight],
+        look: Callable[[Mapping[str, RejectedNode]], Observed],
         note: Note,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -71,8 +71,8 @@ class Hand:
         self._standing: dict[str, float] = {}  # node -> when it was last seen to be out
         self._left: set[str] = set()  # nodes that the scheduler does not know, or that somebody else keeps out
         self._ours: set[str] = set()  # marked, or marked again, by this process: for causes that it knows
-        self._rejected: dict[str, Rejected] = {}
-        self._held = Held(settings.answer_seconds, clock=clock)
+        self._rejected: dict[str, RejectedNode] = {}
+        self._held = DeferredRejects(settings.answer_seconds, clock=clock)
         self._retries = Retries(FIRST_PAUSE_SECONDS, settings.backoff_max_seconds)
         self._rate = RemovalRate(settings.removals_per_minute)
         self._told: dict[str, str] = {}
@@ -92,7 +92,7 @@ class Hand:
         for node, why in found.items():
             if why.code != "Quarantined":  # that one speaks for itself, for as long as it stands
                 until = now + self._settings.gate_seconds
-                self._rejected[node] = Rejected(
+                self._rejected[node] = RejectedNode(
                     gate=gate.id, reason=why.message, injected=why.injected, since=now, until=until
                 )
         if self._settings.mode == "act":
@@ -100,7 +100,7 @@ class Hand:
         self._wake.set()
 
     async def settle(self, gate_id: str, decision: Decision, wait_seconds: float) -> Decision:
-        """As `Held.settle`."""
+        """As `DeferredRejects.settle`."""
         return await self._held.settle(gate_id, decision, wait_seconds)
 
     def stop(self) -> None:
@@ -153,7 +153,7 @@ class Hand:
             self._listed_at = now
             self._standing = {node: at for node, at in self._standing.items() if node in self._marked}
         seen = self._look(self._rejected)
-        plan = desired(wall, seen, self._marked.keys(), left=self._left)
+        plan = make_plan(wall, seen, self._marked.keys(), left=self._left)
         for node, why in plan.kept_back.items():
             self._say(node, f"{node} stays where jobs are placed: {why}")
         if acting:
@@ -171,7 +171,7 @@ class Hand:
         self._no_longer_wanted(plan)
         return plan
 
-    async def _act(self, plan: Plan, seen: Sight) -> None:
+    async def _act(self, plan: Plan, seen: Observed) -> None:
         errors, now = 0, self._clock()
         # New ones first: a job may be waiting for its answer.
         fresh = [removal for node, removal in plan.out.items() if node not in self._standing]

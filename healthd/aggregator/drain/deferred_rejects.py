@@ -28,7 +28,7 @@ class _Pending:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Held:
+class DeferredRejects:
     """On the event loop alone. `clock` counts seconds and never jumps."""
 
     def __init__(self, answer_seconds: float, *, clock: Callable[[], float]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from healthd.aggregator.drain.controller import Hand
+from healthd.aggregator.drain.controller import DrainController
 
 CALLS = ("list", "remove", "restore")
 """All that a scheduler is asked to do; the label `call`."""
@@ -16,7 +16,7 @@ CALLS = ("list", "remove", "restore")
 class ActuatorCollector(Collector):
     """Counted anew at each scrape. Every series is there from the start, at 0; without a hand there is none."""
 
-    def __init__(self, hand: Hand | None) -> None:
+    def __init__(self, hand: DrainController | None) -> None:
         self._hand = hand
 
     def collect(self) -> Iterator[Metric]:

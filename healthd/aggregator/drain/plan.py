@@ -13,7 +13,7 @@ from healthd.core.model import Decision, Quarantine, Reason, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejected:
+class RejectedNode:
     """A gate found the node at fault just now."""
 
     gate: str
@@ -24,7 +24,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspect:
+class Candidate:
     """
     A node that somebody or something says is bad, and what else is known of it.
 
@@ -37,7 +37,7 @@ class Suspect:
     instance_id: str | None
     pool: str
     quarantine: Quarantine | None
-    rejected: Rejected | None
+    rejected: RejectedNode | None
     faults: bool
     allocated: bool
     gone: bool = False
@@ -56,7 +56,7 @@ class PoolSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Observed:
     """
     What is seen of the fleet: suspects, the size of their pools (without nodes that are gone) with how many of each may
     be out, and where the rules' breaker is open.
@@ -65,7 +65,7 @@ class Sight:
     a node of this name was ever heard of; of one that was not, that it is no suspect proves nothing either.
     """
 
-    suspects: tuple[Suspect, ...]
+    suspects: tuple[Candidate, ...]
     pools: Mapping[str, PoolSize]
     breakers: AbstractSet[str]
     unsure: bool
@@ -80,9 +80,9 @@ class Plan:
     kept_back: Mapping[str, str] = field(default_factory=dict)
 
 
-def desired(
+def make_plan(
     now: float,
-    sight: Sight,
+    sight: Observed,
     out_now: AbstractSet[str],
     *,
     left: AbstractSet[str] = frozenset(),
@@ -121,7 +121,7 @@ def desired(
     return Plan(out=out, kept_back=kept_back)
 
 
-def _removal(now: float, suspect: Suspect) -> Removal | None:
+def _removal(now: float, suspect: Candidate) -> Removal | None:
     quarantine, rejected = suspect.quarantine, suspect.rejected
     if quarantine is not None and (quarantine.until is None or quarantine.until > now):
         person = quarantine.owner_kind != "rule"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from healthd.core.model import Verdict
 
 
-class Way(str, enum.Enum):
+class GateEnding(str, enum.Enum):
     """
     How a gate ended. ADMITTED: all its nodes were fit. OBSERVED: observe mode admitted, whatever they were. OVERRIDDEN:
     a person did. REJECTED. WITHDRAWN: the one who asked took it back, or asked anew.
@@ -22,7 +22,7 @@ class Way(str, enum.Enum):
     WITHDRAWN = "withdrawn"
 
 
-STARTED = (Way.ADMITTED, Way.OBSERVED, Way.OVERRIDDEN)
+STARTED = (GateEnding.ADMITTED, GateEnding.OBSERVED, GateEnding.OVERRIDDEN)
 """Ways after which a job may run."""
 
 WORDS: Mapping[str, str] = {"ok": "ok", "succeeded": "ok", "failed": "failed", "infra": "infra"}
@@ -54,7 +54,7 @@ class GateFacts:
 
     gate: str
     decided_at: float
-    way: Way
+    way: GateEnding
     would: Verdict
     alarmed: bool
     clean: bool
@@ -68,7 +68,7 @@ class Ended:
     """A job's end as it is counted: `outcome` is ok, failed, infra or other."""
 
     outcome: str
-    way: Way
+    way: GateEnding
     alarmed: bool
     clean: bool
 
@@ -78,7 +78,7 @@ class EndRow:
     """Jobs that ended alike after alike gates; `status` is the launcher's own word."""
 
     status: str
-    way: Way
+    way: GateEnding
     would: Verdict
     alarmed: bool
     clean: bool
@@ -89,7 +89,7 @@ class EndRow:
 class DecisionRow:
     """Gates that were decided alike, and what they cost together."""
 
-    way: Way
+    way: GateEnding
     would: Verdict
     count: int
     device_seconds: float
@@ -111,5 +111,5 @@ class Counts:
     excluded: Sequence[tuple[str, str, int]]
     out: Mapping[str, int]
     """By node, in how many gates it was left out at all."""
-    waits: Mapping[Way, Sequence[float]]
+    waits: Mapping[GateEnding, Sequence[float]]
     """Seconds from the question to the decision, ascending."""

@@ -40,7 +40,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class PoolLimit:
     """
     How many more nodes rules may take from a pool ("" for nodes without one): `kept` of `size` are out already, at
     most `most` may be. `open`: the breaker has tripped and nobody has reset it.
@@ -77,7 +77,7 @@ class Facts:
     allocated: bool
     person: bool
     kept: bool
-    room: Room
+    room: PoolLimit
     accusations: tuple[Fault, ...] = ()
     probe_status: OrderStatus | None = None
     compile_seconds: float = 0.0

@@ -51,7 +51,7 @@ class Mode(str, enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class LastCounted:
     """
     The last result of a check that was counted. `by_age`: by its age alone it was a new one, and `started_at`, which
     tells runs apart, is still that of the one before.
@@ -63,7 +63,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class CountedResult:
     """One result that was counted."""
 
     at: float
@@ -71,7 +71,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count:
+class FailureCount:
     """
     A check that failed lately. `marks` are its newest results, oldest first, within the window; `passes` those that
     passed in a row since it failed last; `fails` all failures since `since`. `tripped`: it failed too often and has not
@@ -87,7 +87,7 @@ class Count:
     window_seconds: float
     fails: int
     passes: int
-    marks: tuple[Mark, ...]
+    marks: tuple[CountedResult, ...]
     tripped: bool
 
 
@@ -110,7 +110,7 @@ class Latch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class DeviceSlot:
     """Where a latched device is, or `node`: when another one is found there, it was replaced."""
 
     target: str
@@ -118,7 +118,7 @@ class Seat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owed:
+class ReplacementProof:
     """A device that replaced a latched one has to pass the deep tier, measured after `since`."""
 
     target: str
@@ -128,7 +128,7 @@ class Owed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class RuleVerdict:
     """
     The verdict of the rules on a node. It ends when nothing is left of what caused it, not before `until`.
 
@@ -150,7 +150,7 @@ class Word:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class RecheckRun:
     """A run that the rules ordered, because nothing else would show that the node is well again."""
 
     order_id: str
@@ -160,7 +160,7 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RuleRecord:
     """
     All that is remembered of one node. Bounded: by checks and devices, and by what a window holds.
 
@@ -169,15 +169,15 @@ class Record:
     """
 
     node: str
-    counts: tuple[Count, ...] = ()
+    counts: tuple[FailureCount, ...] = ()
     latches: tuple[Latch, ...] = ()
-    seats: tuple[Seat, ...] = ()
-    owed: tuple[Owed, ...] = ()
-    seen: Mapping[str, Seen] = field(default_factory=dict)
-    word: Word | None = None
+    seats: tuple[DeviceSlot, ...] = ()
+    owed: tuple[ReplacementProof, ...] = ()
+    seen: Mapping[str, LastCounted] = field(default_factory=dict)
+    word: RuleVerdict | None = None
     repeats: int = 0
     last_at: float | None = None
-    probe: Probe | None = None
+    probe: RecheckRun | None = None
     probe_after: float = 0.0
 
     @property
@@ -198,7 +198,7 @@ class Breaker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
+class SetQuarantine:
     """The node is kept out, or kept out with another sentence or end. `begins`: it was not, before."""
 
     quarantine: Quarantine
@@ -206,14 +206,14 @@ class Keep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lift:
+class LiftQuarantine:
     """The rule's quarantine ends."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Would:
+class VerdictChanged:
     """A verdict came to something else than before: for the trail and for counting."""
 
     rule: Rule
@@ -223,7 +223,7 @@ class Would:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trip:
+class OpenBreaker:
     """The breaker of a pool opens."""
 
     pool: str
@@ -231,11 +231,11 @@ class Trip:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class HistoryNote:
     """A line of the node's history."""
 
     kind: str
     message: str
 
 
-Effect = Keep | Lift | Would | Trip | Note
+Effect = SetQuarantine | LiftQuarantine | VerdictChanged | OpenBreaker | HistoryNote

@@ -14,7 +14,7 @@ from healthd.localize import Outcome, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class RankRange:
     """A member of the group with its ranks: `first_rank` is its first in this group."""
 
     node: str
@@ -36,7 +36,7 @@ class Group:
     """
 
     id: str
-    seats: tuple[Seat, ...]
+    seats: tuple[RankRange, ...]
     main: str
     port: int
     started_at: float

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts
-from healthd.aggregator.model.quarantines import BY_BOOT, COLLECTIVES, INHERITED, Count, Latch, Owed, Record, Rule
+from healthd.aggregator.model.quarantines import (
+    BY_BOOT,
+    COLLECTIVES,
+    INHERITED,
+    FailureCount,
+    Latch,
+    ReplacementProof,
+    Rule,
+    RuleRecord,
+)
 from healthd.core.text import moment, span
 
 _ORDER = {Rule.HARD: 0, Rule.ACCUSED: 1, Rule.SOFT: 2}
@@ -24,7 +33,7 @@ class Cause:
     observed: bool
 
 
-def causes_of(record: Record, facts: Facts, policy: Policy) -> tuple[Cause, ...]:
+def causes_of(record: RuleRecord, facts: Facts, policy: Policy) -> tuple[Cause, ...]:
     """All that keeps the node out now: those that mean it first, then by rule."""
     found = [_latched(latch, facts, policy) for latch in record.latches]
     found += [_owed(one, policy) for one in record.owed]
@@ -71,7 +80,7 @@ def _latched(latch: Latch, facts: Facts, policy: Policy) -> Cause:
     return _cause(Rule.HARD, fault.code, key, reason, policy, injected=fault.injected)
 
 
-def _owed(owed: Owed, policy: Policy) -> Cause:
+def _owed(owed: ReplacementProof, policy: Policy) -> Cause:
     reason = (
         f"{owed.target}: {owed.identity} took the place of {owed.instead_of}, which was latched, and has not passed "
         f"the deep tier since {moment(owed.since)}"
@@ -79,7 +88,7 @@ def _owed(owed: Owed, policy: Policy) -> Cause:
     return _cause(Rule.HARD, "NotYetRun", f"{owed.target} {owed.identity}", reason, policy, injected=False)
 
 
-def _counted(count: Count, policy: Policy) -> Cause:
+def _counted(count: FailureCount, policy: Policy) -> Cause:
     fault, failed = count.fault, sum(mark.failed for mark in count.marks)
     within = span(count.window_seconds)
     if fault.check == INHERITED:

@@ -10,14 +10,14 @@ from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome
 from healthd.aggregator.model.quarantines import (
     COLLECTIVES,
     HARD_ACTIONS,
-    Count,
+    CountedResult,
     Effect,
+    FailureCount,
+    HistoryNote,
+    LastCounted,
     Latch,
-    Mark,
-    Note,
-    Record,
     Rule,
-    Seen,
+    RuleRecord,
 )
 
 SLACK_SECONDS = 5.0
@@ -31,7 +31,7 @@ MOST_LATCHES = 32
 """Of one node: two for each of 16 devices. What is beyond adds nothing to a node that is out."""
 
 
-def count_results(record: Record, facts: Facts, policy: Policy, effects: list[Effect]) -> Record:
+def count_results(record: RuleRecord, facts: Facts, policy: Policy, effects: list[Effect]) -> RuleRecord:
     """Take in every result that is a new one."""
     seen, again = dict(record.seen), False
     for outcome in facts.outcomes:
@@ -39,7 +39,7 @@ def count_results(record: Record, facts: Facts, policy: Policy, effects: list[Ef
         fresh = before is None or _is_new(outcome, before)
         if before is None or fresh:
             by_age = before is not None and before.started_at == outcome.started_at
-            seen[outcome.check] = Seen(at=outcome.measured_at, started_at=outcome.started_at, by_age=by_age)
+            seen[outcome.check] = LastCounted(at=outcome.measured_at, started_at=outcome.started_at, by_age=by_age)
         elif before.by_age and before.started_at != outcome.started_at:
             seen[outcome.check] = dataclasses.replace(before, started_at=outcome.started_at, by_age=False)
         if fresh:
@@ -52,7 +52,7 @@ def count_results(record: Record, facts: Facts, policy: Policy, effects: list[Ef
     return dataclasses.replace(record, seen=seen)
 
 
-def _is_new(outcome: Outcome, before: Seen) -> bool:
+def _is_new(outcome: Outcome, before: LastCounted) -> bool:
     """
     Whether it was not counted before. Ages alone tell a new run only when it is much younger; its start tells more.
     """
@@ -61,7 +61,7 @@ def _is_new(outcome: Outcome, before: Seen) -> bool:
     return outcome.measured_at > before.at + slack
 
 
-def _count(record: Record, facts: Facts, policy: Policy, outcome: Outcome, effects: list[Effect]) -> Record:
+def _count(record: RuleRecord, facts: Facts, policy: Policy, outcome: Outcome, effects: list[Effect]) -> RuleRecord:
     """One new result: faults that latch, faults that are counted, a pass for what failed before."""
     hard = [fault for fault in outcome.faults if fault.action in HARD_ACTIONS]
     soft = [fault for fault in outcome.faults if fault.action not in HARD_ACTIONS]
@@ -71,7 +71,7 @@ def _count(record: Record, facts: Facts, policy: Policy, outcome: Outcome, effec
         max(policy.soft_window_seconds, policy.soft_results * outcome.interval_seconds), LONGEST_WINDOW_SECONDS
     )
     if soft:
-        first = Count(
+        first = FailureCount(
             rule=Rule.SOFT,
             fault=soft[0],
             tier=outcome.tier,
@@ -96,7 +96,7 @@ def _count(record: Record, facts: Facts, policy: Policy, outcome: Outcome, effec
     return dataclasses.replace(record, counts=tuple(counts))
 
 
-def _fail(record: Record, policy: Policy, new: Count, effects: list[Effect]) -> Record:
+def _fail(record: RuleRecord, policy: Policy, new: FailureCount, effects: list[Effect]) -> RuleRecord:
     """A failure more of what is counted already, or the first one."""
     counts, found = [], False
     for count in record.counts:
@@ -113,30 +113,32 @@ def _fail(record: Record, policy: Policy, new: Count, effects: list[Effect]) -> 
                 window_seconds=new.window_seconds,
                 fails=count.fails + 1,
                 passes=0,
-                marks=(*count.marks, Mark(at=new.last_at, failed=True))[-MOST_MARKS:],
+                marks=(*count.marks, CountedResult(at=new.last_at, failed=True))[-MOST_MARKS:],
             )
         counts.append(count)
     if not found:
         effects.append(_failed(new.fault))
-        counts.append(dataclasses.replace(new, fails=1, marks=(Mark(at=new.last_at, failed=True),)))
+        counts.append(dataclasses.replace(new, fails=1, marks=(CountedResult(at=new.last_at, failed=True),)))
     return dataclasses.replace(record, counts=tuple(counts))
 
 
-def _failed(fault: Fault) -> Note:
+def _failed(fault: Fault) -> HistoryNote:
     injected = " (injected)" if fault.injected else ""
-    return Note(kind="failed", message=f"{fault.check} {fault.target} {fault.code}: {fault.message}{injected}")
+    return HistoryNote(kind="failed", message=f"{fault.check} {fault.target} {fault.code}: {fault.message}{injected}")
 
 
-def _pass(count: Count, at: float, policy: Policy, effects: list[Effect]) -> Count:
+def _pass(count: FailureCount, at: float, policy: Policy, effects: list[Effect]) -> FailureCount:
     passes = count.passes + 1
     if passes == policy.clear_passes:
         text = f"{count.fault.check} passes again, {passes} times in a row ({count.fault.code} before)"
-        effects.append(Note(kind="passed again", message=text))
-    marks = count.marks if count.rule is Rule.ACCUSED else (*count.marks, Mark(at=at, failed=False))[-MOST_MARKS:]
+        effects.append(HistoryNote(kind="passed again", message=text))
+    marks = (
+        count.marks if count.rule is Rule.ACCUSED else (*count.marks, CountedResult(at=at, failed=False))[-MOST_MARKS:]
+    )
     return dataclasses.replace(count, passes=min(passes, MOST_MARKS), marks=marks)
 
 
-def latch(record: Record, facts: Facts, fault: Fault, tier: Tier, at: float, effects: list[Effect]) -> Record:
+def latch(record: RuleRecord, facts: Facts, fault: Fault, tier: Tier, at: float, effects: list[Effect]) -> RuleRecord:
     """A hard fault, seen for the first time or again."""
     identity = facts.identity_of(fault.device)
     key = (identity, fault.code, fault.check, fault.injected)
@@ -171,9 +173,9 @@ def latch(record: Record, facts: Facts, fault: Fault, tier: Tier, at: float, eff
     return dataclasses.replace(record, latches=tuple(latches))
 
 
-def accused(now: float, fault: Fault, policy: Policy) -> Count:
+def accused(now: float, fault: Fault, policy: Policy) -> FailureCount:
     """The count of a node that a validation names, with nothing counted yet."""
-    return Count(
+    return FailureCount(
         rule=Rule.ACCUSED,
         fault=fault,
         tier=Tier.QUICK,
@@ -188,7 +190,9 @@ def accused(now: float, fault: Fault, policy: Policy) -> Count:
     )
 
 
-def count_accusations(now: float, record: Record, facts: Facts, policy: Policy, effects: list[Effect]) -> Record:
+def count_accusations(
+    now: float, record: RuleRecord, facts: Facts, policy: Policy, effects: list[Effect]
+) -> RuleRecord:
     """New accusations, and passes of the quick tier that speak for an accused node."""
     for fault in facts.accusations:
         if fault.action in HARD_ACTIONS:
@@ -208,5 +212,5 @@ def count_accusations(now: float, record: Record, facts: Facts, policy: Policy, 
         _pass(count, facts.quick_at, policy, effects) if count.rule is Rule.ACCUSED else count
         for count in record.counts
     )
-    seen = {**record.seen, COLLECTIVES: Seen(at=facts.quick_at, started_at=0.0, by_age=True)}
+    seen = {**record.seen, COLLECTIVES: LastCounted(at=facts.quick_at, started_at=0.0, by_age=True)}
     return dataclasses.replace(record, counts=counts, seen=seen)

@@ -12,7 +12,7 @@ from checks.reasons import action_of, blame_of
 from healthd.aggregator.inventory.machine_identity import machine_identity, name_of
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, Room
+from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, PoolLimit
 from healthd.aggregator.model.quarantines import COLLECTIVES
 from healthd.core.evidence import judge_tier
 from healthd.core.model import CheckResult, Health, Inventory, NodeState, Reason
@@ -33,7 +33,7 @@ def facts_of(
     node: FleetNode,
     policy: Policy,
     *,
-    room: Room,
+    room: PoolLimit,
     person: bool,
     kept: bool,
     accusations: tuple[Reason, ...] = (),

@@ -17,15 +17,15 @@ from healthd.aggregator.model.quarantines import (
     COLLECTIVES,
     HARD_ACTIONS,
     INHERITED,
-    Count,
+    CountedResult,
+    DeviceSlot,
     Effect,
-    Mark,
-    Note,
-    Owed,
-    Record,
+    FailureCount,
+    HistoryNote,
+    LastCounted,
+    ReplacementProof,
     Rule,
-    Seat,
-    Seen,
+    RuleRecord,
 )
 from healthd.aggregator.quarantine.causes import causes_of, rebooted
 from healthd.aggregator.quarantine.counting import accused, count_accusations, count_results, latch
@@ -38,7 +38,7 @@ MOST_COUNTS = 64
 _SOFT_ACTION = Action.INSPECT
 
 
-def judge(now: float, record: Record, facts: Facts, policy: Policy) -> tuple[Record, tuple[Effect, ...]]:
+def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple[RuleRecord, tuple[Effect, ...]]:
     """
     What is remembered from now on, and what is to be done. `record.latches` are those that are on the node's
     identities or in its seats now.
@@ -64,7 +64,7 @@ def judge(now: float, record: Record, facts: Facts, policy: Policy) -> tuple[Rec
 # --- what goes ------------------------------------------------------------------------------------------------------
 
 
-def _without_cleared_faults(record: Record, facts: Facts) -> Record:
+def _without_cleared_faults(record: RuleRecord, facts: Facts) -> RuleRecord:
     """What injected faults did is undone once they are cleared."""
 
     def stays(fault: Fault) -> bool:
@@ -77,7 +77,7 @@ def _without_cleared_faults(record: Record, facts: Facts) -> Record:
     )
 
 
-def _replaced(now: float, record: Record, facts: Facts, effects: list[Effect]) -> Record:
+def _replaced(now: float, record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
     """Where a latched device was, another one is: the fault went with the device, and the new one must prove itself."""
     here = set(facts.identities)
     gone: set[str] = set()
@@ -89,16 +89,16 @@ def _replaced(now: float, record: Record, facts: Facts, effects: list[Effect]) -
         gone.add(seat.identity)
         if not any(latch.identity == seat.identity for latch in record.latches):
             continue
-        owed[seat.target] = Owed(target=seat.target, identity=other, instead_of=seat.identity, since=now)
+        owed[seat.target] = ReplacementProof(target=seat.target, identity=other, instead_of=seat.identity, since=now)
         text = f"{seat.target}: {other} is in the place of {seat.identity}, which was latched; it needs a deep pass"
-        effects.append(Note(kind="replaced", message=text))
+        effects.append(HistoryNote(kind="replaced", message=text))
     for target, one in list(owed.items()):
-        now_there = _other_in(Seat(target=target, identity=one.identity), facts)
+        now_there = _other_in(DeviceSlot(target=target, identity=one.identity), facts)
         if now_there is not None:
             owed[target] = dataclasses.replace(one, identity=now_there, since=now)
         elif facts.deep_at is not None and facts.deep_at > one.since:
             del owed[target]
-            effects.append(Note(kind="proved", message=f"{target}: {one.identity} has passed the deep tier"))
+            effects.append(HistoryNote(kind="proved", message=f"{target}: {one.identity} has passed the deep tier"))
     return dataclasses.replace(
         record,
         owed=tuple(owed.values()),
@@ -107,7 +107,7 @@ def _replaced(now: float, record: Record, facts: Facts, effects: list[Effect]) -
     )
 
 
-def _other_in(seat: Seat, facts: Facts) -> str | None:
+def _other_in(seat: DeviceSlot, facts: Facts) -> str | None:
     """Whose the seat is now, if that is known to be somebody else."""
     if seat.target == "node":
         known = seat.identity.startswith("instance:") and facts.identity.startswith("instance:")
@@ -116,7 +116,7 @@ def _other_in(seat: Seat, facts: Facts) -> str | None:
     return f"serial:{serial}" if serial and f"serial:{serial}" != seat.identity else None
 
 
-def _unlatched(record: Record, facts: Facts, effects: list[Effect]) -> Record:
+def _unlatched(record: RuleRecord, facts: Facts, effects: list[Effect]) -> RuleRecord:
     """A new boot has done what was to be done, and a fresh pass of the same tier shows it."""
     kept = []
     for held in record.latches:
@@ -134,13 +134,13 @@ def _unlatched(record: Record, facts: Facts, effects: list[Effect]) -> Record:
         )
         if fresh:
             text = f"{held.fault.check} {held.fault.target} passed after a reboot: {held.fault.code} is cleared"
-            effects.append(Note(kind="unlatched", message=text))
+            effects.append(HistoryNote(kind="unlatched", message=text))
         else:
             kept.append(held)
     return dataclasses.replace(record, latches=tuple(kept))
 
 
-def _in_time(now: float, record: Record, policy: Policy) -> tuple[Count, ...]:
+def _in_time(now: float, record: RuleRecord, policy: Policy) -> tuple[FailureCount, ...]:
     """Counts with the marks that still count, and whether they are too many; those without any are forgotten."""
     kept = []
     for count in record.counts:
@@ -157,20 +157,20 @@ def _in_time(now: float, record: Record, policy: Policy) -> tuple[Count, ...]:
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def _seats(record: Record, facts: Facts) -> tuple[Seat, ...]:
+def _seats(record: RuleRecord, facts: Facts) -> tuple[DeviceSlot, ...]:
     """Where each latched device is, or was when it was seen last."""
     targets = {f"serial:{serial}": target for target, serial in facts.serials.items() if serial}
     here = set(facts.identities)
     seats = {}
     for identity in dict.fromkeys(held.identity for held in record.latches if held.identity in here):
-        seats[identity] = Seat(target=targets.get(identity, "node"), identity=identity)
+        seats[identity] = DeviceSlot(target=targets.get(identity, "node"), identity=identity)
     for seat in record.seats:
         if seat.identity not in here and any(latch.identity == seat.identity for latch in record.latches):
             seats[seat.identity] = seat
     return tuple(sorted(seats.values(), key=lambda seat: seat.identity))
 
 
-def _still_needed(record: Record, facts: Facts) -> dict[str, Seen]:
+def _still_needed(record: RuleRecord, facts: Facts) -> dict[str, LastCounted]:
     """Of results that did not pass, and of checks that something is remembered of: when they were counted last."""
     wanted = {count.fault.check for count in record.counts} | {latch.fault.check for latch in record.latches}
     wanted |= {outcome.check for outcome in facts.outcomes if outcome.passed is False}
@@ -179,7 +179,7 @@ def _still_needed(record: Record, facts: Facts) -> dict[str, Seen]:
     return {check: seen for check, seen in record.seen.items() if check in wanted}
 
 
-def inherited(now: float, record: Record, facts: Facts, rule: Rule, reason: str, policy: Policy) -> Record:
+def inherited(now: float, record: RuleRecord, facts: Facts, rule: Rule, reason: str, policy: Policy) -> RuleRecord:
     """A rule's quarantine that the node tells of, out of a database that was lost: hard ones stay latched."""
     fault = Fault(
         code="Quarantined",
@@ -193,11 +193,11 @@ def inherited(now: float, record: Record, facts: Facts, rule: Rule, reason: str,
     quiet: list[Effect] = []
     if rule is Rule.HARD:
         return latch(record, facts, fault, Tier.QUICK, now, quiet)
-    mark = Mark(at=now, failed=True)
+    mark = CountedResult(at=now, failed=True)
     count = dataclasses.replace(accused(now, fault, policy), fails=1, marks=(mark,), tripped=True)
     return dataclasses.replace(record, counts=(*record.counts, count))
 
 
-def released(record: Record) -> Record:
+def released(record: RuleRecord) -> RuleRecord:
     """A person lets the node in: all is forgiven but the number of repeats; what was counted is not counted again."""
     return dataclasses.replace(record, counts=(), latches=(), seats=(), owed=(), word=None, probe=None)

@@ -5,8 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Facts, Room
-from healthd.aggregator.model.quarantines import Effect, Keep, Lift, Mode, Record, Trip, Word, Would
+from healthd.aggregator.model.quarantine_facts import Facts, PoolLimit
+from healthd.aggregator.model.quarantines import (
+    Effect,
+    LiftQuarantine,
+    Mode,
+    OpenBreaker,
+    RuleRecord,
+    RuleVerdict,
+    SetQuarantine,
+    VerdictChanged,
+)
 from healthd.aggregator.quarantine.causes import Cause
 from healthd.core.model import Quarantine
 from healthd.core.text import moment, span
@@ -15,8 +24,8 @@ MOST_REPEATS = 1000
 
 
 def speak(
-    now: float, record: Record, facts: Facts, policy: Policy, causes: tuple[Cause, ...], effects: list[Effect]
-) -> tuple[Word | None, int, float | None]:
+    now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...], effects: list[Effect]
+) -> tuple[RuleVerdict | None, int, float | None]:
     """The word from now on, the number of words so far, and when the last began."""
     word, repeats, last_at = record.word, record.repeats, record.last_at
     if last_at is not None and now - last_at > policy.history_days * 86400.0 and word is None:
@@ -28,7 +37,7 @@ def speak(
     if word is None:
         # The exponent is bounded long before the number could not be a float any more.
         grown = policy.cooldown_seconds * policy.cooldown_factor ** min(repeats, 20)
-        word = Word(
+        word = RuleVerdict(
             rule=first.rule,
             mode=Mode.SHADOWED,
             code=first.code,
@@ -57,17 +66,17 @@ def speak(
 
 
 def _without_cause(
-    now: float, word: Word | None, repeats: int, last_at: float | None, facts: Facts, effects: list[Effect]
-) -> tuple[Word | None, int, float | None]:
+    now: float, word: RuleVerdict | None, repeats: int, last_at: float | None, facts: Facts, effects: list[Effect]
+) -> tuple[RuleVerdict | None, int, float | None]:
     if word is None:
         return None, repeats, last_at
     if word.injected:
         if facts.kept:
-            effects.append(Lift(why="the injected fault is cleared"))
+            effects.append(LiftQuarantine(why="the injected fault is cleared"))
         return None, word.repeats_before, word.last_before
     if now >= word.until:
         if facts.kept:
-            effects.append(Lift(why=f"nothing is left of what caused it since {moment(word.since)}"))
+            effects.append(LiftQuarantine(why=f"nothing is left of what caused it since {moment(word.since)}"))
         return None, repeats, last_at
     after = dataclasses.replace(word, clear=True)
     if facts.person:
@@ -76,7 +85,7 @@ def _without_cause(
     return after, repeats, last_at
 
 
-def _mode(word: Word | None, facts: Facts, first: Cause, effects: list[Effect], now: float) -> Mode:
+def _mode(word: RuleVerdict | None, facts: Facts, first: Cause, effects: list[Effect], now: float) -> Mode:
     """What may come of it now; an enforced one stays enforced whatever the breaker says."""
     if facts.person:
         return Mode.SHADOWED
@@ -88,12 +97,12 @@ def _mode(word: Word | None, facts: Facts, first: Cause, effects: list[Effect], 
     if room.open:
         return Mode.HELD
     if room.kept + 1 > room.most:
-        effects.append(Trip(pool=room.pool, reason=_tripped(room, facts, now)))
+        effects.append(OpenBreaker(pool=room.pool, reason=_tripped(room, facts, now)))
         return Mode.HELD
     return Mode.ENFORCED
 
 
-def _tripped(room: Room, facts: Facts, now: float) -> str:
+def _tripped(room: PoolLimit, facts: Facts, now: float) -> str:
     where = f"pool {room.pool}" if room.pool else "nodes without a pool"
     return (
         f"{where}: rules keep {room.kept} of {room.size} nodes out and may keep {room.most}; {facts.node} would be one "
@@ -102,19 +111,19 @@ def _tripped(room: Room, facts: Facts, now: float) -> str:
     )
 
 
-def _tell(before: Word | None, word: Word, facts: Facts, effects: list[Effect]) -> None:
+def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: list[Effect]) -> None:
     """What changed from one word to the next."""
     was = facts.kept and before is not None and before.mode is Mode.ENFORCED
     now_is = word.mode is Mode.ENFORCED
     if now_is and (not was or before is None or quarantine_of(before) != quarantine_of(word)):
-        effects.append(Keep(quarantine=quarantine_of(word), begins=not was))
+        effects.append(SetQuarantine(quarantine=quarantine_of(word), begins=not was))
     if was and word.mode is Mode.OBSERVED:
-        effects.append(Lift(why="what is left of its causes may only be observed"))
+        effects.append(LiftQuarantine(why="what is left of its causes may only be observed"))
     if before is None or before.mode is not word.mode:
-        effects.append(Would(rule=word.rule, code=word.code, mode=word.mode, reason=word.reason))
+        effects.append(VerdictChanged(rule=word.rule, code=word.code, mode=word.mode, reason=word.reason))
 
 
-def quarantine_of(word: Word) -> Quarantine:
+def quarantine_of(word: RuleVerdict) -> Quarantine:
     """The word as others are told of it: without an end until only time has to pass."""
     return Quarantine(
         reason=word.reason,

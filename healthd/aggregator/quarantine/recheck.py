@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from checks.contract import Tier
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts
-from healthd.aggregator.model.quarantines import BY_BOOT, Mode, Probe, Record, Rule
+from healthd.aggregator.model.quarantines import BY_BOOT, Mode, RecheckRun, Rule, RuleRecord
 from healthd.aggregator.quarantine.causes import Cause, rebooted
 from healthd.core.model import FINAL_STATUSES, OrderStatus
 
@@ -18,7 +18,7 @@ RETRY_SECONDS = 600.0
 """After a run that was refused or did not help, at least: whoever has the devices may keep them for long."""
 
 
-def next_probe(now: float, record: Record, facts: Facts, policy: Policy, causes: tuple[Cause, ...]) -> Record:
+def next_probe(now: float, record: RuleRecord, facts: Facts, policy: Policy, causes: tuple[Cause, ...]) -> RuleRecord:
     """The record with the run that is under way or to be ordered now, if any."""
     word, probe = record.word, record.probe
     if probe is not None:
@@ -38,11 +38,11 @@ def next_probe(now: float, record: Record, facts: Facts, policy: Policy, causes:
     tier = max((one for one in tiers if one is not None), key=lambda one: one.rank)
     order_id = f"rule:{facts.node}:{int(now * 1000):x}"
     within = policy.run_seconds[tier] + facts.compile_seconds
-    found = Probe(order_id=order_id, tier=tier, ordered_at=now, deadline_seconds=within)
+    found = RecheckRun(order_id=order_id, tier=tier, ordered_at=now, deadline_seconds=within)
     return dataclasses.replace(record, probe=found)
 
 
-def _tiers(record: Record, facts: Facts, policy: Policy) -> Iterator[Tier | None]:
+def _tiers(record: RuleRecord, facts: Facts, policy: Policy) -> Iterator[Tier | None]:
     """The tier that each cause waits for; None for one that no run can take away."""
     for latch in record.latches:
         if latch.fault.action not in BY_BOOT or not rebooted(latch, facts):
@@ -56,7 +56,7 @@ def _tiers(record: Record, facts: Facts, policy: Policy) -> Iterator[Tier | None
             yield count.tier if count.tier is not Tier.PASSIVE else Tier.QUICK
 
 
-def due_at(record: Record) -> float:
+def due_at(record: RuleRecord) -> float:
     """When time alone may change something of the record, though nothing is heard; in the past: at the next word."""
     word = record.word
     if word is None:

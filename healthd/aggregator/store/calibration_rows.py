@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, Select, delete, func, select
 
-from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, Fault, GateFacts, Way
+from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, Fault, GateEnding, GateFacts
 from healthd.aggregator.store.tables import GATE_FACTS, GATE_FAULTS, OUTCOMES, fit
 from healthd.core.model import Verdict
 
@@ -61,7 +61,7 @@ def read_facts(connection: Connection, gate_id: str) -> GateFacts | None:
     if row is None:
         return None
     known = dict(row._mapping)
-    return GateFacts(**{**known, "way": Way(known["way"]), "would": Verdict(known["would"])})
+    return GateFacts(**{**known, "way": GateEnding(known["way"]), "would": Verdict(known["would"])})
 
 
 def read_counts(connection: Connection, since: float) -> Counts:
@@ -93,7 +93,9 @@ def _decisions(connection: Connection, since: float) -> tuple[list[DecisionRow],
     )
     rows = connection.execute(query).all()
     found = [
-        DecisionRow(way=Way(r.way), would=Verdict(r.would), count=r.gates, device_seconds=r.device_seconds or 0.0)
+        DecisionRow(
+            way=GateEnding(r.way), would=Verdict(r.would), count=r.gates, device_seconds=r.device_seconds or 0.0
+        )
         for r in rows
     ]
     return found, min((r.oldest for r in rows), default=None)
@@ -110,7 +112,7 @@ def _ends(connection: Connection, since: float) -> list[EndRow]:
     return [
         EndRow(
             status=r.status,
-            way=Way(r.way),
+            way=GateEnding(r.way),
             would=Verdict(r.would),
             alarmed=bool(r.alarmed),
             clean=bool(r.clean),
@@ -151,13 +153,13 @@ def _excluded(connection: Connection, since: float) -> tuple[dict[str, int], lis
     return {str(node): int(count) for node, count in nodes}, [(str(n), str(c), int(k)) for n, c, k in reasons]
 
 
-def _waits(connection: Connection, since: float) -> dict[Way, list[float]]:
+def _waits(connection: Connection, since: float) -> dict[GateEnding, list[float]]:
     query = (
         select(GATE_FACTS.c.way, GATE_FACTS.c.wait_seconds)
         .where(GATE_FACTS.c.decided_at >= since)
         .order_by(GATE_FACTS.c.wait_seconds)
     )
-    found: dict[Way, list[float]] = defaultdict(list)
+    found: dict[GateEnding, list[float]] = defaultdict(list)
     for way, seconds in connection.execute(query):
-        found[Way(way)].append(seconds)
+        found[GateEnding(way)].append(seconds)
     return dict(found)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, func, select, text
 
 from healthd.aggregator.model import Duplicate, Gate, LeaseRow, LeaseState, Override, Phase
 from healthd.aggregator.model.calibration import GateFacts
-from healthd.aggregator.model.quarantines import Latch, Record
+from healthd.aggregator.model.quarantines import Latch, RuleRecord
 from healthd.aggregator.store.tables import (
     EVENTS,
     EVIDENCE,
@@ -137,7 +137,7 @@ class PutRecord:
     """What the rules remember of a node, without its latches; None: nothing."""
 
     node: str
-    record: Record | None
+    record: RuleRecord | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class Loaded:
     overrides: Mapping[str, Override]
     nodes: tuple[NodeRow, ...]
     meta: Mapping[str, str]
-    rules: Mapping[str, Record]
+    rules: Mapping[str, RuleRecord]
     latches: Mapping[str, tuple[Latch, ...]]
     machines: Mapping[str, str]
 
@@ -247,7 +247,7 @@ def load(connection: Connection) -> Loaded:
         ),
         meta={r.key: r.value for r in connection.execute(select(META))},
         rules={
-            r.node: wire.decode(r.record.encode(), Record, what=f"rules on {r.node}")
+            r.node: wire.decode(r.record.encode(), RuleRecord, what=f"rules on {r.node}")
             for r in connection.execute(select(RULES))
         },
         latches={

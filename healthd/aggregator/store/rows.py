@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from healthd.aggregator.model import Gate, LeaseRow, Override
-from healthd.aggregator.model.quarantines import Latch, Record
+from healthd.aggregator.model.quarantines import Latch, RuleRecord
 from healthd.aggregator.store.calibration_rows import put_facts
 from healthd.aggregator.store.changes import (
     Change,
@@ -195,7 +195,7 @@ def _put_records(
     connection: Connection,
     table: Table,
     key: str,
-    records: Mapping[str, Quarantine | Override | Record | tuple[Latch, ...] | None],
+    records: Mapping[str, Quarantine | Override | RuleRecord | tuple[Latch, ...] | None],
 ) -> None:
     gone = [name for name, record in records.items() if record is None]
     if gone:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import Gate
-from healthd.aggregator.ui.fleet_grid import Board, Cell
+from healthd.aggregator.ui.fleet_grid import Cell, FleetGrid
 from healthd.aggregator.ui.samples import Samples
 from healthd.core.errors import HealthdError
 
@@ -69,7 +69,7 @@ class Feed:
     """Watches the fleet and tells. On the event loop alone; without tasks: it ticks by timers while there is work."""
 
     def __init__(self, fleet: Fleet, engine: Engine, stopping: Callable[[], bool]) -> None:
-        self.board = Board(fleet)
+        self.board = FleetGrid(fleet)
         self.samples = Samples()
         self._fleet, self._engine, self._stopping = fleet, engine, stopping
         self._name = secrets.token_hex(4)

@@ -82,7 +82,7 @@ class _Kept:
     whole: bool
 
 
-class Board:
+class FleetGrid:
     """Cells by node, on the event loop alone."""
 
     def __init__(self, fleet: Fleet) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks.contract import SEVERITY, Blame, Finding, Measurement, Status, worst
-from healthd.aggregator.model.quarantines import Record
+from healthd.aggregator.model.quarantines import RuleRecord
 from healthd.aggregator.ui.charts import Chart, chart
 from healthd.aggregator.ui.formatting import natural
 from healthd.aggregator.ui.samples import Samples, leading, worst_finding
@@ -55,13 +55,13 @@ class Row:
     told: str
 
 
-def whys(reasons: Sequence[Reason], record: Record | None) -> list[Why]:
+def whys(reasons: Sequence[Reason], record: RuleRecord | None) -> list[Why]:
     """The reasons, the node's own fault first, each with its beginning where it is remembered."""
     ordered = sorted(reasons, key=lambda r: (-SEVERITY[r.status], r.blame is not Blame.NODE))
     return [Why(reason=reason, since=_since(reason, record)) for reason in ordered[:MOST_REASONS]]
 
 
-def _since(reason: Reason, record: Record | None) -> float | None:
+def _since(reason: Reason, record: RuleRecord | None) -> float | None:
     if record is None:
         return None
     alike = [c.since for c in record.counts if c.fault.check == reason.check and c.fault.code == reason.code]

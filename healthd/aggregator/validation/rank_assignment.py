@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Group, Seat, Tested, Validation
+from healthd.aggregator.model.validations import Group, RankRange, Tested, Validation
 from healthd.aggregator.validation import nccom
 from healthd.aggregator.validation.group_outcome import read_group
 from healthd.core.model import NodeState, OrderReport, OrderStatus
@@ -89,10 +89,10 @@ def peer_host(state: NodeState) -> str | None:
     return state.address.rpartition(":")[0].strip("[]") or None
 
 
-def _seats(members: Iterable[str], ranks: Mapping[str, int]) -> tuple[Seat, ...]:
+def _seats(members: Iterable[str], ranks: Mapping[str, int]) -> tuple[RankRange, ...]:
     members = tuple(members)
     firsts = first_ranks(members, ranks)
-    return tuple(Seat(node=name, first_rank=firsts[name], ranks=ranks.get(name, 0)) for name in members)
+    return tuple(RankRange(node=name, first_rank=firsts[name], ranks=ranks.get(name, 0)) for name in members)
 
 
 def first_ranks(members: Sequence[str], ranks: Mapping[str, int]) -> dict[str, int]:
