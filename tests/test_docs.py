@@ -126,3 +126,10 @@ def test_every_row_of_what_was_verified_has_its_date() -> None:
     assert len(rows) > 15
     for row in rows:
         assert re.search(r"20\d\d-\d\d-\d\d", row.split(" | ")[1]), row
+
+
+def test_the_walks_of_the_architecture_lead_through_files_that_exist() -> None:
+    walks = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Three walks")[2]
+    files = re.findall(r"^\d+\. `([^`]+)`: ", walks, flags=re.MULTILINE)
+    assert len(files) == 36
+    assert [name for name in files if not (ROOT / name).is_file()] == []

@@ -1,4 +1,4 @@
-"""The engine: everything that can be asked of gates, leases, quarantines and overrides. `turns` has its loop."""
+"""The engine: everything that can be asked of gates, leases, quarantines and overrides. `loop` has its loop."""
 
 from __future__ import annotations
 
