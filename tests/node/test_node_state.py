@@ -17,6 +17,7 @@ from healthd.node.state import files
 from healthd.node.state.digest import digest_of
 from healthd.node.state.saving import StateFile
 from healthd.node.state.store import NodeStore
+from healthd.runner import Survey
 from tests.aggregator.cluster import full_disk
 from tests.node.node_kit import BOOT, MovedClock, finding, lease, result, settings, specs, survey
 
@@ -98,19 +99,23 @@ def test_not_looked_at_and_not_to_be_seen_both_count_as_taken() -> None:
     assert allocations(surveyed=True, holders=(), leases=()) == ()
 
 
+def on_gpus(seen: Survey) -> Survey:
+    return dataclasses.replace(seen, inventory=dataclasses.replace(seen.inventory, accelerator="cuda"))
+
+
 def test_devices_with_a_process_that_only_their_driver_shows_count_as_taken(tmp_path: Path) -> None:
     checks = (*specs(), dataclasses.replace(specs()[0], name="gpu_driver"))
     one = NodeStore(settings(tmp_path), checks, clock=MovedClock().clock, boot_id=BOOT)
-    one.set_survey(survey())
+    one.set_survey(on_gpus(survey()))
     one.record(result("gpu_driver"))
     assert (one.holders, one.allocated) == ((), ())
     one.record(result("gpu_driver", finding(Status.UNKNOWN, "Busy", "cuda:1")))
     assert one.holders is None
     assert [claim.by for claim in one.allocated] == ["unseen"]
-    one.set_survey(survey(holders=("cuda:0: pid 7 (python)",)))
+    one.set_survey(on_gpus(survey(holders=("cuda:0: pid 7 (python)",))))
     assert [claim.by for claim in one.allocated] == ["process"]  # who is seen is named
     one.record(result("gpu_driver", finding(Status.UNKNOWN, "NoData")))
-    one.set_survey(survey())
+    one.set_survey(on_gpus(survey()))
     assert one.allocated == ()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import healthd.aggregator.ui
 from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model import Decided, Gate
 from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
 from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
 from healthd.aggregator.ui.session import local_path
@@ -283,7 +283,7 @@ def test_a_validation_under_way_shows_its_groups_as_running() -> None:
             break
     (found,) = gate_view.pictures(current)
     assert (found.tone, found.rounds[0].boxes[0].tone) == ("running", "running")
-    decided = dataclasses.replace(current, decision=lab.decide(current))
+    decided = dataclasses.replace(current, ended=current.validations, progress=Decided(decision=lab.decide(current)))
     (left,) = gate_view.pictures(decided)
     assert (left.outcome, left.rounds) == ("not finished when the gate ended", ()), "nothing runs any more"
     assert not decided.validated

@@ -62,6 +62,7 @@ def grid(cells: list[fleet_grid.Cell]) -> str:
         phases={},
         open_gates=0,
         overrides=(),
+        accused=(),
         recovering=None,
         breakers={},
         faults=(),

@@ -8,6 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from checks.json_text import parse_json
+
 revision = "0008"
 down_revision = "0007"
 branch_labels = None
@@ -21,7 +23,7 @@ def upgrade() -> None:
     gates = sa.table("gates", sa.column("id", sa.String), sa.column("record", sa.Text))
     for gate_id in connection.execute(sa.select(gates.c.id)).scalars().all():
         row = sa.select(gates.c.record).where(gates.c.id == gate_id)
-        record = rewritten(json.loads(connection.execute(row).scalar_one()))
+        record = rewritten(parse_json(connection.execute(row).scalar_one()))
         connection.execute(sa.update(gates).where(gates.c.id == gate_id).values(record=json.dumps(record)))
 
 
