@@ -10,7 +10,7 @@ import pytest
 from healthd.aggregator.store import baseline_rows
 from healthd.aggregator.store.store import Store
 from healthd.baselines.model import Baseline, Kind, Learned, Series, State
-from healthd.cli.terminal.render import print_fleet
+from healthd.cli.terminal.fleet_view import print_fleet
 from tests.aggregator.test_api import running
 from tests.patience import PATIENCE
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from checks.contract import Action, Blame, Finding, Status, Tier
-from healthd.cli.terminal import render
+from healthd.cli.terminal import fleet_view, render
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd
@@ -152,6 +152,6 @@ def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
         decided_at=0.0,
         duration_seconds=1.0,
     )
-    said = plain(*render.decision_report(decision))
+    said = plain(*fleet_view.decision_report(decision))
     assert said[-1] == "  no fault found or not looked at to the end: n1"
     assert not any("left out" in line for line in said)

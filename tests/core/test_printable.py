@@ -20,8 +20,9 @@ from healthd.aggregator.ui import rendering
 from healthd.cli.support.bundle import render as bundled
 from healthd.cli.support.pseudonyms import Redactor
 from healthd.cli.terminal.console import Terminal
+from healthd.cli.terminal.fleet_view import decision_report
 from healthd.cli.terminal.output import CarefulOutput, LogFormatter, PrintableOutput, styled
-from healthd.cli.terminal.render import decision_report, node_report, show
+from healthd.cli.terminal.render import node_report, show
 from healthd.core import wire
 from healthd.core.http.exposition import exposition
 from healthd.core.model import Decision, Reason, Verdict

@@ -54,9 +54,9 @@ def status(as_json: bool = False, health: str | None = None, pool: str | None = 
     if as_json:
         print_json({"fleet": summary, "nodes": nodes})
         return 0
-    from healthd.cli.terminal import render
+    from healthd.cli.terminal import fleet_view
 
-    render.print_fleet(summary, nodes)
+    fleet_view.print_fleet(summary, nodes)
     if not nodes and (health or pool):
         click.echo(
             "no node is of that " + " and ".join(word for word, asked in (("health", health), ("pool", pool)) if asked)
@@ -75,9 +75,9 @@ def show(node: str, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json(record)
         return 0
-    from healthd.cli.terminal import render
+    from healthd.cli.terminal import fleet_view
 
-    render.print_node(record)
+    fleet_view.print_node(record)
     return 0
 
 
@@ -130,15 +130,15 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     if as_json:
         sys.stdout.write(decision.decode() + "\n")
         return 0
-    from healthd.cli.terminal import render
+    from healthd.cli.terminal import fleet_view, render
 
     console = render.out()
     read = wire.decode(decision, Decision, what="decision")
-    render.show(console, render.decision_report(read))
+    render.show(console, fleet_view.decision_report(read))
     if read.policy.get("collective"):
         with aggregator_of(settings) as aggregator:
             runs = aggregator.get(f"/v1/validations/{segment(read.id)}")
-        render.show(console, render.rounds_report(runs["validations"]))
+        render.show(console, fleet_view.rounds_report(runs["validations"]))
     return 0
 
 
@@ -164,13 +164,15 @@ def validate(
     if as_json:
         print_json(found)
     else:
-        from healthd.cli.terminal import render
+        from healthd.cli.terminal import fleet_view, render
         from healthd.core import wire
         from healthd.core.model import Decision
 
         console = render.out()
-        render.show(console, render.decision_report(wire.decode(wire.encode(found["decision"]), Decision, what="it")))
-        render.show(console, render.rounds_report(found["validations"]))
+        render.show(
+            console, fleet_view.decision_report(wire.decode(wire.encode(found["decision"]), Decision, what="it"))
+        )
+        render.show(console, fleet_view.rounds_report(found["validations"]))
     return 0 if found["decision"]["decision"] == "admit" else 75
 
 
@@ -251,9 +253,9 @@ def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json(page)
         return 0
-    from healthd.cli.terminal import render
+    from healthd.cli.terminal import fleet_view, render
 
-    render.show(render.out(), render.history_report(page["events"]))
+    render.show(render.out(), fleet_view.history_report(page["events"]))
     return 0
 
 

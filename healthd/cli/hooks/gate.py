@@ -167,9 +167,9 @@ def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
             why = " ".join(decision.reasons[0].message.split()) if decision.reasons else f"{len(decision.nodes)} nodes"
             click.echo(f"{decision.decision.value}: {why}")
         else:
-            from healthd.cli.terminal import render
+            from healthd.cli.terminal import fleet_view, render
 
-            render.show(render.out(), render.decision_report(decision))
+            render.show(render.out(), fleet_view.decision_report(decision))
     if decision.decision is not Verdict.ADMIT:
         # In other styles every "no" is 1: what is not known is never said here, but by UnreachableError (75).
         return NOT_ADMITTED if decision.retryable and plain else IMPOSSIBLE

@@ -134,7 +134,7 @@ def find_my_place(settings: Settings) -> Place:
 
 
 def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
-    from healthd.cli.terminal import render
+    from healthd.cli.terminal import fleet_view, render
     from healthd.core import wire
 
     if as_json and outcome.decision is not None:
@@ -142,7 +142,7 @@ def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
             sys.stdout.write(wire.encode(outcome.decision).decode() + "\n")
     elif outcome.decision is not None:
         console = render.err()
-        render.show(console, render.decision_report(outcome.decision))
+        render.show(console, fleet_view.decision_report(outcome.decision))
     if outcome.message:
         sys.stderr.write(f"healthd: rank {place.rank}: {outcome.message}\n")
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,11 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from checks.contract import SEVERITY, Blame, Finding, Measurement, Status
+from checks.contract import SEVERITY, Finding, Measurement, Status
 from checks.limits import quantity
 from healthd.cli.terminal.console import Terminal
-from healthd.core.model import AdmittedNode, CheckResult, Decision, ExcludedNode, Health, NodeState, Reason, Verdict
-from healthd.core.text import ago, moment
+from healthd.core.model import CheckResult, Health, NodeState, Reason, Verdict
 
 if TYPE_CHECKING:
     from healthd.runner import CheckInfo
@@ -42,18 +41,8 @@ VERDICT_SIGNS = {
     Verdict.REJECT: "[bold red]✗ REJECT[/]",
 }
 
-OUTCOME_SIGNS = {
-    "pass": "[green]✓ pass[/]",
-    "slow": "[yellow]! slow[/]",
-    "unknown": "[magenta]? unknown[/]",
-    "fail": "[bold red]✗ fail[/]",
-}
-MOST_TESTS = 40
 UNFOLDED = 100_000
 """Columns where nobody looks at the width: more than any line has. `COLUMNS` says another."""
-# What `fleet status` counts beside health: a node that is healthy by its own checks may be one of them.
-ASIDE = {"quarantined": "quarantined", "accused": "accused by validations"}
-
 _DEVICE = re.compile(r"^[a-z]+:\d+: ")  # a message that begins with its device, as those of workers do
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f]{12}\b")
 
@@ -135,7 +124,7 @@ def counts_line(results: Sequence[CheckResult]) -> str:
     """`12 checks: 1 fail, 9 pass, 2 skip`, the worst first."""
     counts = Counter(result.status for result in results)
     shown = ", ".join(f"{counts[status]} {status.value}" for status in reversed(tuple(Status)) if counts[status])
-    return f"[dim]{_count(len(results), 'check')}:[/] {shown}"
+    return f"[dim]{counted(len(results), 'check')}:[/] {shown}"
 
 
 def _not_applicable(results: Sequence[CheckResult]) -> dict[str, tuple[str, ...]]:
@@ -155,8 +144,8 @@ def headline(state: NodeState) -> str:
         known = inventory.device_count is not None
         parts.append(inventory.accelerator if known else "devices unknown")
         if known:
-            parts.append(_count(inventory.device_count, "device"))
-            parts.append(_count(inventory.core_count, "core"))
+            parts.append(counted(inventory.device_count, "device"))
+            parts.append(counted(inventory.core_count, "core"))
         if inventory.memory_bytes is not None:
             parts.append(quantity("memory_bytes", inventory.memory_bytes))
     holders = [one.holder for one in state.allocated if one.by != "unseen"]
@@ -237,7 +226,7 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
     """One line a reason, worst first, with what to do about it; what many targets say alike is one line."""
     groups: dict[tuple[Any, ...], list[Reason]] = {}
     for reason in reasons:
-        said = _DEVICE.sub("", _bare(reason).removeprefix(_address(reason)))
+        said = _DEVICE.sub("", bare_message(reason).removeprefix(_address(reason)))
         groups.setdefault((reason.node, reason.check, reason.code, reason.status, reason.action, said), []).append(
             reason
         )
@@ -247,7 +236,7 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
         where = f"{reason.node}: " if reason.node and not reason.message.startswith(f"{reason.node} ") else ""
         action = "" if reason.action.value == "none" else f" [dim]→ {reason.action.value.replace('_', ' ')}[/]"
         sign = {Status.FAIL: "[red]✗[/]", Status.WARN: "[yellow]![/]"}.get(reason.status, "[magenta]?[/]")
-        said = _bare(reason)
+        said = bare_message(reason)
         if len(alike) > 1 and reason.check is not None:
             said = f"{reason.check} {_in_short(one.target or 'node' for one in alike)}: {key[-1]}"
         yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(said)}{action}"
@@ -256,76 +245,7 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
         yield f"[dim]  and {left} more (--json shows all)[/]"
 
 
-def decision_report(decision: Decision) -> Iterable[str]:
-    """What `healthd gate` and `healthd fleet explain` print."""
-    names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
-    took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
-    included = f"{_count(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
-    yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
-    if decision.would is not None:
-        yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
-    for line in reason_lines(decision.reasons):
-        yield f"  {line}"
-    told = {(reason.node, _bare(reason)) for reason in decision.reasons}
-    unjudged = []
-    for excluded in decision.excluded:
-        # A warning stops no job, unless the policy says so: then it is among the reasons above.
-        innocent = all(
-            (r.blame is not Blame.NODE or r.status is Status.WARN) and (r.node, _bare(r)) not in told
-            for r in excluded.reasons
-        )
-        if decision.decision is not Verdict.ADMIT and innocent:
-            unjudged.append(_called(excluded))
-            continue
-        worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)
-        shown = [
-            reason
-            for reason in excluded.reasons
-            if SEVERITY[reason.status] == worst and (reason.node, _bare(reason)) not in told
-        ]
-        if shown:
-            yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]"
-            for line in reason_lines(shown, most=3):
-                yield f"    {line}"
-    if unjudged and decision.reasons:
-        names = ", ".join(unjudged[:8]) + (f" and {len(unjudged) - 8} more" if len(unjudged) > 8 else "")
-        yield f"  [dim]no fault found or not looked at to the end: {escape(names)}[/]"
-
-
-def _called(node: AdmittedNode | ExcludedNode) -> str:
-    """Its own name, and the one by which it was asked for."""
-    return node.node if node.asked is None else f"{node.node} (asked for as {node.asked})"
-
-
-def rounds_report(validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
-    """The rounds of validations as they ran: who was tested with whom, and what came of it."""
-    for run in validations:
-        history = [*run["history"], *run["done"]]
-        if not history:
-            continue
-        yield ""
-        yield f"[dim]collectives over {len(run['members'])} nodes together (validation {escape(run['id'])})[/]"
-        table = table_of("round", "nodes", "outcome", "took", "what was seen", wrapped=("nodes", "what was seen"))
-        for tested in history[:MOST_TESTS]:
-            seen = tested["reasons"][0]["message"] if tested["reasons"] else _bandwidths(tested)
-            table.add_row(
-                "whole" if not tested["round"] else str(tested["round"]),
-                escape(", ".join(tested["members"][:8]) + (" ..." if len(tested["members"]) > 8 else "")),
-                OUTCOME_SIGNS.get(tested["outcome"], escape(str(tested["outcome"]))),
-                quantity("s_seconds", tested["seconds"]),
-                escape(seen),
-            )
-        yield table
-        if len(history) > MOST_TESTS:
-            yield f"[dim]and {len(history) - MOST_TESTS} tests more; --json has them all[/]"
-
-
-def _bandwidths(tested: Mapping[str, Any]) -> str:
-    found = tested["busbw_bytes_per_second"]
-    return ", ".join(f"{name} {quantity('busbw_bytes_per_second', value)}" for name, value in found.items())
-
-
-def _bare(reason: Reason) -> str:
+def bare_message(reason: Reason) -> str:
     """The message without the node's name in front, which the line says already."""
     return reason.message.removeprefix(f"{reason.node}: ")
 
@@ -335,82 +255,9 @@ def _address(reason: Reason) -> str:
     return f"{reason.check} {reason.target}: "
 
 
-def _count(value: int | None, noun: str) -> str:
+def counted(value: int | None, noun: str) -> str:
     """`1 device`, `16 devices`, `unknown devices`."""
     return f"{'unknown' if value is None else value} {noun}" + ("" if value == 1 else "s")
-
-
-def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
-    """`healthd fleet status`: the numbers, then every node, the worst first."""
-    console = out()
-    counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
-    holding = _count(summary["gates_holding"], "gate")
-    aside = [f"{summary[name]} {said}" for name, said in ASIDE.items() if summary.get(name)]
-    console.print(f"[bold]{_count(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}")
-    if summary["recovering"]:
-        console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
-    for breaker in summary.get("breakers", {}).values():
-        console.print(f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}")
-    for drift in summary.get("drifts") or ():
-        console.print(f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}")
-    for override in summary["overrides"]:
-        console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
-    if not nodes:
-        return
-    table = table_of("node", "health", "heard", "in use by", "why", wrapped=("in use by", "why"))
-    order = list(HEALTH_SIGNS)
-    for node in sorted(nodes, key=lambda n: (-order.index(Health(n["health"])), n["node"])):
-        holders = ", ".join(claim["holder"] for claim in node["allocated"])
-        heard = ago(node["heard_seconds"])
-        table.add_row(
-            escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(_why(node))
-        )
-    console.print(table)
-
-
-def _why(node: Mapping[str, Any]) -> str:
-    """What there is to know of a node first; a node that is healthy by its own checks may be accused all the same."""
-    if node["quarantine"]:
-        return f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
-    if node["reasons"]:
-        return str(node["reasons"][0]["message"])
-    if accused := node.get("accused"):
-        return f"{accused['code']} in gate {accused['gate']} of job {accused['job']}: {accused['message']}"
-    return f"out of the scheduler's way: {node['removed']}" if node.get("removed") else ""
-
-
-def print_node(record: Mapping[str, Any]) -> None:
-    """`healthd fleet show`: the node's own report as the aggregator has it, and what it says of it."""
-    from healthd.core import wire
-
-    console = out()
-    if record["state"] is None:
-        console.print(
-            f"[bold]{escape(record['node'])}[/]  {HEALTH_SIGNS[Health(record['health'])]}  nothing reported yet"
-        )
-    else:
-        show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
-    if record.get("accused") and not record["quarantine"]:
-        console.print(f"[yellow]! accused:[/] {escape(_why({**record, 'reasons': ()}))}")
-    heard = record["heard_seconds"]
-    console.print(f"[dim]last heard: {ago(heard)}[/]")
-    for line in event_lines(record["events"][:5]):
-        console.print(line)
-
-
-def event_lines(events: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    """What happened on a node, a line each."""
-    for event in events:
-        said = f"[dim]{moment(event['at'])}[/] {escape(event['kind'])} {escape(event['message'])}"
-        yield said
-
-
-def history_report(events: Iterable[Mapping[str, Any]]) -> Iterable[Table | str]:
-    """What `healthd fleet history` prints: newest first."""
-    table = table_of("when", "what", "more", wrapped=("more",))
-    for event in events:
-        table.add_row(moment(event["at"]), escape(event["kind"]), escape(event["message"]))
-    yield table if table.row_count else "nothing has happened there that is remembered"
 
 
 def print_checks(infos: Iterable[CheckInfo]) -> None:

@@ -1,0 +1,177 @@
+"""What people see of a fleet, of one of its nodes, of decisions and of validations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from checks.contract import SEVERITY, Blame, Status
+from checks.limits import quantity
+from healthd.cli.terminal.render import (
+    HEALTH_SIGNS,
+    VERDICT_SIGNS,
+    bare_message,
+    counted,
+    node_report,
+    out,
+    reason_lines,
+    show,
+    table_of,
+)
+from healthd.core import wire
+from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Health, NodeState, Verdict
+from healthd.core.text import ago, moment
+
+OUTCOME_SIGNS = {
+    "pass": "[green]✓ pass[/]",
+    "slow": "[yellow]! slow[/]",
+    "unknown": "[magenta]? unknown[/]",
+    "fail": "[bold red]✗ fail[/]",
+}
+MOST_TESTS = 40
+
+# What `fleet status` counts beside health: a node that is healthy by its own checks may be one of them.
+ASIDE = {"quarantined": "quarantined", "accused": "accused by validations"}
+
+
+def decision_report(decision: Decision) -> Iterable[str]:
+    """What `healthd gate` and `healthd fleet explain` print."""
+    names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
+    took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
+    included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
+    yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
+    if decision.would is not None:
+        yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
+    for line in reason_lines(decision.reasons):
+        yield f"  {line}"
+    told = {(reason.node, bare_message(reason)) for reason in decision.reasons}
+    unjudged = []
+    for excluded in decision.excluded:
+        # A warning stops no job, unless the policy says so: then it is among the reasons above.
+        innocent = all(
+            (r.blame is not Blame.NODE or r.status is Status.WARN) and (r.node, bare_message(r)) not in told
+            for r in excluded.reasons
+        )
+        if decision.decision is not Verdict.ADMIT and innocent:
+            unjudged.append(_called(excluded))
+            continue
+        worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)
+        shown = [
+            reason
+            for reason in excluded.reasons
+            if SEVERITY[reason.status] == worst and (reason.node, bare_message(reason)) not in told
+        ]
+        if shown:
+            yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]"
+            for line in reason_lines(shown, most=3):
+                yield f"    {line}"
+    if unjudged and decision.reasons:
+        names = ", ".join(unjudged[:8]) + (f" and {len(unjudged) - 8} more" if len(unjudged) > 8 else "")
+        yield f"  [dim]no fault found or not looked at to the end: {escape(names)}[/]"
+
+
+def _called(node: AdmittedNode | ExcludedNode) -> str:
+    """Its own name, and the one by which it was asked for."""
+    return node.node if node.asked is None else f"{node.node} (asked for as {node.asked})"
+
+
+def rounds_report(validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """The rounds of validations as they ran: who was tested with whom, and what came of it."""
+    for run in validations:
+        history = [*run["history"], *run["done"]]
+        if not history:
+            continue
+        yield ""
+        yield f"[dim]collectives over {len(run['members'])} nodes together (validation {escape(run['id'])})[/]"
+        table = table_of("round", "nodes", "outcome", "took", "what was seen", wrapped=("nodes", "what was seen"))
+        for tested in history[:MOST_TESTS]:
+            seen = tested["reasons"][0]["message"] if tested["reasons"] else _bandwidths(tested)
+            table.add_row(
+                "whole" if not tested["round"] else str(tested["round"]),
+                escape(", ".join(tested["members"][:8]) + (" ..." if len(tested["members"]) > 8 else "")),
+                OUTCOME_SIGNS.get(tested["outcome"], escape(str(tested["outcome"]))),
+                quantity("s_seconds", tested["seconds"]),
+                escape(seen),
+            )
+        yield table
+        if len(history) > MOST_TESTS:
+            yield f"[dim]and {len(history) - MOST_TESTS} tests more; --json has them all[/]"
+
+
+def _bandwidths(tested: Mapping[str, Any]) -> str:
+    found = tested["busbw_bytes_per_second"]
+    return ", ".join(f"{name} {quantity('busbw_bytes_per_second', value)}" for name, value in found.items())
+
+
+def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
+    """`healthd fleet status`: the numbers, then every node, the worst first."""
+    console = out()
+    counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
+    holding = counted(summary["gates_holding"], "gate")
+    aside = [f"{summary[name]} {said}" for name, said in ASIDE.items() if summary.get(name)]
+    console.print(f"[bold]{counted(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}")
+    if summary["recovering"]:
+        console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
+    for breaker in summary.get("breakers", {}).values():
+        console.print(f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}")
+    for drift in summary.get("drifts") or ():
+        console.print(f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}")
+    for override in summary["overrides"]:
+        console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
+    if not nodes:
+        return
+    table = table_of("node", "health", "heard", "in use by", "why", wrapped=("in use by", "why"))
+    order = list(HEALTH_SIGNS)
+    for node in sorted(nodes, key=lambda n: (-order.index(Health(n["health"])), n["node"])):
+        holders = ", ".join(claim["holder"] for claim in node["allocated"])
+        heard = ago(node["heard_seconds"])
+        table.add_row(
+            escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(_why(node))
+        )
+    console.print(table)
+
+
+def _why(node: Mapping[str, Any]) -> str:
+    """What there is to know of a node first; a node that is healthy by its own checks may be accused all the same."""
+    if node["quarantine"]:
+        return f"quarantined by {node['quarantine']['owner']}: {node['quarantine']['reason']}"
+    if node["reasons"]:
+        return str(node["reasons"][0]["message"])
+    if accused := node.get("accused"):
+        return f"{accused['code']} in gate {accused['gate']} of job {accused['job']}: {accused['message']}"
+    return f"out of the scheduler's way: {node['removed']}" if node.get("removed") else ""
+
+
+def print_node(record: Mapping[str, Any]) -> None:
+    """`healthd fleet show`: the node's own report as the aggregator has it, and what it says of it."""
+    console = out()
+    if record["state"] is None:
+        console.print(
+            f"[bold]{escape(record['node'])}[/]  {HEALTH_SIGNS[Health(record['health'])]}  nothing reported yet"
+        )
+    else:
+        show(console, node_report(wire.convert(record["state"], NodeState, what="node")))
+    if record.get("accused") and not record["quarantine"]:
+        console.print(f"[yellow]! accused:[/] {escape(_why({**record, 'reasons': ()}))}")
+    heard = record["heard_seconds"]
+    console.print(f"[dim]last heard: {ago(heard)}[/]")
+    for line in event_lines(record["events"][:5]):
+        console.print(line)
+
+
+def event_lines(events: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """What happened on a node, a line each."""
+    for event in events:
+        said = f"[dim]{moment(event['at'])}[/] {escape(event['kind'])} {escape(event['message'])}"
+        yield said
+
+
+def history_report(events: Iterable[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """What `healthd fleet history` prints: newest first."""
+    table = table_of("when", "what", "more", wrapped=("more",))
+    for event in events:
+        table.add_row(moment(event["at"]), escape(event["kind"]), escape(event["message"]))
+    yield table if table.row_count else "nothing has happened there that is remembered"
