@@ -121,7 +121,8 @@ class NodeCollective:
         for rank, missing in zip(group.ranks, await group.start(info, faults), strict=True):
             if missing is not None:
                 text = f"{missing.target}: {missing.message}; a group of {len(self._lanes)} cannot be whole without it"
-                lost.append(Outcome(target=f"rank:{rank.first}").fail(missing.reason, text, action=missing.action))
+                number = rank.first + (rank.targets.index(missing.target) if missing.target in rank.targets else 0)
+                lost.append(Outcome(target=f"rank:{number}").fail(missing.reason, text, action=missing.action))
         return lost
 
     async def _attempt(

@@ -37,7 +37,11 @@ class Rank:
     targets: tuple[str, ...]
     """Its devices, one for each of its ranks."""
     names: tuple[str, ...]
-    """The names by which injected faults can refer to it: `cpu:1`, `rank:1`."""
+    """The names by which injected faults can refer to it, a device and a rank for each target: `cpu:1`, `rank:1`."""
+
+    def target_of(self, name: str | None) -> str:
+        """The device that one of its names stands for; all of its devices for None or a name that is not its own."""
+        return self.targets[self.names.index(name) // 2] if name in self.names else self.lane.target
 
 
 class Deadline:
@@ -74,7 +78,7 @@ class RankGroup:
         async def start(rank: Rank) -> Missing | None:
             for fault in faults:
                 if fault.kind == "missing" and fault.hits(info.name, rank.names):
-                    target = fault.target if fault.target in rank.targets else rank.lane.target
+                    target = rank.target_of(fault.target)
                     return Missing(target=target, reason="MissingDevice", message=f"no such device: {target}")
             return await rank.lane.start()
 
