@@ -76,6 +76,8 @@ def make_program_check(
         interval_seconds=interval_seconds,
         timeout_seconds=timeout_seconds,
         scope=Scope.NODE,
+        accelerators=False,
+        series=(),
         doc=f"What the program {argv[0]} says ({protocol} protocol).",
     )
 

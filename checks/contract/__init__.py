@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from checks.contract.context import Context, Device, Group, Mesh, MeshOperation, P, Previous
 from checks.contract.records import NO_LIMIT, Evidence, Finding, Limit, Measurement, Missing, Progress
-from checks.contract.specs import Check, Judge, NoParams, Run, check, load_params
+from checks.contract.specs import Check, Judge, NoParams, Run, Series, check, load_params
 from checks.contract.words import SEVERITY, Action, Blame, Scope, Status, Tier, worst
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Progress",
     "Run",
     "Scope",
+    "Series",
     "Status",
     "Tier",
     "check",

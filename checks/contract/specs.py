@@ -17,22 +17,33 @@ Judge = Callable[[Sequence[Evidence], Sequence[Missing]], Iterator[Finding]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """
-    One named measurement with a judgement: what `@check` makes of a generator function.
+class Series:
+    """A measurement of each device that Prometheus gets, as `healthd_device_` and the name of the measurement."""
 
-    `timeout_seconds` counts from the moment the worker is ready. `interval_seconds` is how often the daemon repeats it
-    unprompted.
-    """
+    measurement: str
+    help: str
+    labels: tuple[str, ...] = ()
+    """The measurement's labels that the series keeps, beside `device`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One named measurement with a judgement: what `@check` makes of a generator function."""
 
     name: str
     run: Run
     judge: Judge | None
     tier: Tier
     interval_seconds: float
+    """How often the daemon repeats it unprompted."""
     timeout_seconds: float
+    """Its time limit, from the moment the worker is ready."""
     scope: Scope
     doc: str
+    accelerators: bool
+    """Whether it looks at accelerators and at nothing else, so that a fault of hardware that it finds is theirs."""
+    series: tuple[Series, ...]
+    """What Prometheus gets of its measurements of each device."""
 
     @property
     def active(self) -> bool:
@@ -63,8 +74,14 @@ def check(
     timeout_seconds: float,
     scope: str = "node",
     judge: Judge | None = None,
+    accelerators: bool = False,
+    series: tuple[Series, ...] = (),
 ) -> Callable[[Run], Check]:
-    """Make a check of a generator function; its name is the function's, its page in the docs is the docstring."""
+    """
+    Make a check of a generator function; its name is the function's, its page in the docs is the docstring.
+
+    `accelerators` need only be said by a check of node scope: the others use the devices.
+    """
     if Tier(tier) is Tier.PASSIVE and Scope(scope) is not Scope.NODE:
         raise ValueError(f"a check with scope={scope!r} uses devices, so its tier cannot be 'passive'; use 'quick'")
 
@@ -78,6 +95,8 @@ def check(
             timeout_seconds=timeout_seconds,
             scope=Scope(scope),
             doc=run.__doc__ or "",
+            accelerators=accelerators or Scope(scope) is not Scope.NODE,
+            series=series,
         )
 
     return decorate

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.accelerators.neuron.errors import diagnose
-from checks.contract import Context, Device, Finding, Status, Tier, check
+from checks.contract import Context, Device, Finding, Series, Status, Tier, check
 from checks.device.sampling import labelled_limit, median, new_seed, per_second
 from checks.limits import within
 
@@ -55,7 +55,19 @@ class Params:
     """Of the random data; None: a new one each run, shown in the message."""
 
 
-@check(tier="quick", interval_seconds=3600, timeout_seconds=60, scope="device")
+@check(
+    tier="quick",
+    interval_seconds=3600,
+    timeout_seconds=60,
+    scope="device",
+    series=(
+        Series(
+            measurement="matmul_flops_per_second",
+            help="Achieved speed of matrix multiplication in the last run.",
+            labels=("dtype",),
+        ),
+    ),
+)
 def matmul(ctx: Context[Params]) -> Iterator[Finding]:
     """
     Matrix products of random data are right to the last bit that rounding allows, and fast.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Context, Device, Finding, Status, Tier, check
+from checks.contract import Context, Device, Finding, Series, Status, Tier, check
 from checks.device.sampling import median, new_seed, per_second
 from checks.limits import quantity, within
 
@@ -31,7 +31,15 @@ class Params:
     """Of the random pattern; None: a new one each run, shown in the message."""
 
 
-@check(tier="quick", interval_seconds=3600, timeout_seconds=120, scope="device")
+@check(
+    tier="quick",
+    interval_seconds=3600,
+    timeout_seconds=120,
+    scope="device",
+    series=(
+        Series(measurement="memory_bandwidth_bytes_per_second", help="Achieved memory bandwidth in the last run."),
+    ),
+)
 def memory(ctx: Context[Params]) -> Iterator[Finding]:
     """
     A block of device memory gives back three patterns and their inverses, and copies fast.

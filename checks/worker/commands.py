@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -198,6 +199,8 @@ class Worker:
                 interval_seconds=check.interval_seconds,
                 timeout_seconds=check.timeout_seconds,
                 judged=check.judge is not None,
+                accelerators=check.accelerators,
+                series=[dataclasses.asdict(series) for series in check.series],
                 doc=check.doc[:8000],
                 origin=origin,
             )

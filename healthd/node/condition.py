@@ -19,7 +19,7 @@ import datetime
 import logging
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from checks.contract import Action, Blame, Status
@@ -48,15 +48,8 @@ HOPELESS = (401, 403, 404)
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 # After these something of the machine has to be reset, restarted or replaced.
 _HARDWARE = (Action.RESET_DEVICE, Action.REBOOT, Action.REPLACE)
-# What looks at accelerators and at nothing else, and what it may say that is a fault of theirs. `Stuck` is none: probes
-# cannot be killed either while the file system with their libraries hangs.
-_LOOKING = frozenset(
-    (
-        *("neuron_cores", "neuron_counters", "gpu_driver", "gpu_memory", "gpu_links", "gpu_throttle"),
-        *("matmul", "memory", "digest", "transfer", "all_reduce", "all_gather", "reduce_scatter"),
-        *("nccom_all_reduce", "nccom_all_gather", "nccom_reduce_scatter"),
-    )
-)
+# What a check that looks at accelerators alone may say that is a fault of theirs. `Stuck` is none: probes cannot be
+# killed either while the file system with their libraries hangs.
 _OF_A_DEVICE = frozenset(
     {"WrongResult", "SilentCorruption", "MemoryCorruption", "EccErrors", "HardwareErrors", "DeviceLost", "StuckCores"}
 )
@@ -101,7 +94,8 @@ def _own(state: NodeState, name: str) -> Condition:
 def _accelerated(state: NodeState) -> Condition:
     """See the module. Whatever is not a proven, real, free hardware fault is not False: an instance hangs on it."""
     name = ACCELERATED_HARDWARE_READY
-    faults = [reason for reason in state.reasons if _is_of_accelerators(reason)]
+    looking = frozenset(spec.name for spec in state.checks if spec.accelerators)
+    faults = [reason for reason in state.reasons if _is_of_accelerators(reason, looking)]
     real = [reason for reason in faults if not reason.injected]
     if real and (state.allocated or state.leases):
         why = _condition(name, "Unknown", real[0], "Unhealthy", "")
@@ -117,7 +111,7 @@ def _accelerated(state: NodeState) -> Condition:
     return _condition(name, "Unknown", worst, "Unknown", "nothing is known of this node")
 
 
-def _is_of_accelerators(reason: Reason) -> bool:
+def _is_of_accelerators(reason: Reason, looking: Collection[str]) -> bool:
     """Whether it is proven that an accelerator of this node is at fault, and that a reset or another machine helps."""
     if reason.status is not Status.FAIL or reason.blame is not Blame.NODE or reason.action not in _HARDWARE:
         return False
@@ -127,7 +121,7 @@ def _is_of_accelerators(reason: Reason) -> bool:
     if reason.code == "MissingDevice":
         # That there are too few may be a wrong expectation or a driver that is missing; one that is named is lost.
         return reason.check == "device_count" and reason.target not in (None, "node")
-    return reason.check in _LOOKING and reason.code in _OF_A_DEVICE
+    return reason.check in looking and reason.code in _OF_A_DEVICE
 
 
 def _condition(name: str, status: str, reason: Reason | None, code: str, text: str) -> Condition:

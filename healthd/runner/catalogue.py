@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checks.contract import Check, Scope, Tier
+from checks.contract import Check, Scope, Series, Tier
 from checks.discover import PACKAGES, builtin_checks
 from healthd.runner.settings import CheckInfo
 
@@ -27,6 +27,8 @@ def info_of(check: Check, origin: str) -> CheckInfo:
         timeout_seconds=check.timeout_seconds,
         judged=check.judge is not None,
         doc=check.doc,
+        accelerators=check.accelerators,
+        series=check.series,
         origin=origin,
     )
 
@@ -42,6 +44,11 @@ def catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
             timeout_seconds=answer["timeout_seconds"],
             judged=answer["judged"],
             doc=answer["doc"],
+            accelerators=answer["accelerators"],
+            series=tuple(
+                Series(measurement=one["measurement"], help=one["help"], labels=tuple(one["labels"]))
+                for one in answer["series"]
+            ),
             origin=answer["origin"],
         )
         for answer in answers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from checks.accelerators import compiles
-from checks.contract import Limit, Scope, Tier
+from checks.contract import Limit, Scope, Series, Tier
 from healthd.core.model import CheckResult, Inventory, LearnedLimits
 
 BETWEEN_NODES = "nodes_"
@@ -80,6 +80,10 @@ class CheckInfo:
     """It compares devices: its workers give evidence, which is judged afterwards."""
     doc: str
     """Its docstring."""
+    accelerators: bool
+    """It looks at accelerators and at nothing else."""
+    series: tuple[Series, ...]
+    """What Prometheus gets of its measurements of each device."""
     origin: str
     """`built-in`, or the file, entry point or program that it comes from."""
 

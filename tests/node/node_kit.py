@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from checks.contract import Finding, Measurement, Scope, Status, Tier, worst
+from checks.discover import builtin_checks
 from checks.worker.faults import Fault
 from healthd.core.model import (
     CheckResult,
@@ -50,6 +51,9 @@ class MovedClock:
         self.at += seconds
 
 
+DECLARED = builtin_checks()
+
+
 def info(name: str, tier: Tier = Tier.PASSIVE, *, interval: float = 30.0, scope: Scope = Scope.NODE) -> CheckInfo:
     return CheckInfo(
         name=name,
@@ -59,6 +63,8 @@ def info(name: str, tier: Tier = Tier.PASSIVE, *, interval: float = 30.0, scope:
         timeout_seconds=5.0,
         judged=False,
         doc=f"\n    What {name} is.\n\n    More of it.\n",
+        accelerators=name in DECLARED and DECLARED[name].accelerators,
+        series=DECLARED[name].series if name in DECLARED else (),
         origin="built-in",
     )
 

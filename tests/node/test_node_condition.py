@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Action, Blame, Status
+from checks.discover import builtin_checks
 from checks.system.kernel.kernel_log import kernel_log
 from healthd.core.errors import ConfigError
 from healthd.core.evidence import judge_health
-from healthd.core.model import Allocation, Health, NodeState, Quarantine, Reason
+from healthd.core.model import Allocation, CheckSpec, Health, NodeState, Quarantine, Reason
 from healthd.core.platforms.kubernetes import STRATEGIC, KubernetesError, api_server
 from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
 from healthd.node.settings import KubernetesSettings
@@ -34,6 +35,19 @@ from tests.patience import PATIENCE
 
 OWN = "healthd.internal/Fit"
 PLAIN = KubernetesSettings(condition=OWN)
+ALL = tuple(
+    CheckSpec(
+        name=check.name,
+        tier=check.tier,
+        interval_seconds=check.interval_seconds,
+        timeout_seconds=check.timeout_seconds,
+        expires_seconds=None,
+        scope=check.scope.value,
+        doc="",
+        accelerators=check.accelerators,
+    )
+    for check in builtin_checks().values()
+)
 BOTH = KubernetesSettings(condition=OWN, accelerated_hardware_ready=True)
 
 
@@ -51,7 +65,7 @@ def why(code: str = "EccErrors", **changes: Any) -> Reason:
 
 
 def seen(health: Health, *reasons: Reason, **changes: Any) -> NodeState:
-    return state(health=health, reasons=reasons, **changes)
+    return state(**{"health": health, "reasons": reasons, "checks": ALL, **changes})
 
 
 def own(of: NodeState) -> tuple[str, str]:

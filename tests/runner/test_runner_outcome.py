@@ -17,6 +17,8 @@ INFO = CheckInfo(
     timeout_seconds=5,
     judged=True,
     doc="",
+    accelerators=False,
+    series=(),
     origin="built-in",
 )
 PLAN = Plan(tier=Tier.QUICK, checks=("digest",), executor="check")

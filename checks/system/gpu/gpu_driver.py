@@ -22,7 +22,7 @@ class Params:
     driver: str | None = None  # the version that every node should have, or its beginning (`570.`); None: any
 
 
-@check(tier="passive", interval_seconds=60, timeout_seconds=20)
+@check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The driver answers, is the one that is wanted, and shows no process on a GPU that cannot be seen here.

@@ -32,7 +32,7 @@ class Params:
     max_nvlink_retries_count: int = 0  # replays and recoveries of links since the last look
 
 
-@check(tier="passive", interval_seconds=60, timeout_seconds=20)
+@check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_links(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     Each GPU's PCIe link is as wide as it can be, its NVLinks are up, and none of them repeats what it carries.

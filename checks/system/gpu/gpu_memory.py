@@ -23,7 +23,7 @@ class Params:
     required: bool = True  # False: GPUs without ECC (or with it switched off) are in order
 
 
-@check(tier="passive", interval_seconds=60, timeout_seconds=20)
+@check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_memory(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     No GPU has had a memory error that could not be corrected since its last reset, and no repair waits or has failed.

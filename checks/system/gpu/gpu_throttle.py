@@ -30,7 +30,7 @@ class Params:
     margin_celsius: float = 0.0  # below the temperature at which the GPU slows down; more warns earlier
 
 
-@check(tier="passive", interval_seconds=60, timeout_seconds=20)
+@check(tier="passive", interval_seconds=60, timeout_seconds=20, accelerators=True)
 def gpu_throttle(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     No GPU lowers its clocks to protect itself, and none is as hot as it may become.

@@ -20,7 +20,7 @@ class Params:
     type: str | None = None  # the instance type where the machine does not tell it
 
 
-@check(tier="passive", interval_seconds=30, timeout_seconds=5)
+@check(tier="passive", interval_seconds=30, timeout_seconds=5, accelerators=True)
 def neuron_cores(ctx: Context[Params]) -> Iterator[Finding]:
     """
     Every Neuron device has all its cores, and none is reserved for a process that is gone.

@@ -37,7 +37,7 @@ class Params:
     monitor_interval_seconds: float = 55.0  # it is not started more often: it opens every device
 
 
-@check(tier="passive", interval_seconds=60, timeout_seconds=15)
+@check(tier="passive", interval_seconds=60, timeout_seconds=15, accelerators=True)
 def neuron_counters(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     The driver counts no uncorrectable memory error and no hardware error, holds every device ready, and the firmware

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from checks.contract import Action, Blame, Finding, Status, Tier
+from checks.contract import Action, Blame, Finding, Series, Status, Tier
 
 
 class Health(str, enum.Enum):
@@ -62,17 +62,25 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSpec:
-    """
-    A check that is enabled on a node, as the node tells others.
-
-    A result older than `expires_seconds` is stale; None where nobody could renew it (boot-time checks), so it stands
-    for as long as the machine is up.
-    """
+    """A check that is enabled on a node, as the node tells others."""
 
     name: str
     tier: Tier
+    """The lightest tier whose runs contain it."""
     interval_seconds: float
+    """How often the daemon repeats it unprompted."""
     timeout_seconds: float
+    """Its time limit on one worker."""
     expires_seconds: float | None
+    """
+    A result older than this is stale; None where nobody could renew it (boot-time checks), so it stands for as long as
+    the machine is up.
+    """
     scope: str
+    """node, device or group."""
     doc: str
+    """The first lines of its docstring."""
+    accelerators: bool = False
+    """It looks at accelerators and at nothing else."""
+    series: tuple[Series, ...] = ()
+    """What Prometheus gets of its measurements of each device."""

@@ -51,6 +51,8 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
         expires_seconds=expires,
         scope=info.scope.value,
         doc=_summary(info.doc),
+        accelerators=info.accelerators,
+        series=info.series,
     )
 
 

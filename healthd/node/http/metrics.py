@@ -21,16 +21,6 @@ from healthd.node.state.store import NodeStore
 MAX_FINDINGS = 48
 MAX_READINGS = 24
 
-# Measurement -> metric, its labels, and from where each label is taken: the target, or a label of the measurement.
-_DEVICE = {
-    "matmul_flops_per_second": ("healthd_device_matmul_flops_per_second", ("dtype",)),
-    "memory_bandwidth_bytes_per_second": ("healthd_device_memory_bandwidth_bytes_per_second", ()),
-}
-_HELP = {
-    "healthd_device_matmul_flops_per_second": "Achieved speed of matrix multiplication in the last run.",
-    "healthd_device_memory_bandwidth_bytes_per_second": "Achieved memory bandwidth in the last run.",
-}
-_OPS = ("all_gather", "all_reduce", "reduce_scatter", "nccom_all_gather", "nccom_all_reduce", "nccom_reduce_scatter")
 _DTYPES = ("fp32", "bf16")  # those of matrix products that have series
 _MAX_SIZES = 4  # of a collective: the checks' own three, and one that an operator adds
 _OP_DTYPE = "fp32"  # the one that has series; a check may measure others, and fewer ranks, besides
@@ -149,9 +139,10 @@ def _findings(state: NodeState) -> Iterator[Metric]:
 
 
 def _speeds(state: NodeState) -> Iterator[Metric]:
+    declared = {series.measurement: series for spec in state.checks for series in spec.series}
     families = {
-        name: GaugeMetricFamily(metric, _HELP[metric], labels=["device", *labels])
-        for name, (metric, labels) in _DEVICE.items()
+        name: GaugeMetricFamily(f"healthd_device_{name}", series.help, labels=["device", *series.labels])
+        for name, series in declared.items()
     }
     bandwidth = GaugeMetricFamily(
         "healthd_collective_bus_bandwidth_bytes_per_second",
@@ -162,7 +153,7 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
         "healthd_collective_duration_seconds", "Time of a collective.", labels=["op", "size_bytes"]
     )
     seen: set[tuple[str, ...]] = set()
-    shown = {result.check: _shown(result) for result in state.results if result.check in _OPS}
+    shown = {result.check: _shown(result) for result in state.results}
     for result, finding, measured in _measured(state):
         value = measured.value
         if value is None:
@@ -170,12 +161,9 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
         if measured.name in families:
             if measured.labels.get("dtype", _DTYPES[0]) not in _DTYPES:
                 continue
-            labels = [finding.target, *(measured.labels.get(label, "") for label in _DEVICE[measured.name][1])]
+            labels = [finding.target, *(measured.labels.get(label, "") for label in declared[measured.name].labels)]
             family = families[measured.name]
-        elif result.check in _OPS and measured.name in (
-            f"{result.check}_busbw_bytes_per_second",
-            f"{result.check}_duration_seconds",
-        ):
+        elif measured.name in (f"{result.check}_busbw_bytes_per_second", f"{result.check}_duration_seconds"):
             ranks, sizes = shown[result.check]
             if not _is_main(measured, ranks) or measured.labels.get("size_bytes", "") not in sizes:
                 continue
