@@ -141,6 +141,8 @@ def test_a_gate_admits_names_its_nodes_and_gives_them_back(tmp_path: Path) -> No
             assert other.json()["decision"] == "hold"
             assert other.headers["retry-after"] == "1"
             assert "train" in other.json()["reasons"][0]["message"]
+            listed = (await client.get("/v1/gates")).json()["gates"][0]
+            assert listed["reasons"] == other.json()["reasons"], "the list says what holds it now"
             assert (await client.delete(f"/v1/gates/{decision['id']}/lease")).status_code == 200
             got = await client.get(f"/v1/gates/{other.json()['id']}?wait=5")
             assert got.json()["decision"] == "admit", got.json()

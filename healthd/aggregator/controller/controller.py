@@ -226,10 +226,11 @@ class Engine(Loop):
         return Explanation(gate=gate, states=states, leases=leases, outcome=outcome)
 
     async def gates(self, *, limit: int, before: str | None = None, job: str | None = None) -> tuple[Gate, ...]:
-        """Gates, newest first, as they are on disk; `before` is the id to go on from."""
-        return await self._store.read(
+        """Gates, newest first, open ones with what holds them now; `before` is the id to go on from."""
+        stored = await self._store.read(
             lambda connection: changes.read_gates(connection, limit=limit, before=before, job=job)
         )
+        return tuple(self._fleet_state.gates.get(gate.id, gate) for gate in stored)
 
     async def forget(self, node: str, owner: str) -> None:
         """Forget a node that is gone for good: its leases and its quarantine end, and its key is free."""
