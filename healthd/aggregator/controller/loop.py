@@ -15,16 +15,16 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from healthd.aggregator.controller import pruning
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Where, contained
 from healthd.aggregator.controller.fleet_state import Batch, FleetState
 from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.quarantines import Quarantines
+from healthd.aggregator.controller.requests import Requests, Result
 from healthd.aggregator.controller.stepping import Stepper
 from healthd.aggregator.gate.snapshot import nodes_at
 from healthd.aggregator.model import FleetNode, Gate, Observer, Registry
@@ -60,10 +60,6 @@ def steady_clock() -> Callable[[], float]:
     return lambda: start + time.clock_gettime(time.CLOCK_BOOTTIME) - boot
 
 
-Action = Callable[[Batch], Any]
-_Request = tuple[Action, asyncio.Future[Any]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
     """
@@ -73,7 +69,7 @@ class _Outcome:
     """
 
     batch: Batch
-    results: list[tuple[asyncio.Future[Any], Any]]
+    results: list[Result]
     changed: set[str]
     nodes: Mapping[str, FleetNode]
     accused: set[str]
@@ -97,9 +93,7 @@ class Loop:
         self._clock = clock or steady_clock()
         self._observer = observer
         self._bulkheads = Bulkheads()
-        self._actions: deque[_Request] = deque()
-        self._current: list[_Request] = []  # of this pass
-        self._one_by_one = 0  # so many requests get a pass of their own each
+        self._requests = Requests()
         self._refused = 0  # passes in a row
         self._changed_nodes: set[str] = set()
         self._started_at = self._clock()
@@ -176,17 +170,16 @@ class Loop:
         Returns whether the pass went through: false during the pause after a failure, and when it failed again.
         """
         async with self._one_at_a_time:
-            self._current = []
+            self._requests.begin()
             try:
                 return await self._run_once()
             except Exception:
-                for _, future in self._current:
-                    _fail(future, _internal_error())
+                self._requests.fail_pass(_internal_error())
                 raise
 
     async def _run_once(self) -> bool:
         now = self._clock()
-        if now < self._retry_at and not self._actions:
+        if now < self._retry_at and not self._requests:
             return False
         done = await self._compute()
         if done is None:
@@ -221,12 +214,6 @@ class Loop:
                 future.set_result(self._newest(result))
         return True
 
-    def _next_requests(self) -> list[_Request]:
-        """The requests of this pass."""
-        most, self._one_by_one = (1 if self._one_by_one else len(self._actions)), max(0, self._one_by_one - 1)
-        self._current = [self._actions.popleft() for _ in range(min(most, len(self._actions)))]
-        return self._current
-
     async def _compute(self) -> _Outcome | None:
         """
         All that this pass changes. What fails in an unforeseen way is left out, and the rest is computed again on
@@ -237,11 +224,12 @@ class Loop:
                 return None
             expiring = self._expiring
             try:
-                return self._compute_once(self._clock(), self._next_requests())
+                self._requests.take()
+                return self._compute_once(self._clock())
             except ContainedError as stopped:
                 self._stale, self._expiring = True, expiring
                 self._contain(stopped)
-                self._actions.extendleft(reversed(self._current))
+                self._requests.put_back()
         self._retry_at = self._clock() + RETRY_SECONDS
         await self._rebuild()
         return None
@@ -252,14 +240,13 @@ class Loop:
             self._bulkheads.failed(stopped.where, stopped.name, stopped.error, self._clock())
             return
         self._bulkheads.count(stopped.where, stopped.name, stopped.error)
-        _, future = self._current.pop(int(stopped.name))
-        _fail(future, _internal_error())
+        self._requests.fail(int(stopped.name), _internal_error())
 
-    def _compute_once(self, now: float, actions: list[_Request]) -> _Outcome:
+    def _compute_once(self, now: float) -> _Outcome:
         """One try at the pass; ContainedError names what failed."""
         batch = Batch(now=now)
         changed, self._changed_nodes = self._changed_nodes | self._bulkheads.due(Where.NODE, now), set()
-        results = self._apply(batch, actions)
+        results = self._requests.apply(batch)
         resting = self._bulkheads.resting(Where.NODE, now)
         expiring, self._expiring = self._expiring, False  # first, because what fails here must not fail every pass
         if expiring:
@@ -301,8 +288,7 @@ class Loop:
         Apply `action` in the next pass; what it returned, once that is on disk. StoreError after `ANSWER_SECONDS` at
         most.
         """
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._actions.append((action, future))
+        future = self._requests.add(action)
         self._wake.set()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -319,9 +305,7 @@ class Loop:
             loaded = await self._store.read(changes.load, seconds=LONG_SECONDS)
         except HealthdError as error:
             self._retry_at = self._clock() + RETRY_SECONDS
-            while self._actions:
-                _, future = self._actions.popleft()
-                _fail(future, error)
+            self._requests.fail_waiting(error)
             if isinstance(error, FencedError):
                 raise
             return False
@@ -356,36 +340,18 @@ class Loop:
         self._changed_nodes.add(node)
         self._wake.set()
 
-    def _apply(self, batch: Batch, actions: list[_Request]) -> list[tuple[asyncio.Future[Any], Any]]:
-        """Run the requests; their results are told once they are on disk."""
-        results = []
-        for index, (action, future) in enumerate(actions):
-            if future.done():
-                continue  # it was answered already
-            try:
-                with contained(Where.REQUEST, str(index)):
-                    results.append((future, action(batch)))
-            except ContainedError as stopped:
-                if not isinstance(stopped.error, HealthdError):
-                    raise
-                future.set_exception(stopped.error)
-        return results
-
     def _fail_requests(self, error: StoreError) -> None:
         """Tell the requests of a failed transaction, or try them one by one where only one of them may be refused."""
         self._retry_at = self._clock() + self._retry_seconds
         self._retry_seconds = min(2 * self._retry_seconds, LONGEST_RETRY_SECONDS)
-        waiting = [asked for asked in self._current if not asked[1].done()]
-        if isinstance(error, RefusedWorkError):
-            self._count_refusal(error)
-            if len(waiting) > 1:  # only one of them may be what is refused
-                self._actions.extendleft(reversed(waiting))
-                self._one_by_one = len(waiting)
-                waiting = []
-            if self._actions:
-                self._wake.set()
-        for _, future in waiting:
-            _fail(future, error)
+        if not isinstance(error, RefusedWorkError):
+            self._requests.fail_pass(error)
+            return
+        self._count_refusal(error)
+        if not self._requests.separate():
+            self._requests.fail_pass(error)
+        if self._requests:
+            self._wake.set()
 
     def _count_refusal(self, error: RefusedWorkError) -> None:
         """
@@ -420,7 +386,7 @@ class Loop:
         now = self._clock()
         if self._retry_at > now:
             return self._retry_at
-        if self._stepper.dirty or self._actions or self._changed_nodes:
+        if self._stepper.dirty or self._requests or self._changed_nodes:
             return now
         times = [self._stepper.next_due(), self._reconciler.next_due(now), self._prune_at]
         rest = self._bulkheads.resting(Where.NODE, now)
@@ -429,9 +395,3 @@ class Loop:
 
 def _internal_error() -> HealthdError:
     return HealthdError("internal error; the aggregator's log has more")
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    """Fail the future, unless it has a result already."""
-    if not future.done():
-        future.set_exception(error)
