@@ -24,6 +24,8 @@ from tests.patience import PATIENCE
 CONFIG = """
 [node]
 checks = ["matmul", "memory_free"]
+[node.allocations]
+read = false # other tests of this machine may run a Slurm
 [checks.matmul]
 sizes = [64, 64]
 repeats = 1

@@ -59,6 +59,8 @@ lower = {least_busbw}
 checks = ["all_reduce", "memory_free", "proof"]
 passive_floor = "5s"
 look = "5s"
+[node.allocations]
+read = false # other tests of this machine may run a Slurm
 [node.active]
 unprompted = "idle"
 retry = "1s"

@@ -36,6 +36,8 @@ checks = ["memory_free", "proof"]
 passive_floor = "5s"
 look = "5s"
 {more}
+[node.allocations]
+read = false # other tests of this machine may run a Slurm
 [node.active]
 unprompted = "idle"
 retry = "1s"
