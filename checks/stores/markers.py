@@ -8,6 +8,7 @@ also mean that the peer has not run the check; so nodes are missed only where `p
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -53,8 +54,6 @@ def exchange(store: Store, order: Mapping[str, Any], report: Report) -> None:
 
 
 def _write(store: Store, node: str) -> None:
-    import hashlib
-
     payload = os.urandom(PAYLOAD_BYTES)
     digest = hashlib.blake2b(payload, digest_size=16).hexdigest()
     head = json.dumps({"node": node, "written_at": time.time(), "bytes": len(payload), "digest": digest}).encode()
@@ -92,8 +91,6 @@ def _read(store: Store, node: str, seconds: float) -> tuple[set[str], dict[str, 
 
 def _judge(content: bytes) -> float | str:
     """When a marker was written, or what is wrong with it."""
-    import hashlib
-
     head, _, payload = content.partition(b"\n")
     try:
         said = json.loads(head)

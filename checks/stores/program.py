@@ -22,16 +22,17 @@ def main(argument: str) -> None:
     order = json.loads(argument)
     report = Report()
     try:
+        from checks.stores.mounting import require_mount
+
+        work = _work(order["kind"])  # imported before the user changes, who may not read healthd's own files
         if order.get("user"):
             become(order["user"])
         root = order["root"]
         if not is_url(root):
-            from checks.stores.mounting import require_mount
-
             report.step("look at the mount")
             require_mount(root, order.get("file_systems", ()))
         report.step("open the store")
-        _work(order["kind"])(open_store(root), order, report)
+        work(open_store(root), order, report)
     except Exception as error:  # noqa: BLE001  whatever a store or its library raises is a fault of the store
         report.fault(*explain(error, report.current, order["root"]))
     report.done()
@@ -41,10 +42,12 @@ def main(argument: str) -> None:
 
 def _work(kind: str) -> Callable[[Store, Mapping[str, Any], Report], None]:
     if kind == "write":
+        import checks.stores.markers
         from checks.stores.writing import probe
 
         return probe
     if kind == "checkpoint":
+        import checks.stores.loading  # noqa: F401
         from checks.stores.checkpoint import inspect
 
         return inspect

@@ -4,8 +4,8 @@ A file system in memory, by the kernel's FUSE protocol, that fails as it is told
     python fuse_store.py MOUNT_POINT '{"WRITE": "EDQUOT"}'
 
 It mounts itself (root alone may), writes one line when it is mounted, and serves until it is killed; then the kernel
-says ENOTCONN to whoever uses it. Faults: operation -> the name of an errno, "hang" (takes the request and never answers), or seconds
-to wait before each answer.
+says ENOTCONN to whoever uses it. Faults: operation -> the name of an errno, "hang" (takes the request and never
+answers), or seconds to wait before each answer.
 Source: include/uapi/linux/fuse.h.
 """
 
@@ -48,7 +48,10 @@ class Store:
 
     def attributes(self, node: Node) -> bytes:
         size = len(node.data)
-        return struct.pack("=6Q10I", node.number, size, -(-size // 512), *[int(time.time())] * 3, 0, 0, 0, node.mode, 1, 0, 0, 0, 4096, 0)  # fmt: skip
+        times = [int(time.time())] * 3
+        return struct.pack(
+            "=6Q10I", node.number, size, -(-size // 512), *times, 0, 0, 0, node.mode, 1, 0, 0, 0, 4096, 0
+        )
 
     def entry(self, node: Node) -> bytes:
         return struct.pack("=4Q2I", node.number, 0, 0, 0, 0, 0) + self.attributes(node)
@@ -146,7 +149,8 @@ class Store:
         for place, (name, child) in enumerate(self.nodes[number].children.items()):
             if place >= offset:
                 kind = self.nodes[child].mode >> 12
-                found += (struct.pack("=QQII", child, place + 1, len(name), kind) + name).ljust(24 + -(-len(name) // 8) * 8, b"\0")  # fmt: skip
+                head = struct.pack("=QQII", child, place + 1, len(name), kind)
+                found += head + name.ljust(-(-len(name) // 8) * 8, b"\0")
         return found[:4096]
 
 
