@@ -76,7 +76,12 @@ _ALL = (
     Reason("RankDied", "The process of a rank ended in the middle of a collective.", Blame.NODE, Action.INSPECT),
     Reason("SlowLink", "A collective is slower than its limit.", Blame.NODE, Action.INSPECT),
     Reason("RankFault", "Collectives of a node fail with this rank, and not without it.", Blame.NODE, Action.INSPECT),
-    Reason("SlowRank", "Collectives of a node are slow with this rank, and not without.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "SlowRank",
+        "A rank is slow: collectives of a node with it and not without, or the steps of a job by its own time.",
+        Blame.NODE,
+        Action.INSPECT,
+    ),
     Reason(
         "DeviceLinkFault", "Two devices of a node fail together and both pass with others.", Blame.NODE, Action.INSPECT
     ),
