@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "healthd.checks"
-HOST_PACKAGES = ("checks.system",)
+HOST_PACKAGES = ("checks.system", "checks.storage")
 """Where all passive checks are: they need no device."""
 PACKAGES = (*HOST_PACKAGES, "checks.device", "checks.collective")
 

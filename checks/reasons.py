@@ -76,7 +76,12 @@ _ALL = (
     Reason("RankDied", "The process of a rank ended in the middle of a collective.", Blame.NODE, Action.INSPECT),
     Reason("SlowLink", "A collective is slower than its limit.", Blame.NODE, Action.INSPECT),
     Reason("RankFault", "Collectives of a node fail with this rank, and not without it.", Blame.NODE, Action.INSPECT),
-    Reason("SlowRank", "Collectives of a node are slow with this rank, and not without.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "SlowRank",
+        "A rank is slow: collectives of a node with it and not without, or the steps of a job by its own time.",
+        Blame.NODE,
+        Action.INSPECT,
+    ),
     Reason(
         "DeviceLinkFault", "Two devices of a node fail together and both pass with others.", Blame.NODE, Action.INSPECT
     ),
@@ -113,6 +118,31 @@ _ALL = (
         "NameResolution", "The node cannot resolve its own name to an address it holds.", Blame.NODE, Action.INSPECT
     ),
     Reason("ProgramFailed", "A configured program reported a problem.", Blame.NODE, Action.INSPECT),
+    # Where jobs save and read.
+    Reason("StoreNoSpace", "A store has no space left, or less than a save needs.", Blame.PATH, Action.INSPECT),
+    Reason("StoreQuota", "The quota on a store is used up.", Blame.PATH, Action.INSPECT),
+    Reason("StoreNoInodes", "A store has space and no inodes left.", Blame.PATH, Action.INSPECT),
+    Reason("StoreReadOnly", "A store that jobs write to is mounted read-only.", Blame.NODE, Action.INSPECT),
+    Reason(
+        "StoreNoPermission", "The user of the jobs may not do on a store what a job does.", Blame.PATH, Action.INSPECT
+    ),
+    Reason("StoreStale", "The server of a store no longer knows what the node has mounted.", Blame.NODE, Action.REBOOT),
+    Reason(
+        "StoreNotMounted", "A store is not mounted: writes go to the local disk beneath.", Blame.NODE, Action.INSPECT
+    ),
+    Reason("StoreNotShared", "A node does not see, or not whole, what another one wrote.", Blame.PATH, Action.INSPECT),
+    Reason(
+        "StoreHangs", "A store did not answer in time, and the process on it was killed.", Blame.PATH, Action.INSPECT
+    ),
+    Reason("StoreSlow", "A store is slower than its limit.", Blame.PATH, Action.INSPECT),
+    Reason("StoreMissing", "The path or URL of a store is not there.", Blame.PATH, Action.INSPECT),
+    Reason("StoreCorruption", "A store gave back other bytes than were written.", Blame.PATH, Action.INSPECT),
+    Reason("StoreError", "A store of jobs failed with another error.", Blame.PATH, Action.RETRY),
+    Reason("ShardEmpty", "A file of a checkpoint is empty.", Blame.PATH, Action.INSPECT),
+    Reason("ShardShort", "A file of a checkpoint is shorter than its metadata says.", Blame.PATH, Action.INSPECT),
+    Reason("ShardMissing", "A file of a checkpoint is not there.", Blame.PATH, Action.INSPECT),
+    Reason("ShardUnreadable", "A file of a checkpoint cannot be loaded.", Blame.PATH, Action.INSPECT),
+    Reason("CheckpointTorn", "A checkpoint's metadata is missing or not whole.", Blame.PATH, Action.INSPECT),
     # What we could not know.
     Reason("NotYetRun", "The check has not run yet.", Blame.CHECK, Action.RETRY),
     Reason("Stale", "The result is older than it may be.", Blame.CHECK, Action.RETRY),

@@ -27,6 +27,7 @@ from healthd.node.condition import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
+from healthd.node.jobs.step_reports import FILE, StepReports
 from healthd.node.nccom.round import RoundSettings
 from healthd.node.occupancy import Schedulers
 from healthd.node.orders.collectives import Collectives
@@ -54,7 +55,8 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
     """
     # The daemon of a preflight has a run_dir of its own, and heeds the leases of the daemon whose devices it shares.
     shared = settings.run_dir.absolute() != (runner_settings.run_dir or settings.run_dir).absolute()
-    runner = Runner(dataclasses.replace(runner_settings, heed_leases=shared))
+    params = {"job_steps": {"file": str(settings.run_dir.absolute() / FILE)}, **runner_settings.params}
+    runner = Runner(dataclasses.replace(runner_settings, heed_leases=shared, params=params))
     specs = enabled_checks(await runner.catalogue(), settings)
     try:
         faults = check_faults(settings.faults, specs)
@@ -123,11 +125,12 @@ async def _serve(
     conditions = _condition_writers(settings, store, clock)
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
     control = ControlApi(store, scheduler, stopping)
+    steps = StepReports(settings.run_dir, boot_seconds=clock.boot)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stopping)
     try:
         async with (
-            web.Server(NodeApi(store, tasks.errors), [tcp_socket], limits=limits),
+            web.Server(NodeApi(store, tasks.errors, steps.jobs), [tcp_socket], limits=limits),
             web.Server(control.app, [control_socket], limits=limits, owner_only=True),
         ):
             log.info("node %s answers on http://%s", settings.name, web.address_of(tcp_socket))
@@ -135,6 +138,8 @@ async def _serve(
             tasks.supervise("active checks", scheduler.run_active)
             tasks.supervise("watch over orders and leases", orders.watch)
             tasks.supervise("saving of the state", saver.run)
+            if settings.step_reports:
+                tasks.supervise("step reports of jobs", steps.run)
             for client in sync_clients:
                 tasks.supervise("held sync", client.run_held)
                 tasks.supervise("urgent sync", client.run_urgent)

@@ -213,6 +213,10 @@ class NodeSettings:
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     """The condition of the node in Kubernetes."""
 
+    step_reports: bool = True
+    """Whether jobs of this host may report their steps, at `steps.sock` in `run_dir`, which every user may write to.
+    What they report leads to a warning at most."""
+
     executor: str = field(default="daemon", metadata={"internal": True})
     """Who runs the checks, as results say it. No setting."""
 

@@ -25,7 +25,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import bench_checks, bench_collectives, bench_daemon, bench_fleet, bench_namespaces, bench_standin
+from tests.benchmarks import (
+    bench_checks,
+    bench_collectives,
+    bench_daemon,
+    bench_fleet,
+    bench_namespaces,
+    bench_standin,
+    bench_steps,
+)
 from tests.benchmarks.figures import SHORT, WHOLE, Bench, Figure, Reading, Scale, measure, verdict
 
 BENCHES: tuple[Bench, ...] = (
@@ -33,6 +41,7 @@ BENCHES: tuple[Bench, ...] = (
     *bench_standin.BENCHES,
     *bench_daemon.BENCHES,
     *bench_fleet.BENCHES,
+    *bench_steps.BENCHES,
     *bench_collectives.BENCHES,
     *bench_namespaces.BENCHES,
 )

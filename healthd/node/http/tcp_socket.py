@@ -27,6 +27,7 @@ from healthd.node.http.problems import handlers, json_response, problem
 from healthd.node.http.readiness import document as readiness_document
 from healthd.node.http.readiness import parse_question, readiness
 from healthd.node.state.store import NodeStore
+from healthd.steps.detector import JobSteps
 
 PATHS = "/health, /livez, /readyz, /metrics, /v1/node, /v1/checks, /v1/results/{check}"
 MAX_BODY_BYTES = 64 * 1024
@@ -40,10 +41,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class NodeApi:
     """The ASGI application."""
 
-    def __init__(self, store: NodeStore, task_errors: Mapping[str, int] | None = None) -> None:
-        """`task_errors` are those of `Tasks.errors`; None where no tasks run."""
+    def __init__(
+        self,
+        store: NodeStore,
+        task_errors: Mapping[str, int] | None = None,
+        jobs: Mapping[str, JobSteps] | None = None,
+    ) -> None:
+        """`task_errors` are those of `Tasks.errors`; None where no tasks run. `jobs` are those that report steps."""
         self._store = store
-        self._registry = registry_of(store, {} if task_errors is None else task_errors)
+        self._registry = registry_of(store, {} if task_errors is None else task_errors, {} if jobs is None else jobs)
         self._cached_of: NodeState | None = None
         self._cache: dict[Demand | None, tuple[int, bytes]] = {}
         self._app = Starlette(

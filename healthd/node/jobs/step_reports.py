@@ -1,0 +1,158 @@
+"""
+The Unix socket that ranks of jobs report their steps to, and the jobs by these reports.
+
+Any process of the host may write there: so all is bounded, and what it leads to is a warning at most. What is known of
+the jobs is written to a file in the run directory, which the check `job_steps` reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from healthd.steps.datagram import MAX_BYTES, parse
+from healthd.steps.detector import JobSteps
+
+log = logging.getLogger(__name__)
+
+SOCKET, FILE = "steps.sock", "steps.json"
+MAX_JOBS = 4
+MAX_RANKS = 64
+"""Of a job on this node: a node of 32 logical cores has as many ranks."""
+FORGET_SECONDS = 600.0
+"""A job that has said nothing for so long is over."""
+WRITE_SECONDS = 5.0
+"""The file is written at most this often."""
+_BURST = 256  # datagrams read at once, before others have their turn
+
+
+class StepReports:
+    """The jobs that report to this node; used on the event loop alone."""
+
+    def __init__(self, run_dir: Path, *, boot_seconds: Callable[[], float]) -> None:
+        """`boot_seconds` is CLOCK_BOOTTIME."""
+        self.path = run_dir / SOCKET
+        self._file = run_dir / FILE
+        self._boot_seconds = boot_seconds
+        self._jobs: dict[str, JobSteps] = {}
+        self._heard: dict[str, float] = {}
+        self._ranks: dict[str, set[int]] = {}
+        self._written_at = -WRITE_SECONDS
+        self.refused = 0
+        """Datagrams that are no report, or of more jobs or ranks than are followed."""
+
+    @property
+    def jobs(self) -> Mapping[str, JobSteps]:
+        """By name."""
+        return self._jobs
+
+    def take(self, data: bytes) -> bool:
+        """Take in one datagram; whether a window of a job is full with it."""
+        report = parse(data)
+        if report is None:
+            self.refused += 1
+            return False
+        now = self._boot_seconds()
+        if report.job not in self._jobs:
+            self._forget(now)
+            if len(self._jobs) >= MAX_JOBS:
+                self.refused += 1
+                return False
+            self._jobs[report.job], self._ranks[report.job] = JobSteps(), set()
+        ranks = self._ranks[report.job]
+        if report.rank not in ranks and len(ranks) >= MAX_RANKS:
+            self.refused += 1
+            return False
+        ranks.add(report.rank)
+        self._heard[report.job] = now
+        return self._jobs[report.job].add(report)
+
+    def _forget(self, now: float) -> None:
+        for job in [job for job, heard in self._heard.items() if now - heard > FORGET_SECONDS]:
+            del self._jobs[job], self._heard[job], self._ranks[job]
+
+    # --- the tasks ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read reports for ever, and write what they come to."""
+        with self._bound() as bound:
+            if bound is None:
+                await asyncio.Event().wait()  # the reason has been logged; the node does without
+                return
+            loop = asyncio.get_running_loop()
+            while True:
+                changed = self.take(await loop.sock_recv(bound, MAX_BYTES + 1))
+                for _ in range(_BURST):
+                    try:
+                        changed = self.take(bound.recv(MAX_BYTES + 1)) or changed
+                    except BlockingIOError:
+                        break
+                if changed:
+                    self.write()
+                await asyncio.sleep(0)
+
+    def write(self) -> None:
+        """Write the file, unless it was written just now."""
+        now = self._boot_seconds()
+        if now - self._written_at < WRITE_SECONDS:
+            return
+        self._written_at = now
+        self._forget(now)
+        text = json.dumps({"boot_seconds": now, "jobs": [self._shown(job, now) for job in sorted(self._jobs)]})
+        beside = self._file.with_suffix(".new")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(self._file)
+        except OSError as error:
+            log.warning("%s: the steps of jobs cannot be recorded there: %s", self._file, error.strerror or error)
+
+    def _shown(self, job: str, now: float) -> dict[str, Any]:
+        steps = self._jobs[job]
+        last = steps.windows[-1] if steps.windows else None
+        return {
+            "job": job,
+            "heard_seconds": now - self._heard[job],
+            "step": last.last_step if last else None,
+            "step_seconds": last.step_seconds if last else None,
+            "own_seconds": {str(rank): value for rank, value in sorted(last.own_seconds.items())} if last else {},
+            "wait_seconds": {str(rank): value for rank, value in sorted(last.wait_seconds.items())} if last else {},
+            "slow": [
+                {
+                    "rank": one.rank,
+                    "own_seconds": one.own_seconds,
+                    "peers_seconds": one.peers_seconds,
+                    "excess_ratio": one.excess_ratio,
+                    "windows": one.windows,
+                    "of_windows": one.of_windows,
+                    "since_step": one.since_step,
+                }
+                for one in steps.slow
+            ],
+        }
+
+    @contextlib.contextmanager
+    def _bound(self) -> Iterator[socket.socket | None]:
+        """The socket, which any user of the host may write to; None where it cannot be made."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.unlink(missing_ok=True)  # the control socket has made sure that no other daemon is here
+            sock.bind(str(self.path))
+            os.chmod(self.path, 0o666)  # noqa: S103  the jobs of all users
+        except OSError as error:
+            sock.close()
+            log.warning("%s: jobs cannot report their steps: %s", self.path, error)
+            yield None
+            return
+        try:
+            yield sock
+        finally:
+            sock.close()
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,56 @@
+"""
+The datagram by which a rank reports one step: one line of text, so that any program can write it.
+
+    step1 JOB RANK SIZE STEP OWN_SECONDS WAIT_SECONDS [WORK]
+
+JOB has no blanks. SIZE is the number of ranks. OWN_SECONDS is the rank's own work, WAIT_SECONDS what it waited for
+others. WORK, if given, is how much there was to do (tokens, samples): then own time for each unit of it is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PREFIX = b"step1"
+MAX_BYTES = 512
+MAX_JOB_CHARACTERS = 128
+MAX_RANKS = 1 << 20
+_MAX_STEP = 1 << 62
+_MAX_SECONDS = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step of one rank. `work` None: not told."""
+
+    job: str
+    rank: int
+    size: int
+    step: int
+    own_seconds: float
+    wait_seconds: float
+    work: float | None
+
+
+def parse(data: bytes) -> StepReport | None:
+    """The report in a datagram; None for anything else, since any process of the host may write there."""
+    words = data.split() if len(data) <= MAX_BYTES else []
+    if len(words) not in (7, 8) or words[0] != PREFIX:
+        return None
+    try:
+        job = words[1].decode("ascii")
+        rank, size, step = (int(word) for word in words[2:5])
+        own, wait = float(words[5]), float(words[6])
+        work = float(words[7]) if len(words) == 8 else None
+    except ValueError:
+        return None
+    if not job.isprintable() or len(job) > MAX_JOB_CHARACTERS:
+        return None
+    if not (0 <= rank < size <= MAX_RANKS and 0 <= step < _MAX_STEP):
+        return None
+    if not (0 <= own <= _MAX_SECONDS and 0 <= wait <= _MAX_SECONDS):  # also catches NaN
+        return None
+    if work is not None and not (work > 0 and math.isfinite(work)):
+        return None
+    return StepReport(job, rank, size, step, own, wait, work)

@@ -1,0 +1,143 @@
+"""
+Reports each step of a rank to the daemon of its node, as a datagram (see `healthd.steps.datagram`).
+
+It never blocks, never raises and starts no thread: where no daemon listens, or it is busy, a report is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from types import TracebackType
+
+DEFAULT_SOCKET = "/run/healthd/steps.sock"
+RETRY_SECONDS = 5.0
+"""How long after a failure the socket is not tried again: a job without a daemon pays for a look at the clock."""
+_JOB_VARIABLES = ("HEALTHD_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "AWS_BATCH_JOB_ID", "TRAINING_JOB_NAME")
+
+
+class StepReporter:
+    """
+    The reports of one rank.
+
+        reporter = StepReporter()
+        for step, batch in enumerate(data):
+            reporter.begin()
+            loss = forward_and_backward(batch)
+            with reporter.waiting:          # or reporter.ready(): all that follows is waiting
+                all_reduce_gradients()
+            optimizer.step()
+            reporter.end(step)
+
+    Work on an accelerator is done later than it is asked for: either synchronize before `waiting`, or measure own time
+    with the device's events and call `report`.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str | None = None,
+        rank: int | None = None,
+        size: int | None = None,
+        path: str | None = None,
+    ) -> None:
+        """
+        What is None comes from the environment: RANK, WORLD_SIZE, HEALTHD_STEPS_SOCKET, and as the job's name the
+        first of HEALTHD_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID, AWS_BATCH_JOB_ID, TRAINING_JOB_NAME.
+        """
+        environ = os.environ
+        name = job or next((environ[key] for key in _JOB_VARIABLES if environ.get(key)), "job")
+        rank = _number(environ.get("RANK"), 0) if rank is None else rank
+        size = _number(environ.get("WORLD_SIZE"), rank + 1) if size is None else size
+        plain = "".join(char if char.isascii() and char.isprintable() and char != " " else "_" for char in name)[:128]
+        self._head = f"step1 {plain} {rank} {max(size, rank + 1)} "
+        self._path = path or environ.get("HEALTHD_STEPS_SOCKET") or DEFAULT_SOCKET
+        self._socket: socket.socket | None = None
+        self._retry_at = 0.0
+        self._begun = self._waiting_since = self._waited = 0.0
+        self._ready_at: float | None = None
+        self.dropped = 0
+        """Reports that nobody took."""
+
+    # --- the clock of a step ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._begun = time.perf_counter()
+        self._waited, self._ready_at = 0.0, None
+
+    @property
+    def waiting(self) -> StepReporter:
+        """A context for what waits for other ranks."""
+        return self
+
+    def __enter__(self) -> StepReporter:
+        self._waiting_since = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._waited += time.perf_counter() - self._waiting_since
+
+    def ready(self) -> None:
+        """The rank's own work of this step is done; what follows is waiting. The last call of a step counts."""
+        self._ready_at = time.perf_counter()
+
+    def end(self, step: int, work: float | None = None) -> None:
+        """The step is over: report it. `work` is how much there was to do, such as tokens."""
+        now = time.perf_counter()
+        if self._begun == 0.0:
+            return
+        whole = now - self._begun
+        waited = self._waited if self._ready_at is None else now - self._ready_at
+        self._begun = 0.0
+        self.report(step, whole - waited, waited, work)
+
+    # --- the report ---------------------------------------------------------------------------------------------------
+
+    def report(self, step: int, own_seconds: float, wait_seconds: float, work: float | None = None) -> None:
+        """Report a step whose times are known."""
+        text = f"{self._head}{step} {own_seconds:.7g} {wait_seconds:.7g}"
+        if work is not None:
+            text += f" {work:.7g}"
+        connected = self._socket or self._connect()
+        if connected is None:
+            self.dropped += 1
+            return
+        try:
+            connected.send(text.encode())
+        except BlockingIOError:  # the daemon is busy
+            self.dropped += 1
+        except OSError:  # it is gone
+            self.dropped += 1
+            self.close()
+
+    def close(self) -> None:
+        """Give the socket back. A later report opens it again."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+    def _connect(self) -> socket.socket | None:
+        if time.monotonic() < self._retry_at:
+            return None
+        try:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        except OSError:  # no descriptor is left
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            return None
+        try:
+            found.connect(self._path)
+        except OSError:
+            found.close()
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            return None
+        self._socket = found
+        return found
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text is not None and text.isdecimal() else otherwise

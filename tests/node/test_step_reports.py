@@ -1,0 +1,167 @@
+"""Steps of jobs on a node: from the ranks of a real gloo job over the daemon's socket to /metrics and a finding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.contract import Context, Finding, Status, Tier
+from checks.host.machine import Host
+from checks.system.job_steps import Params, job_steps
+from healthd.core.tasks import Tasks
+from healthd.node.jobs.step_reports import FILE, MAX_JOBS, MAX_RANKS, StepReports
+from healthd.steps.detector import WINDOW_STEPS, JobSteps
+
+RANKS = 4
+RANK = """
+import os, sys, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch import distributed
+from healthd.training import StepReporter
+rank, size, path, slow, steps = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[6], rank=rank, world_size=size)
+reporter = StepReporter(job="gloo", rank=rank, size=size, path=path)
+gradients = torch.ones(1024)
+for step in range(steps):
+    reporter.begin()
+    time.sleep(0.033 if rank == slow else 0.030)
+    with reporter.waiting:
+        distributed.all_reduce(gradients)
+    reporter.end(step)
+distributed.destroy_process_group()
+"""
+
+
+def context(file: Path, **params: Any) -> Context[Params]:
+    return Context(
+        host=Host(None),
+        params=Params(file=str(file), **params),
+        tier=Tier.PASSIVE,
+        device=None,
+        group=None,
+        previous=None,
+        inventory={},
+        limits={},
+    )
+
+
+def findings(file: Path, **params: Any) -> list[Finding]:
+    return [one for one in job_steps(context(file, **params)) if isinstance(one, Finding)]
+
+
+async def follow(run_dir: Path, until: Callable[[StepReports], bool], seconds: float) -> StepReports:
+    """The daemon's task over a real socket, until something is true of it."""
+    reports = StepReports(run_dir, boot_seconds=lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    tasks = Tasks()
+    tasks.supervise("step reports of jobs", reports.run)
+    async with asyncio.timeout(seconds):
+        while not until(reports):  # noqa: ASYNC110  other processes make it true
+            await asyncio.sleep(0.02)
+    await tasks.stop(5)
+    return reports
+
+
+@pytest.mark.parametrize("slow", [2, -1])
+def test_rank_of_a_gloo_job_that_is_a_tenth_slower_is_named_within_five_windows(slow: int, tmp_path: Path) -> None:
+    """Four real processes that wait for each other in every step, so that all steps take as long as the slow one's."""
+    seen: list[tuple[int, tuple[int, ...]]] = []
+
+    def watch(reports: StepReports) -> bool:
+        job = reports.jobs.get("gloo", JobSteps())
+        if job.windows and (not seen or len(job.windows) > seen[-1][0]):
+            seen.append((len(job.windows), tuple(one.rank for one in job.slow)))
+        return bool(seen) and (seen[-1][0] >= 5)
+
+    steps = 6 * WINDOW_STEPS
+    arguments = [str(RANKS), str(tmp_path / "steps.sock"), str(slow), str(steps), str(tmp_path / "meet")]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *arguments], stderr=subprocess.PIPE, text=True)
+        for rank in range(RANKS)
+    ]
+    try:
+        reports = asyncio.run(follow(tmp_path, watch, 120))
+    finally:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=60)
+            assert rank.returncode == 0, errors  # nothing is lost for the job when the daemon goes in the middle
+    named = {who for _, who in seen}
+    assert named <= {(), (slow,)}
+    if slow < 0:
+        assert named == {()}
+        return
+    assert (slow,) in named, [(dict(w.excess), sorted(w.late)) for w in reports.jobs["gloo"].windows]
+    reports._written_at = -100.0
+    reports.write()
+    step, finding = findings(tmp_path / FILE)
+    assert step.status is Status.PASS
+    assert (finding.status, finding.reason, finding.target) == (Status.WARN, "SlowRank", f"rank:{slow}")
+    assert "% longer in" in finding.message
+
+
+def test_without_reports_the_check_does_not_concern_the_node_and_old_ones_do_not_count(tmp_path: Path) -> None:
+    assert [one.reason for one in findings(tmp_path / FILE)] == ["NotApplicable"]
+    reports = StepReports(tmp_path, boot_seconds=lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    for step in range(3 * WINDOW_STEPS):
+        for rank in range(2):
+            reports.take(f"step1 j {rank} 2 {step} 0.1 0.0".encode())
+    reports.write()
+    (finding,) = findings(tmp_path / FILE)
+    assert finding.status is Status.PASS
+    assert finding.measurements[0].value == pytest.approx(0.1)
+    assert [one.reason for one in findings(tmp_path / FILE, max_age_seconds=-1.0)] == ["NotApplicable"]
+    (tmp_path / FILE).write_text(json.dumps({"jobs": 3}))
+    assert [one.reason for one in findings(tmp_path / FILE)] == ["NoData"]
+
+
+def test_what_strangers_write_is_bounded(tmp_path: Path) -> None:
+    now = [1000.0]
+    reports = StepReports(tmp_path, boot_seconds=lambda: now[0])
+    for number in range(1000):
+        reports.take(f"step1 job{number} 0 1 1 0.1 0.0".encode())
+        reports.take(f"step1 job0 {number} 1000 1 0.1 0.0".encode())
+        reports.take(b"\xff" * number)
+    assert len(reports.jobs) == MAX_JOBS
+    assert len(reports._ranks["job0"]) == MAX_RANKS
+    assert reports.refused > 2900 - MAX_RANKS
+    now[0] += 3600.0
+    reports.take(b"step1 new 0 1 1 0.1 0.0")
+    assert set(reports.jobs) == {"new"}
+
+
+def test_socket_that_cannot_be_made_leaves_the_daemon_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "steps.sock").mkdir()
+
+    async def work() -> None:
+        reports = StepReports(tmp_path, boot_seconds=time.monotonic)
+        task = asyncio.create_task(reports.run())
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(work())
+    assert "jobs cannot report their steps" in caplog.text
+
+
+def test_socket_is_for_every_user_and_goes_with_the_daemon(tmp_path: Path) -> None:
+    def is_there(_: StepReports) -> bool:
+        path = tmp_path / "steps.sock"
+        if not path.is_socket():
+            return False
+        assert path.stat().st_mode & 0o777 == 0o666
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as job:
+            job.sendto(b"nonsense", str(path))
+        return True
+
+    asyncio.run(follow(tmp_path, is_there, 10))
+    assert not (tmp_path / "steps.sock").exists()

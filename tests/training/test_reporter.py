@@ -1,0 +1,134 @@
+"""The reporter in the job: never blocks, never raises, costs little, needs no daemon and nothing but Python."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from healthd.steps.datagram import StepReport, parse
+from healthd.training import StepReporter
+from healthd.training.callbacks import LightningCallback, TrainerCallback
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[socket.socket]:
+    """The daemon's end of the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as found:
+        found.bind(str(tmp_path / "steps.sock"))
+        yield found
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[StepReporter]:
+    """A rank's reporter, which finds the daemon where there is one."""
+    found = StepReporter(job="train 1", rank=2, size=4, path=str(tmp_path / "steps.sock"))
+    yield found
+    found.close()
+
+
+def received(daemon: socket.socket) -> StepReport:
+    found = parse(daemon.recv(4096))
+    assert found is not None
+    return found
+
+
+def test_step_is_reported_with_own_time_apart_from_waiting(daemon: socket.socket, mine: StepReporter) -> None:
+    mine.begin()
+    time.sleep(0.01)
+    with mine.waiting:
+        time.sleep(0.05)
+    mine.end(7, work=4096)
+    found = received(daemon)
+    assert (found.job, found.rank, found.size, found.step, found.work) == ("train_1", 2, 4, 7, 4096.0)
+    assert found.own_seconds >= 0.01
+    assert found.wait_seconds >= 0.05
+    mine.begin()
+    mine.ready()
+    time.sleep(0.02)
+    mine.end(8)
+    found = received(daemon)
+    assert found.wait_seconds >= 0.02
+    assert found.work is None
+
+
+def test_job_goes_on_where_no_daemon_is_and_finds_one_that_comes(tmp_path: Path, mine: StepReporter) -> None:
+    for step in range(100):
+        mine.report(step, 0.1, 0.0)
+    assert mine.dropped == 100
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as daemon:
+        daemon.bind(str(tmp_path / "steps.sock"))
+        mine._retry_at = 0.0  # five seconds later
+        mine.report(100, 0.1, 0.0)
+        assert received(daemon).step == 100
+    mine.report(101, 0.1, 0.0)  # the daemon is gone
+    assert mine.dropped == 101
+
+
+def test_daemon_that_reads_nothing_holds_nobody_up(daemon: socket.socket, mine: StepReporter) -> None:
+    begun = time.monotonic()
+    for step in range(5000):
+        mine.report(step, 0.1, 0.0)
+    assert time.monotonic() - begun < 2
+    assert mine.dropped > 0
+    assert received(daemon).step == 0
+
+
+def test_environment_says_who_reports(daemon: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEALTHD_STEPS_SOCKET", str(tmp_path / "steps.sock"))
+    monkeypatch.setenv("HEALTHD_JOB", "j")
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    found = StepReporter()
+    found.report(1, 0.5, 0.25)
+    found.close()
+    assert received(daemon) == StepReport("j", 5, 8, 1, 0.5, 0.25, None)
+
+
+def test_import_brings_neither_torch_nor_the_service() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import healthd.training, healthd.training.callbacks\n"
+        "print(sorted({name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "    - set(sys.stdlib_module_names)), [n for n in sys.modules if n.startswith('healthd.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("]")[0] == "['healthd'"
+    for room in ("healthd.core", "healthd.node", "healthd.steps", "asyncio"):
+        assert room not in done.stdout
+
+
+def test_callbacks_report_the_steps_of_their_frameworks(daemon: socket.socket, mine: StepReporter) -> None:
+    """Called as Lightning 2 and transformers 4 call theirs: with every hook there is."""
+    light = LightningCallback(mine)
+    trainer = SimpleNamespace(global_step=11)
+    light.setup(trainer, None, stage="fit")
+    light.on_fit_start(trainer, None)
+    light.on_train_batch_start(trainer, None, object(), 3)
+    light.on_before_optimizer_step(trainer, None, None)
+    light.on_train_batch_end(trainer, None, object(), object(), 3)
+    assert received(daemon).step == 11
+    assert light.state_dict() == {}
+    face = TrainerCallback(mine)
+    state = SimpleNamespace(global_step=12)
+    face.on_init_end(None, state, None)
+    face.on_step_begin(None, state, None, model=None)
+    face.on_step_end(None, state, None, model=None)
+    assert received(daemon).step == 12
+
+
+def test_a_fork_of_the_job_does_not_confuse_the_reports(daemon: socket.socket, mine: StepReporter) -> None:
+    """Data loaders fork the process; the child has the socket too, and uses it for nothing."""
+    mine.report(1, 0.1, 0.0)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    mine.report(2, 0.1, 0.0)
+    assert [received(daemon).step, received(daemon).step] == [1, 2]
