@@ -170,7 +170,7 @@ def test_what_needs_root_is_skipped_without_and_must_be_measured_with() -> None:
 
 
 def test_what_does_not_apply_here_is_no_failure_of_the_quick_figure() -> None:
-    ran = [f"probe_{number}" for number in range(7)]
+    ran = [f"probe_{number}" for number in range(8)]
     specs = tuple(spec(name) for name in (*ran, "nccom"))
     results = tuple(result(name) for name in ran)
     skipped = result("nccom", status=Status.SKIP)

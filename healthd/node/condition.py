@@ -53,12 +53,21 @@ _HARDWARE = (Action.RESET_DEVICE, Action.REBOOT, Action.REPLACE)
 _LOOKING = frozenset(
     (
         *("neuron_cores", "neuron_counters", "gpu_driver", "gpu_memory", "gpu_links", "gpu_throttle"),
-        *("matmul", "memory", "digest", "transfer", "all_reduce", "all_gather", "reduce_scatter"),
+        *("matmul", "memory", "digest", "transfer", "train_step", "all_reduce", "all_gather", "reduce_scatter"),
         *("nccom_all_reduce", "nccom_all_gather", "nccom_reduce_scatter"),
     )
 )
 _OF_A_DEVICE = frozenset(
-    {"WrongResult", "SilentCorruption", "MemoryCorruption", "EccErrors", "HardwareErrors", "DeviceLost", "StuckCores"}
+    {
+        "WrongResult",
+        "SilentCorruption",
+        "MemoryCorruption",
+        "EccErrors",
+        "HardwareErrors",
+        "DeviceLost",
+        "StuckCores",
+        "ParityLost",
+    }
 )
 _KERNEL_KINDS = ("Neuron ", "GPU Xid")  # as `kernel_log` begins what it finds; all else in the log is the host's
 

@@ -23,7 +23,7 @@ from tests.runner.runner_kit import make_runner, run_checks
 HERE = Host(None)
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("HEALTHD_XLA_PYTHON") or ROOT / ".venv-xla" / "bin" / "python")
-PROBES = ("matmul", "memory", "digest", "transfer")
+PROBES = ("matmul", "memory", "digest", "transfer", "train_step")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
 TARGETS = {"xla:0", "xla:1"}
 
