@@ -52,14 +52,17 @@ class Step:
 
 
 def first_state(torch: Any, parameters: Mapping[str, Any], wide: str, place: Any) -> State:
-    """The state before the first step, on the device `place`; `wide` is the dtype of parameters and moments."""
+    """
+    The state before the first step, on the device `place`; `wide` is the dtype of parameters and moments.
+
+    All of it is copied there: what is made there would be a part of the first step's program, and so another program.
+    """
     dtype = getattr(torch, wide)
-    here = {name: tensor.to(dtype).to(place) for name, tensor in parameters.items()}
     one = torch.ones((), dtype=dtype)
     return State(
-        parameters=here,
-        first={name: torch.zeros_like(tensor) for name, tensor in here.items()},
-        second={name: torch.zeros_like(tensor) for name, tensor in here.items()},
+        parameters={name: tensor.to(dtype).to(place) for name, tensor in parameters.items()},
+        first={name: torch.zeros_like(tensor, dtype=dtype).to(place) for name, tensor in parameters.items()},
+        second={name: torch.zeros_like(tensor, dtype=dtype).to(place) for name, tensor in parameters.items()},
         power1=one.to(place),
         power2=one.to(place),
     )
