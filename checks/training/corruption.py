@@ -28,7 +28,12 @@ def _corrupt(torch: Any, tensor: Any, magnitude: float | None) -> Any:
     kind = torch.finfo(tensor.dtype)
     exponent_bit = 2.0**8 if kind.max < 2.0**64 else 2.0**64
     factor = exponent_bit if magnitude is None else 1.0 + max(magnitude, kind.eps)
+    return spoil(torch, tensor, factor)
+
+
+def spoil(torch: Any, tensor: Any, factor: Any) -> Any:
+    """The tensor with its largest element times `factor`, a number or a tensor of one; gradients pass unchanged."""
     flat = tensor.reshape(-1)
-    chosen = torch.arange(flat.numel(), device=tensor.device) == flat.detach().abs().argmax()
     # A branch for each element, not one in Python: the value is not known while a step is only recorded.
-    return torch.where(chosen, (flat * factor).detach(), flat).reshape(tensor.shape)
+    chosen = torch.arange(flat.numel(), device=tensor.device) == flat.detach().abs().argmax()
+    return torch.where(chosen, flat + (flat * factor - flat).detach(), flat).reshape(tensor.shape)

@@ -58,6 +58,19 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
+def flops_of(size: Size) -> float:
+    """
+    Floating-point operations of the products of one step: forward, and twice as many backward.
+
+    Two for each weight and token, and four for each pair of tokens, width and block in attention (Kaplan and others,
+    Scaling Laws for Neural Language Models, 2020, section 2.1, counts the same).
+    """
+    tokens = size.batch * size.tokens
+    weights = BLOCKS * 12 * size.width**2 + VOCABULARY * size.width
+    attention = BLOCKS * 4 * size.batch * size.tokens**2 * size.width
+    return 3.0 * (2 * tokens * weights + attention)
+
+
 def reference_format(form: Format) -> Format:
     """The same step in float64, with the loss scaled as there, so that gradients can be compared."""
     return Format(form.name, "float64", "float64", 2.0**-53, form.loss_scale)

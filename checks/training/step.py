@@ -58,7 +58,7 @@ def first_state(torch: Any, parameters: Mapping[str, Any], wide: str, place: Any
     All of it is copied there: what is made there would be a part of the first step's program, and so another program.
     """
     dtype = getattr(torch, wide)
-    one = torch.ones((), dtype=dtype)
+    one = torch.ones(1, dtype=dtype)  # a tensor without dimensions would be a constant of the program
     return State(
         parameters={name: tensor.to(dtype).to(place) for name, tensor in parameters.items()},
         first={name: torch.zeros_like(tensor, dtype=dtype).to(place) for name, tensor in parameters.items()},

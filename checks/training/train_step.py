@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Limit, Status, Tier, check
+from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Limit, Measurement, Status, Tier, check
 from checks.device.sampling import labelled_limit, median, per_second
 from checks.limits import within
 from checks.training.corruption import corrupting
 from checks.training.digests import Digester
 from checks.training.judge import AFTER, first_difference, judge_steps
-from checks.training.model import FORMATS, Format, Size, make_batch, make_parameters
+from checks.training.model import FORMATS, Format, Size, flops_of, make_batch, make_parameters
 from checks.training.parity import EXACT_RATIO, WIDE_RATIO, on_device, run_parity
 from checks.training.places import all_places, describe
 from checks.training.reference import errors_of, reference_step
@@ -58,8 +58,9 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              layer and operation that differ are named) | fail DigestMismatch (devices differ and no majority tells
              which) | fail WrongResult (the first layer and operation that are further from float64 than rounding
              explains) | fail ParityLost (the loss leaves that of the reference) | fail SlowDevice
-             (`train_step_steps_per_second`, `train_step_seconds`) | skip NotApplicable (fp16 on a device that lacks it)
-             | pass with the repeats, the peers, the errors and the times.
+             (`train_step_steps_per_second`, `_tokens_per_second` and `_seconds`, for one model `.../bf16-large`; in
+             deep `train_step_flops_per_second`, which is learned and compared between peers) | skip NotApplicable (fp16
+             on a device that lacks it) | pass with the repeats, the peers, the errors and the times.
     Cost:    quick: under 1 s on one core, after the import of torch. Deep: a minute or two on two cores.
     Source:  own. The bound of the errors is derived in checks/training/reference.py (Higham and Mary, 2019). That
              training finds what single operations do not: SDCHunter (OSDI 2026).
@@ -206,41 +207,30 @@ def _speed(
 
     seconds = sorted(device.measure(operation, repeats=max(1, ctx.params.timed), warmup=1))
     middle = median(seconds)
-    name, labels = "train_step_steps_per_second", {"dtype": form.name}
-    finding = within(
-        per_second(1, middle),
-        name=name,
-        target=device.target,
-        limit=labelled_limit(ctx, name, form.name, device.target),
-        reason="SlowDevice",
-        subject=f"{form.name} steps per second ({size})",
-        labels=labels,
-    )
-    tokens = within(
-        per_second(size.batch * size.tokens, middle),
-        name="train_step_tokens_per_second",
-        target=device.target,
-        limit=labelled_limit(ctx, "train_step_tokens_per_second", form.name, device.target),
-        reason="SlowDevice",
-        subject=f"{form.name} tokens per second",
-        labels=labels,
-    )
-    judged = [finding, tokens]
-    for quantile, value in (("0.5", middle), ("1", seconds[-1])):
-        judged.append(
-            within(
-                value,
-                name="train_step_seconds",
-                target=device.target,
-                limit=labelled_limit(ctx, "train_step_seconds", quantile, device.target),
-                reason="SlowDevice",
-                subject=f"{form.name} step, quantile {quantile} of {len(seconds)},",
-                labels={**labels, "quantile": quantile},
-            )
+    model = f"{form.name}-{'large' if size == LARGE else 'small'}"
+
+    def judge(name: str, value: float, subject: str, label: str, labels: Mapping[str, str]) -> Finding:
+        limit = labelled_limit(ctx, name, label, device.target)
+        return within(
+            value, name=name, target=device.target, limit=limit, reason="SlowDevice", subject=subject, labels=labels
         )
+
+    labels, rate = {"model": model}, per_second(1, middle)
+    tokens = size.batch * size.tokens
+    judged = [
+        judge("train_step_steps_per_second", rate, f"{form.name} steps per second ({size})", model, labels),
+        judge("train_step_tokens_per_second", tokens * rate, f"{form.name} tokens per second", model, labels),
+    ]
+    for quantile, value in (("0.5", middle), ("1", seconds[-1])):
+        said = f"{form.name} step, quantile {quantile} of {len(seconds)},"
+        judged.append(judge("train_step_seconds", value, said, model, {**labels, "quantile": quantile}))
+    if size == LARGE:  # alone is it long enough to say something of the device: limits are learned of this one
+        name, flops = "train_step_flops_per_second", flops_of(size) * rate
+        judged.append(judge(name, flops, f"{form.name} step, achieved", form.name, {"dtype": form.name}))
     # One line while all is well; each number that is not has one of its own.
     slow = [one for one in judged if one.status is not Status.PASS]
-    yield from slow or [dataclasses.replace(finding, measurements=tuple(m for one in judged for m in one.measurements))]
+    everything = tuple(measured for one in judged for measured in one.measurements)
+    yield from slow or [dataclasses.replace(judged[0], measurements=everything)]
 
 
 def _parity(ctx: Context[Params], device: Device, form: Format, steps: int) -> tuple[Finding, str]:
@@ -268,8 +258,18 @@ def _parity(ctx: Context[Params], device: Device, form: Format, steps: int) -> t
     digester = Digester(device)
     left = {name.rpartition("_")[0] for name in ctx.params.left_out}
     kept = {name: value for name, value in done.state.parameters.items() if name not in left}
+    points = range(0, steps, -(-steps // _CURVE_POINTS))
+    finding = dataclasses.replace(
+        finding, measurements=(*finding.measurements, *(_point(form, done.losses[at], at + 1) for at in points))
+    )
     ends = digester.finish({name: digester.look(value.detach()) for name, value in kept.items()})
     return finding, _join(ends)
+
+
+def _point(form: Format, loss: float, step: int) -> Measurement:
+    """One point of the curve of the loss, which is kept as evidence and not judged."""
+    labels = {"dtype": form.name, "step": str(step)}
+    return Measurement(name="train_step_loss", value=loss, lower=None, upper=None, origin="none", labels=labels)
 
 
 def _join(digests: Mapping[str, str]) -> str:

@@ -25,12 +25,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import bench_checks, bench_collectives, bench_daemon, bench_fleet, bench_namespaces, bench_standin
+from tests.benchmarks import (
+    bench_checks,
+    bench_collectives,
+    bench_daemon,
+    bench_fleet,
+    bench_namespaces,
+    bench_standin,
+    bench_training,
+)
 from tests.benchmarks.figures import SHORT, WHOLE, Bench, Figure, Reading, Scale, measure, verdict
 
 BENCHES: tuple[Bench, ...] = (
     *bench_checks.BENCHES,
     *bench_standin.BENCHES,
+    *bench_training.BENCHES,
     *bench_daemon.BENCHES,
     *bench_fleet.BENCHES,
     *bench_collectives.BENCHES,

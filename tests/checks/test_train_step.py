@@ -72,6 +72,7 @@ def test_healthy_device_passes_with_numbers_for_each_question(context: Any, cpu_
         "train_step_tokens_per_second",
         "train_step_seconds",
         "train_step_loss_error_ratio",
+        "train_step_loss",
     }
     (verdict,) = judge_steps(evidence_of(said), [])
     assert (verdict.status, verdict.target) == (Status.PASS, "cpu:0")
@@ -205,10 +206,10 @@ def test_lost_parity_is_a_finding_with_the_step(context: Any, cpu_device: Any) -
 
 
 def test_slow_steps_fail_their_limit(context: Any, cpu_device: Any) -> None:
-    limits = {"train_step_steps_per_second/bf16": Limit(lower=1e9, upper=None, origin="config")}
+    limits = {"train_step_steps_per_second/bf16-small": Limit(lower=1e9, upper=None, origin="config")}
     said = list(train_step(context(train_step, device=cpu_device, limits=limits, **SHORT)))
     (finding,) = wrong(said)
-    assert (finding.reason, finding.measurements[0].labels["dtype"]) == ("SlowDevice", "bf16")
+    assert (finding.reason, finding.measurements[0].labels["model"]) == ("SlowDevice", "bf16-small")
 
 
 def test_places_that_a_device_does_not_repeat_are_left_out_and_said(context: Any, cpu_device: Any) -> None:
