@@ -73,7 +73,7 @@ def test_every_figure_to_reach_is_there_with_its_aim() -> None:
 def test_names_are_unique_and_each_bench_is_bounded() -> None:
     figures = [figure.name for bench in BENCHES for figure in bench.figures]
     assert len(set(figures)) == len(figures)
-    assert all(0 < bench.limit_seconds <= 120 for bench in BENCHES)
+    assert all(0 < bench.limit_seconds <= 300 for bench in BENCHES)
 
 
 def test_a_trivial_bench_gives_one_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

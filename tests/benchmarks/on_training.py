@@ -124,7 +124,8 @@ def digest(device: Any, count: int) -> dict[str, Any]:
     ratios: dict[str, Any] = {}
     for dtype in DTYPES:
         steps = Steps(device, FORMATS[dtype], LARGE)
-        steps.digests(), steps.bare()
+        steps.digests()
+        steps.bare()
         with_, without = zip(*_turns(steps, count), strict=True)
         ratios[dtype] = {
             "ratio": statistics.median(a / b for a, b in zip(with_, without, strict=True)) - 1,
