@@ -21,7 +21,7 @@ from checks.training.reference import errors_of, reference_step
 from checks.training.step import State, Step, first_state, run_step
 
 SMALL = Size(width=64, heads=4, tokens=32, batch=2)
-LARGE = Size(width=512, heads=8, tokens=128, batch=4)
+LARGE = Size(width=512, heads=4, tokens=128, batch=4)
 _REPEATS = {Tier.QUICK: 3, Tier.DEEP: 20, Tier.SOAK: 1000}
 _PARITY_STEPS = {Tier.QUICK: 8, Tier.DEEP: 200, Tier.SOAK: 200}
 _ALWAYS = ("fp32", "bf16")
