@@ -9,6 +9,7 @@ from typing import Any
 from checks.contract import Device
 from checks.training.model import Format, Size, make_batch, make_parameters, reference_format
 from checks.training.step import State, first_state, run_step
+from checks.training.work import on_device
 
 # Of fp32: on a CPU 8e-7 in 200 steps, and the weights of one layer times 1.01 make 2.5e-4 or more. Of the others: the
 # 0.1 % that people ask of a port to another device.
@@ -56,12 +57,6 @@ def run_parity(
         state = done.state
         losses.append(float(device.read(done.loss)))
     return Parity(losses=losses, expected=_expected(torch, size, form, parameters, steps), state=state)
-
-
-def on_device(device: Device, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A batch, moved there."""
-    tokens, following = batch
-    return tokens.to(device.torch_device), following.to(device.torch_device)
 
 
 def _expected(torch: Any, size: Size, form: Format, parameters: Any, steps: int) -> list[float]:

@@ -25,6 +25,9 @@ _PARAMETERS = {
     "block": ("norm1_weight", "qkv_weight", "output_weight", "norm2_weight", "up_weight", "down_weight"),
     "head": ("norm_weight", "logits_weight"),
 }
+OWN = "own."
+"""How the places of a step of the user's own begin (see `checks.training.own`)."""
+
 BLOCKS = 2
 """Of every model, small or large, so that a fault's place exists in every tier."""
 
@@ -56,7 +59,7 @@ def phase_of(place: str) -> str:
 
 def describe(place: str) -> str:
     """A place in words: its layer, its operation and the phase."""
-    layer, _, name = place.partition(".")
+    layer, _, name = place.rpartition(".")  # layers of a user's model have dots in their names
     phase = phase_of(place)
     if phase == OPTIMIZER:
         return f"layer {layer}, {name.removesuffix('_update')} after the optimizer"

@@ -51,18 +51,27 @@ class Step:
     places: Mapping[str, Any]
 
 
-def first_state(torch: Any, parameters: Mapping[str, Any], wide: str, place: Any) -> State:
+def first_state(torch: Any, parameters: Mapping[str, Any], wide: str | None, place: Any) -> State:
     """
-    The state before the first step, on the device `place`; `wide` is the dtype of parameters and moments.
+    The state before the first step, on the device `place`; `wide` is the dtype of parameters and moments
+    (None: each parameter's own).
 
     All of it is copied there: what is made there would be a part of the first step's program, and so another program.
     """
-    dtype = getattr(torch, wide)
-    one = torch.ones(1, dtype=dtype)  # a tensor without dimensions would be a constant of the program
+
+    def start(tensor: Any) -> Any:
+        return tensor if wide is None else tensor.to(getattr(torch, wide))
+
+    def zeros(tensor: Any) -> Any:
+        return torch.zeros_like(start(tensor)).to(place)
+
+    one = torch.ones(
+        1, dtype=torch.float64 if wide == "float64" else torch.float32
+    )  # a tensor without dimensions would be a constant of the program
     return State(
-        parameters={name: tensor.to(dtype).to(place) for name, tensor in parameters.items()},
-        first={name: torch.zeros_like(tensor, dtype=dtype).to(place) for name, tensor in parameters.items()},
-        second={name: torch.zeros_like(tensor, dtype=dtype).to(place) for name, tensor in parameters.items()},
+        parameters={name: start(tensor).to(place) for name, tensor in parameters.items()},
+        first={name: zeros(tensor) for name, tensor in parameters.items()},
+        second={name: zeros(tensor) for name, tensor in parameters.items()},
         power1=one.to(place),
         power2=one.to(place),
     )
@@ -84,6 +93,30 @@ def run_step(
     `look` says what is kept of each tensor (None: the tensor). `change` may alter it as it is computed: injected
     faults.
     """
+    parameters = {name: tensor.detach().requires_grad_() for name, tensor in state.parameters.items()}
+
+    def loss_of(tap: Tap) -> Any:
+        return forward(torch, size, form, parameters, batch, tap)
+
+    return take_step(torch, state, parameters, loss_of, form.loss_scale, look=look, change=change)
+
+
+def take_step(
+    torch: Any,
+    state: State,
+    parameters: Mapping[str, Any],
+    loss_of: Callable[[Tap], Any],
+    scale: float,
+    *,
+    look: Look | None = None,
+    change: Change | None = None,
+) -> Step:
+    """
+    One step of any model: its loss, the gradients of `parameters`, and the optimizer.
+
+    `loss_of` computes the loss and passes what operations give through its `tap`; it is multiplied by `scale` before
+    the backward pass. See `run_step` for the others.
+    """
     places: dict[str, Any] = {}
 
     def keep(name: str, tensor: Any) -> Any:
@@ -96,16 +129,19 @@ def run_step(
     def tap(name: str, tensor: Any) -> Any:
         """Keep what an operation gives, and its gradient once the backward pass comes there."""
         tensor = keep(name, tensor)
-        tensor.register_hook(lambda gradient: keep(f"{name}_grad", gradient))
+        if tensor.requires_grad:
+            tensor.register_hook(lambda gradient: keep(f"{name}_grad", gradient))
         return tensor
 
-    parameters = {name: tensor.detach().requires_grad_() for name, tensor in state.parameters.items()}
     with torch.enable_grad():
-        loss = forward(torch, size, form, parameters, batch, tap)
-        gradients = torch.autograd.grad(loss * form.loss_scale, list(parameters.values()))
+        loss = loss_of(tap)
+        gradients = torch.autograd.grad(loss * scale, list(parameters.values()), allow_unused=True)
     with torch.no_grad():
-        seen = {name: keep(f"{name}_grad", gradient) for name, gradient in zip(parameters, gradients, strict=True)}
-        after = adamw(torch, state, seen, form.loss_scale, keep)
+        seen = {
+            name: keep(f"{name}_grad", torch.zeros_like(parameters[name]) if gradient is None else gradient)
+            for name, gradient in zip(parameters, gradients, strict=True)
+        }
+        after = adamw(torch, state, seen, scale, keep)
     return Step(state=after, loss=loss.detach(), places=places)
 
 

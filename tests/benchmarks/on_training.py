@@ -24,10 +24,9 @@ from checks.host.machine import Host
 from checks.training.corruption import spoil
 from checks.training.digests import Digester
 from checks.training.model import FORMATS, Format, Size, make_batch, make_parameters
-from checks.training.parity import on_device
 from checks.training.places import all_places
 from checks.training.step import State, first_state, run_step
-from checks.training.train_step import LARGE, SMALL
+from checks.training.work import LARGE, SMALL, on_device
 
 MAGNITUDES = {"last bit": 0.0, "1e-3": 1e-3, "1": 1.0, "exponent": None}
 DTYPES = ("fp32", "bf16")

@@ -15,9 +15,9 @@ from checks.training.digests import Digester
 from checks.training.judge import judge_steps
 from checks.training.model import FORMATS, make_batch, make_parameters
 from checks.training.places import BACKWARD, FORWARD, OPTIMIZER, all_places, describe, phase_of
-from checks.training.reference import errors_of, reference_step
 from checks.training.step import Step, first_state, run_step
-from checks.training.train_step import SMALL, train_step
+from checks.training.train_step import train_step
+from checks.training.work import SMALL, built_in
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
 from checks.worker.protocol import encode, from_evidence
@@ -93,11 +93,9 @@ def test_every_place_is_seen_in_each_phase(one_step: Any) -> None:
 
 @pytest.mark.parametrize("dtype", sorted(FORMATS))
 def test_errors_of_a_healthy_step_are_far_below_their_bounds(cpu_device: Any, dtype: str) -> None:
-    torch, form = cpu_device.torch, FORMATS[dtype]
-    parameters, batch = make_parameters(torch, SMALL), make_batch(torch, SMALL, 0)
-    done = run_step(torch, SMALL, form, first_state(torch, parameters, form.wide, "cpu"), batch)
-    reference = reference_step(torch, SMALL, form, parameters, batch)
-    errors = errors_of(torch, SMALL, form, parameters, done.places, cpu_device.read, reference)
+    work = built_in(cpu_device, dtype, large=False)
+    done = work.run()
+    errors = work.errors(done)
     assert [error.place for error in errors] == list(done.places)
     assert 0 < max(error.share for error in errors) < 0.25
 
@@ -227,7 +225,7 @@ def test_places_that_a_device_does_not_repeat_are_left_out_and_said(context: Any
 def test_dtype_and_place_that_are_not_there_are_one_line(context: Any, cpu_device: Any) -> None:
     with pytest.raises(ValueError, match="no such dtype 'fp4'; known are fp32, bf16, fp16"):
         list(train_step(context(train_step, device=cpu_device, dtypes=["fp4"])))
-    with pytest.raises(ValueError, match=r"'left_out': no such place: 'embed\.tokn'; did you mean 'embed\.token'"):
+    with pytest.raises(ValueError, match=r"no place 'embed\.tokn'; did you mean 'embed\.token'"):
         list(train_step(context(train_step, device=cpu_device, left_out=["embed.tokn"])))
 
 
