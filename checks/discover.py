@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "healthd.checks"
 HOST_PACKAGES = ("checks.system", "checks.storage")
 """Where all passive checks are: they need no device."""
-PACKAGES = (*HOST_PACKAGES, "checks.device", "checks.collective")
+PACKAGES = (*HOST_PACKAGES, "checks.device", "checks.training", "checks.collective")
 
 
 def builtin_checks(packages: Sequence[str] = PACKAGES) -> dict[str, Check]:

@@ -37,6 +37,12 @@ _ALL = (
         Blame.NODE,
         Action.INSPECT,
     ),
+    Reason(
+        "ParityLost",
+        "The loss of training steps on a device leaves that of the reference.",
+        Blame.NODE,
+        Action.REPLACE,
+    ),
     Reason("MemoryCorruption", "Memory did not give back what was written.", Blame.NODE, Action.REPLACE),
     Reason("SlowDevice", "A device is slower than its limit.", Blame.NODE, Action.INSPECT),
     Reason("MissingDevice", "A device that should be there is not.", Blame.NODE, Action.REBOOT),

@@ -73,7 +73,7 @@ def test_every_figure_to_reach_is_there_with_its_aim() -> None:
 def test_names_are_unique_and_each_bench_is_bounded() -> None:
     figures = [figure.name for bench in BENCHES for figure in bench.figures]
     assert len(set(figures)) == len(figures)
-    assert all(0 < bench.limit_seconds <= 120 for bench in BENCHES)
+    assert all(0 < bench.limit_seconds <= 300 for bench in BENCHES)
 
 
 def test_a_trivial_bench_gives_one_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def test_what_needs_root_is_skipped_without_and_must_be_measured_with() -> None:
 
 
 def test_what_does_not_apply_here_is_no_failure_of_the_quick_figure() -> None:
-    ran = [f"probe_{number}" for number in range(7)]
+    ran = [f"probe_{number}" for number in range(8)]
     specs = tuple(spec(name) for name in (*ran, "nccom"))
     results = tuple(result(name) for name in ran)
     skipped = result("nccom", status=Status.SKIP)
@@ -179,7 +179,7 @@ def test_what_does_not_apply_here_is_no_failure_of_the_quick_figure() -> None:
     unknown = result("nccom", status=Status.UNKNOWN)
     with pytest.raises(RuntimeError, match="not measured: nccom"):
         active_results(state("n1", checks=specs, results=(*results, unknown)))
-    with pytest.raises(RuntimeError, match="6 active checks"):
+    with pytest.raises(RuntimeError, match="7 active checks"):
         active_results(state("n1", checks=specs, results=(*results[1:], skipped)))
 
 

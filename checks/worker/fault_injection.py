@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from checks.contract import Device, Evidence, Finding, Mesh, MeshOperation, Progress, Status
@@ -85,11 +85,21 @@ class FaultyDevice:
     """
     A device that is slow, or that flips one bit of one element of the first tensor that the host reads.
 
+    `places` are those of a training step that it corrupts, with their magnitudes (see `checks.training.corruption`).
     Everything else is done by the real device. See `checks.contract.Device`.
     """
 
-    def __init__(self, device: Device, *, factor: float, corrupt: bool, members: tuple[Device, ...] = ()) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        factor: float,
+        corrupt: bool,
+        members: tuple[Device, ...] = (),
+        places: Mapping[str, float | None] | None = None,
+    ) -> None:
         self.members = members
+        self.places = dict(places or {})
         self.matmul_rows = device.matmul_rows
         self.target = device.target
         self.key = device.key
@@ -99,6 +109,10 @@ class FaultyDevice:
         self._factor = factor
         self._corrupt = corrupt
         self._working_since: float | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What an accelerator tells of its devices beyond the contract (`fallbacks`, `narrow_sums`)."""
+        return getattr(self._device, name)
 
     @property
     def collective_backend(self) -> str:
@@ -167,7 +181,8 @@ def flip_bit(torch: Any, host: Any) -> Any:
 def faulty(device: Device, faults: Sequence[Fault]) -> Device:
     """The device with `faults` applied; the device itself where none concerns it."""
     factor = max((fault.value or 1.0 for fault in faults if fault.kind == "slow"), default=1.0)
-    corrupt = any(fault.kind == "corrupt" for fault in faults)
+    corrupt = any(fault.kind == "corrupt" and fault.place is None for fault in faults)
+    places = {fault.place: fault.value for fault in faults if fault.place is not None}
     if device.members and (corrupt or factor > 1.0):
         members = tuple(
             faulty(
@@ -176,4 +191,6 @@ def faulty(device: Device, faults: Sequence[Fault]) -> Device:
             for name, member in ((f"rank:{rank}", member) for rank, member in enumerate(device.members))
         )
         return FaultyDevice(device, factor=factor, corrupt=False, members=members)
-    return FaultyDevice(device, factor=factor, corrupt=corrupt) if corrupt or factor > 1.0 else device
+    if not (corrupt or places or factor > 1.0):
+        return device
+    return FaultyDevice(device, factor=factor, corrupt=corrupt, places=places)

@@ -1,7 +1,8 @@
 """
 Faults that an operator injects, as text and as records; `fault_injection` applies them in the worker.
 
-A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it.
+A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it. One check
+has places within its work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE]`, see `checks.training.places`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checks.training.places import OWN, all_places
+
 KINDS = ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage", "absent")
 MAX_FACTOR = 10_000.0
+MAX_MAGNITUDE = 1e30
 
 # What makes sense where. A node check has no device whose data could be corrupt, and only a rank can fail to join.
 _BY_SCOPE: Mapping[str, tuple[str, ...]] = {
@@ -22,23 +26,34 @@ _BY_SCOPE: Mapping[str, tuple[str, ...]] = {
 }
 COUNTING_CHECK = "device_count"  # the one node check that sees a missing device
 
+PLACED_CHECK = "train_step"  # the one check whose faults have places
+_PLACE = "block1.gelu"
+
 _TARGET = re.compile(r"rank:\d+|[a-z][a-z0-9_]*(:[A-Za-z0-9_./-]+)?")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One injected fault. `target` None means every target of the check; `value` is the factor of `slow`, else None."""
+    """
+    One injected fault.
+
+    `target` None means every target of the check; `value` is the factor of `slow`, or the relative error of what is
+    corrupted at `place` (None: a bit of the exponent); `place` is where in the check's work, for checks that have
+    places.
+    """
 
     check: str
     target: str | None
     kind: str
     value: float | None
+    place: str | None = None
 
     def __str__(self) -> str:
         """As an operator writes it."""
         target = f"@{self.target}" if self.target else ""
         value = f":{self.value:g}" if self.value is not None else ""
-        return f"{self.check}{target}={self.kind}{value}"
+        place = f".{self.place}" if self.place else ""
+        return f"{self.check}{place}{target}={self.kind}{value}"
 
     def hits(self, check: str, targets: Collection[str]) -> bool:
         """Whether it concerns a check on the worker with these names (`cpu:1` and `rank:1` are names of one worker)."""
@@ -56,7 +71,8 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
     left, separator, right = text.partition("=")
     if not separator or not left or not right:
         raise ValueError(f"{where}: write CHECK[@TARGET]=KIND[:VALUE], as in matmul@cpu:1=corrupt")
-    check, at, target = left.strip().partition("@")
+    name, at, target = left.strip().partition("@")
+    check, dot, place = name.partition(".")
     kind, colon, value_text = right.strip().partition(":")
     if kind not in KINDS:
         raise ValueError(f"{where}: no such kind: {kind!r}{_nearest(kind, KINDS)}")
@@ -66,6 +82,9 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
         if check not in scopes:
             raise ValueError(f"{where}: no such check: {check!r}{_nearest(check, scopes)}")
         _check_scope(where, check, scopes[check], kind, target)
+    if dot:
+        _check_place(where, check, place, kind)
+        return Fault(check, target or None, kind, _magnitude(where, value_text) if colon else None, place)
     if kind != "slow" and colon:
         raise ValueError(f"{where}: {kind} takes no value; only slow does, as in slow:4")
     return Fault(check, target or None, kind, _factor(where, value_text) if kind == "slow" else None)
@@ -91,6 +110,35 @@ def _check_scope(where: str, check: str, scope: str, kind: str, target: str) -> 
         raise ValueError(f"{where}: {kind} makes no sense for {check}, a {scope} check; it takes {', '.join(allowed)}")
     if scope == "node" and target not in ("", "node") and kind != "missing":
         raise ValueError(f"{where}: {check} runs once for the node, so {target!r} is no target of it; leave it out")
+
+
+def _check_place(where: str, check: str, place: str, kind: str) -> None:
+    if check != PLACED_CHECK:
+        raise ValueError(f"{where}: {check} has no places; only {PLACED_CHECK} has, as in {PLACED_CHECK}.{_PLACE}")
+    if kind != "corrupt":
+        raise ValueError(f"{where}: {kind} acts on all of {check}; a place takes corrupt alone")
+    known = list(all_places())
+    # Of a step of the user's own only the worker knows the places; it refuses what is not there.
+    if place not in known and not place.startswith(OWN):
+        layer, _, operation = place.partition(".")
+        layers = dict.fromkeys(one.partition(".")[0] for one in known)
+        if layer not in layers:
+            raise ValueError(f"{where}: no such layer: {layer!r}{_nearest(layer, layers)}")
+        own = [one.partition(".")[2] for one in known if one.partition(".")[0] == layer]
+        raise ValueError(f"{where}: no such operation of {layer}: {operation!r}{_nearest(operation, own)}")
+
+
+def _magnitude(where: str, text: str) -> float:
+    try:
+        magnitude = float(text)
+    except ValueError:
+        magnitude = 0.0
+    if not 0.0 < magnitude <= MAX_MAGNITUDE:  # also refuses NaN
+        raise ValueError(
+            f"{where}: corrupt takes a relative error above 0 and up to {MAX_MAGNITUDE:g}, as in corrupt:1e-3, "
+            f"not {text!r}"
+        )
+    return magnitude
 
 
 def _factor(where: str, text: str) -> float:

@@ -14,6 +14,7 @@ import click
 from healthd.cli.demo_stage import NODES, Stage
 
 FAULT = "matmul@cpu:1=corrupt"
+STEP = "train_step.block1.gelu_grad@cpu:1=corrupt:0.001"
 BETWEEN = "all_reduce@rank:4=corrupt"  # a rank that n3 has among the three nodes alone
 
 
@@ -67,7 +68,18 @@ def play(stage: Stage) -> None:
     stage.healthd("fault", "clear", "--run-dir", str(stage.folder / "n3"), expect=0)
     stage.gate("train-5", *_nodes(), expect=0)
     stage.healthd("fleet", "status", "--aggregator", stage.aggregator, expect=0)
+
+    training(stage)
     stage.title(f"Done in {time.monotonic() - stage.began:.0f} s")
+
+
+def training(stage: Stage) -> None:
+    """The act of a device that single operations find nothing wrong with."""
+    stage.title(f"7. A device that passes every single operation and cannot train ({STEP})")
+    stage.say("One gradient of one layer is off by a thousandth, once. Products, memory, digests and copies are right:")
+    own = str(stage.folder / "own")
+    probes = ("matmul", "memory", "digest", "transfer", "train_step")
+    stage.healthd("check", *probes, "--fault", STEP, "--run-dir", own, "--state-dir", own, expect=2)
 
 
 def _nodes() -> tuple[str, ...]:

@@ -51,7 +51,16 @@ _HARDWARE = (Action.RESET_DEVICE, Action.REBOOT, Action.REPLACE)
 # What a check that looks at accelerators alone may say that is a fault of theirs. `Stuck` is none: probes cannot be
 # killed either while the file system with their libraries hangs.
 _OF_A_DEVICE = frozenset(
-    {"WrongResult", "SilentCorruption", "MemoryCorruption", "EccErrors", "HardwareErrors", "DeviceLost", "StuckCores"}
+    {
+        "WrongResult",
+        "SilentCorruption",
+        "MemoryCorruption",
+        "EccErrors",
+        "HardwareErrors",
+        "DeviceLost",
+        "StuckCores",
+        "ParityLost",
+    }
 )
 _KERNEL_KINDS = ("Neuron ", "GPU Xid")  # as `kernel_log` begins what it finds; all else in the log is the host's
 

@@ -72,7 +72,7 @@ class RunRecord:
             "group": group,
             "previous": from_previous(self.request.previous.get(info.name)),
             "faults": [
-                [fault.check, fault.target, fault.kind, fault.value]
+                [fault.check, fault.target, fault.kind, fault.value, fault.place]
                 for fault in self.request.faults
                 if fault.hits(info.name, names) or (info.scope is Scope.NODE and fault.check == info.name)
             ],

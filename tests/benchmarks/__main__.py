@@ -33,12 +33,14 @@ from tests.benchmarks import (
     bench_namespaces,
     bench_standin,
     bench_steps,
+    bench_training,
 )
 from tests.benchmarks.figures import SHORT, WHOLE, Bench, Figure, Reading, Scale, measure, verdict
 
 BENCHES: tuple[Bench, ...] = (
     *bench_checks.BENCHES,
     *bench_standin.BENCHES,
+    *bench_training.BENCHES,
     *bench_daemon.BENCHES,
     *bench_fleet.BENCHES,
     *bench_steps.BENCHES,

@@ -22,7 +22,7 @@ from tests.benchmarks.processes import HEALTHD, children, timed
 PASSIVE_ROUNDS = 15
 COMMAND_ROUNDS = 7
 QUICK_ROUNDS = 3
-ACTIVE_CHECKS = 7  # of the quick tier on any accelerator: four probes, three collectives
+ACTIVE_CHECKS = 8  # of the quick tier on any accelerator: five probes, three collectives
 IMPORT_SHARE = 2.5  # of the time of importing torch that a quick tier may take besides its measuring
 HUNG_LIMIT_SECONDS = 2.0
 HUNG_ROUNDS = 3
@@ -114,7 +114,7 @@ def active_results(state: NodeState) -> list[CheckResult]:
     """
     What measured on the devices; what does not apply to this machine (nccom-test on a CPU) is left out.
 
-    RuntimeError when one of them could not measure, or fewer than the four probes and three collectives are there.
+    RuntimeError when one of them could not measure, or fewer than the five probes and three collectives are there.
     """
     active = {spec.name for spec in state.checks if spec.tier is not Tier.PASSIVE}
     results = [r for r in state.results if r.check in active and r.status is not Status.SKIP]

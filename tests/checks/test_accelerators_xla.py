@@ -23,7 +23,7 @@ from tests.runner.runner_kit import make_runner, run_checks
 HERE = Host(None)
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("HEALTHD_XLA_PYTHON") or ROOT / ".venv-xla" / "bin" / "python")
-PROBES = ("matmul", "memory", "digest", "transfer")
+PROBES = ("matmul", "memory", "digest", "transfer", "train_step")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
 TARGETS = {"xla:0", "xla:1"}
 
@@ -207,6 +207,7 @@ class TestOnRealXla:
                 "digest@xla:0=corrupt",
                 "memory@xla:0=corrupt",
                 "transfer@xla:1=hang",
+                "train_step.block1.gelu_grad@xla:1=corrupt:1e-9",
                 "all_gather@rank:1=hang",
                 "all_reduce@rank:1=corrupt",
                 "reduce_scatter=slow:20",
@@ -220,6 +221,10 @@ class TestOnRealXla:
         assert statuses(results["digest"])["xla:1"][0] == "pass"
         assert statuses(results["memory"]) == {"xla:0": ("fail", "MemoryCorruption"), "xla:1": ("pass", None)}
         assert statuses(results["transfer"]) == {"xla:0": ("pass", None), "xla:1": ("unknown", "Timeout")}
+        assert statuses(results["train_step"])["xla:0"] == ("pass", None)
+        found = [f for f in results["train_step"].findings if f.status is Status.FAIL]
+        assert [(f.target, f.reason) for f in found] == [("xla:1", "SilentCorruption")] * 2
+        assert all("layer block1, gradient of gelu has other bits in repeat 2" in f.message for f in found)
         assert statuses(results["all_reduce"]) == {"rank:1": ("fail", "CollectiveMismatch"), "node": ("pass", None)}
         # One process is all ranks: when it hangs nobody can tell which, and nobody is accused.
         assert statuses(results["all_gather"]) == {"node": ("unknown", "Timeout")}
@@ -275,8 +280,8 @@ print(json.dumps({"runs": after[0] - before[0], "compiled": after[1] - before[1]
         assert said["free"] > 2**20
         assert "collectives between processes on PJRT CPU are not supported" in said["backend"]
 
-    def test_quick_tier_compiles_five_graphs_and_a_second_round_none(self) -> None:
-        """Each graph is a minute on a Neuron compiler: two products, two of memory, one digest, none for copies."""
+    def test_quick_tier_compiles_seven_graphs_and_a_second_round_none(self) -> None:
+        """Each is a minute on a Neuron compiler: two products, two of memory, a digest, two steps, none for copies."""
         code = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -287,13 +292,15 @@ from checks.device.matmul import matmul
 from checks.device.memory import memory
 from checks.device.transfer import transfer
 from checks.host.machine import Host
+from checks.training.train_step import train_step
 import torch_xla.debug.metrics as metrics
 inventory = xla.find(Host(None), {})
 device = xla.bind("xla:1", inventory, {})
 said, seconds = [], []
 for tier in (Tier.QUICK, Tier.QUICK, Tier.DEEP):
-    for check in (matmul, memory, digest, transfer):
-        params = load_params(check.params_type, {"max_bytes": 2**25} if check is memory else {})
+    for check in (matmul, memory, digest, transfer, train_step):
+        less = {memory: {"max_bytes": 2**25}, train_step: {"large": False, "repeats": 2, "parity_steps": 3}}
+        params = load_params(check.params_type, next((v for c, v in less.items() if c is check), {}))
         before = (metrics.metric_data("CompileTime") or [0])[0]
         list(check(Context(host=Host(None), params=params, tier=tier, device=device, group=None, previous=None,
             inventory=inventory, limits={})))
@@ -304,7 +311,7 @@ print(json.dumps({"graphs": said, "seconds": seconds, "fallbacks": device.fallba
         done = subprocess.run([PYTHON, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         said = json.loads(done.stdout)
-        assert said["graphs"] == [2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        assert said["graphs"] == [2, 2, 1, 0, 2, *[0] * 10]
         assert 0 < said["seconds"][0] == said["seconds"][1]
         assert said["fallbacks"] == []
 

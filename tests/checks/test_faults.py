@@ -13,7 +13,13 @@ from checks.contract import Evidence, Finding, Progress, Status
 from checks.worker.fault_injection import apply_faults, faulty, flip_bit, write_garbage
 from checks.worker.faults import KINDS, Fault, parse_fault, without_missing
 
-SCOPES = {"matmul": "device", "all_reduce": "group", "disk_space": "node", "device_count": "node"}
+SCOPES = {
+    "matmul": "device",
+    "train_step": "device",
+    "all_reduce": "group",
+    "disk_space": "node",
+    "device_count": "node",
+}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,12 @@ SCOPES = {"matmul": "device", "all_reduce": "group", "disk_space": "node", "devi
         ("disk_space@node=fail", Fault("disk_space", "node", "fail", None)),
         ("device_count=missing", Fault("device_count", None, "missing", None)),
         ("device_count@cpu:0=missing", Fault("device_count", "cpu:0", "missing", None)),
+        ("train_step@cpu:0=corrupt", Fault("train_step", "cpu:0", "corrupt", None)),
+        ("train_step.block1.gelu=corrupt", Fault("train_step", None, "corrupt", None, "block1.gelu")),
+        (
+            "train_step.block0.qkv_weight_grad@cpu:1=corrupt:0.001",
+            Fault("train_step", "cpu:1", "corrupt", 0.001, "block0.qkv_weight_grad"),
+        ),
     ],
 )
 def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
@@ -52,6 +64,14 @@ def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
         ("matmul=slow:inf", "slow needs a factor above 1"),
         ("matmul=slow:fast", "slow needs a factor above 1"),
         ("matmul=absent", "absent makes no sense for matmul, a device check"),
+        ("train_step.block1.gelo=corrupt", "no such operation of block1: 'gelo'; did you mean 'gelu'?"),
+        ("train_step.blok1.gelu=corrupt", "no such layer: 'blok1'; did you mean 'block1'?"),
+        ("train_step.block1=corrupt", "no such operation of block1: ''"),
+        ("train_step.block1.gelu=hang", "hang acts on all of train_step; a place takes corrupt alone"),
+        ("train_step.block1.gelu=corrupt:0", "corrupt takes a relative error above 0"),
+        ("train_step.block1.gelu=corrupt:nan", "corrupt takes a relative error above 0"),
+        ("train_step=corrupt:1", "corrupt takes no value; only slow does"),
+        ("matmul.block1.gelu=corrupt", "matmul has no places; only train_step has, as in train_step.block1.gelu"),
         ("disk_space=corrupt", "corrupt makes no sense for disk_space, a node check"),
         ("disk_space=missing", "missing makes no sense for disk_space, a node check"),
         ("disk_space@cpu:0=fail", "disk_space runs once for the node"),

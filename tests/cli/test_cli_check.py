@@ -19,7 +19,7 @@ import pytest
 from tests.cli.cli_kit import Said, environment, healthd
 from tests.patience import PATIENCE
 
-PROBES = ("matmul", "memory", "digest", "transfer")
+PROBES = ("matmul", "memory", "digest", "transfer", "train_step")
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
 SMALL = """
 [checks.matmul]

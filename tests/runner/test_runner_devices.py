@@ -49,7 +49,7 @@ def by_target(result: CheckResult) -> dict[str, tuple[str, str | None]]:
 
 
 def test_real_quick_checks_and_collectives_pass_in_one_run(tmp_path: Path) -> None:
-    names = ("matmul", "memory", "digest", "transfer", "all_gather", "all_reduce", "reduce_scatter")
+    names = ("matmul", "memory", "digest", "transfer", "train_step", "all_gather", "all_reduce", "reduce_scatter")
     steps: list[RunProgress] = []
     answered: list[str] = []
     runner = make_runner(run_dir=tmp_path, executed=True)

@@ -1,0 +1,138 @@
+"""What is asked of a training step: is it the same each time, is it right, and is it fast?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checks.contract import Context, Device, Finding, Limit, Status
+from checks.device.sampling import labelled_limit, median, per_second
+from checks.limits import within
+from checks.training.corruption import corrupting
+from checks.training.digests import Digester
+from checks.training.judge import first_difference
+from checks.training.places import describe
+from checks.training.step import Step
+from checks.training.work import Work
+
+STRUCK = 1
+"""The repeat in which an injected fault strikes, from 0."""
+
+
+@dataclass
+class Repeats:
+    """The digests of repeats: the most frequent ones, and of each repeat that differs its number and digests."""
+
+    common: Mapping[str, str]
+    count: int
+    different: list[tuple[int, Mapping[str, str]]]
+
+    def findings(self, device: Device, work: Work) -> Iterator[Finding]:
+        """One finding where repeats differ."""
+        if not self.different:
+            return
+        number, digests = self.different[0]
+        place, _ = first_difference(self.common, digests)
+        text = (
+            f"{work.name} repeated {self.count} times from one state: {place} has other bits in repeat "
+            f"{number + 1} ({len(self.different)} of {self.count} differ)"
+        )
+        yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=device.target)
+
+
+def repeat(device: Device, work: Work, count: int, left_out: Collection[str]) -> tuple[Repeats, Step]:
+    """Do the same step over and over; its digests, and the first one with its tensors."""
+    digester = Digester(device)
+    faults: Mapping[str, float | None] = getattr(device, "places", {})
+    tables: list[Mapping[str, str]] = []
+    first: Step | None = None
+    for number in range(max(2, count)):
+        change = corrupting(device.torch, faults) if faults and number == STRUCK else None
+        done = work.run(look=None if first is None else digester.look, change=change)
+        device.synchronize()
+        if first is None:
+            first = done
+            check_places((*left_out, *faults), done.places)
+            kept = {name: digester.look(value) for name, value in done.places.items() if name not in left_out}
+        else:
+            kept = {name: value for name, value in done.places.items() if name not in left_out}
+        tables.append(digester.finish(kept))
+    assert first is not None
+    common = Counter(tuple(table.items()) for table in tables).most_common(1)[0][0]
+    different = [(number, table) for number, table in enumerate(tables) if tuple(table.items()) != common]
+    return Repeats(dict(common), len(tables), different), first
+
+
+def check_places(names: Collection[str], known: Collection[str]) -> None:
+    """Raise ValueError for a place that a step does not have, naming the nearest."""
+    for name in names:
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+            raise ValueError(f"the step has no place {name!r}; did you mean {near!r}?")
+
+
+def right(device: Device, work: Work, first: Step) -> Iterator[Finding]:
+    """The first repeat against float64, place by place; nothing where there is no reference."""
+    errors = work.errors(first)
+    if not errors:
+        return
+    worst = max(errors, key=lambda error: error.share)
+    finding = within(
+        worst.share,
+        name="train_step_error_ratio",
+        target=device.target,
+        limit=Limit(lower=None, upper=1.0, origin="derived"),
+        reason="WrongResult",
+        subject=f"{work.name} right in {len(errors)} places; of the error that rounding explains, at most",
+        labels={"model": work.label},
+    )
+    if finding.status is not Status.PASS:
+        wrong = next(error for error in errors if error.share > 1.0)
+        text = (
+            f"{work.name} is wrong from {describe(wrong.place)} on: off by {wrong.error:.3g} of its largest element, "
+            f"rounding explains {wrong.bound:.3g}; {sum(e.share > 1.0 for e in errors)} of {len(errors)} places are "
+            "wrong"
+        )
+        finding = dataclasses.replace(finding, message=text)
+    yield finding
+
+
+def speed(ctx: Context[Any], device: Device, work: Work, timed: int) -> Iterator[Finding]:
+    """Steps and tokens per second, and how long the median and the longest step took."""
+    kept: list[
+        Step
+    ] = []  # what a step gave has to be wanted until it is done, as in the repeats: else it is other work
+
+    def operation() -> None:
+        kept[:] = [work.run()]
+
+    seconds = sorted(device.measure(operation, repeats=max(1, timed), warmup=1))
+    middle = median(seconds)
+
+    def judge(name: str, value: float, subject: str, label: str, labels: Mapping[str, str]) -> Finding:
+        limit = labelled_limit(ctx, name, label, device.target)
+        return within(
+            value, name=name, target=device.target, limit=limit, reason="SlowDevice", subject=subject, labels=labels
+        )
+
+    labels, rate = {"model": work.label}, per_second(1, middle)
+    judged = [judge("train_step_steps_per_second", rate, f"{work.name}s per second", work.label, labels)]
+    if work.tokens is not None:
+        said = f"{work.name}, tokens per second"
+        judged.append(judge("train_step_tokens_per_second", work.tokens * rate, said, work.label, labels))
+    for quantile, value in (("0.5", middle), ("1", seconds[-1])):
+        said = f"{work.name}, quantile {quantile} of {len(seconds)},"
+        judged.append(judge("train_step_seconds", value, said, work.label, {**labels, "quantile": quantile}))
+    if work.flops is not None:  # alone is it long enough to say something of the device: limits are learned of this one
+        dtype = work.label.partition("-")[0]
+        name, value = "train_step_flops_per_second", work.flops * rate
+        judged.append(judge(name, value, f"{work.name}, achieved", dtype, {"dtype": dtype}))
+    # One line while all is well; each number that is not has one of its own.
+    slow = [one for one in judged if one.status is not Status.PASS]
+    everything = tuple(measured for one in judged for measured in one.measurements)
+    yield from slow or [dataclasses.replace(judged[0], measurements=everything)]

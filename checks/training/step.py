@@ -1,0 +1,158 @@
+"""
+One training step: forward, backward and AdamW, with what every operation gave.
+
+It starts from a state and gives back the next one; nothing is changed in place, so that the same step can be repeated
+from the same state and must give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checks.training.model import Format, Size, Tap, forward
+
+LEARNING_RATE = 2e-3
+BETA1, BETA2 = 0.9, 0.95
+EPSILON = 1e-6
+WEIGHT_DECAY = 0.01
+
+Change = Callable[[str, Any], Any]
+"""What a fault does to the tensor of a place: gives it back, changed or not."""
+
+Look = Callable[[Any], Any]
+"""What is kept of the tensor of a place: the tensor itself, or a digest of it while it is still in a cache."""
+
+
+@dataclass(frozen=True)
+class State:
+    """
+    What a step starts from: the parameters, AdamW's two moments of each, and both betas to the power of the step.
+
+    The powers are tensors: a number in the program would be another program for each step.
+    """
+
+    parameters: Mapping[str, Any]
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
+    power1: Any
+    power2: Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """
+    What a step gave: the next state, the loss, and what was kept of every place, in the order of computation.
+    """
+
+    state: State
+    loss: Any
+    places: Mapping[str, Any]
+
+
+def first_state(torch: Any, parameters: Mapping[str, Any], wide: str | None, place: Any) -> State:
+    """
+    The state before the first step, on the device `place`; `wide` is the dtype of parameters and moments
+    (None: each parameter's own).
+
+    All of it is copied there: what is made there would be a part of the first step's program, and so another program.
+    """
+
+    def start(tensor: Any) -> Any:
+        return tensor if wide is None else tensor.to(getattr(torch, wide))
+
+    def zeros(tensor: Any) -> Any:
+        return torch.zeros_like(start(tensor)).to(place)
+
+    one = torch.ones(
+        1, dtype=torch.float64 if wide == "float64" else torch.float32
+    )  # a tensor without dimensions would be a constant of the program
+    return State(
+        parameters={name: start(tensor).to(place) for name, tensor in parameters.items()},
+        first={name: zeros(tensor) for name, tensor in parameters.items()},
+        second={name: zeros(tensor) for name, tensor in parameters.items()},
+        power1=one.to(place),
+        power2=one.to(place),
+    )
+
+
+def run_step(
+    torch: Any,
+    size: Size,
+    form: Format,
+    state: State,
+    batch: tuple[Any, Any],
+    *,
+    look: Look | None = None,
+    change: Change | None = None,
+) -> Step:
+    """
+    One step from `state` on `batch`.
+
+    `look` says what is kept of each tensor (None: the tensor). `change` may alter it as it is computed: injected
+    faults.
+    """
+    parameters = {name: tensor.detach().requires_grad_() for name, tensor in state.parameters.items()}
+
+    def loss_of(tap: Tap) -> Any:
+        return forward(torch, size, form, parameters, batch, tap)
+
+    return take_step(torch, state, parameters, loss_of, form.loss_scale, look=look, change=change)
+
+
+def take_step(
+    torch: Any,
+    state: State,
+    parameters: Mapping[str, Any],
+    loss_of: Callable[[Tap], Any],
+    scale: float,
+    *,
+    look: Look | None = None,
+    change: Change | None = None,
+) -> Step:
+    """
+    One step of any model: its loss, the gradients of `parameters`, and the optimizer.
+
+    `loss_of` computes the loss and passes what operations give through its `tap`; it is multiplied by `scale` before
+    the backward pass. See `run_step` for the others.
+    """
+    places: dict[str, Any] = {}
+
+    def keep(name: str, tensor: Any) -> Any:
+        """The tensor that the step goes on with."""
+        if change is not None:
+            tensor = change(name, tensor)
+        places[name] = tensor.detach() if look is None else look(tensor.detach())
+        return tensor
+
+    def tap(name: str, tensor: Any) -> Any:
+        """Keep what an operation gives, and its gradient once the backward pass comes there."""
+        tensor = keep(name, tensor)
+        if tensor.requires_grad:
+            tensor.register_hook(lambda gradient: keep(f"{name}_grad", gradient))
+        return tensor
+
+    with torch.enable_grad():
+        loss = loss_of(tap)
+        gradients = torch.autograd.grad(loss * scale, list(parameters.values()), allow_unused=True)
+    with torch.no_grad():
+        seen = {
+            name: keep(f"{name}_grad", torch.zeros_like(parameters[name]) if gradient is None else gradient)
+            for name, gradient in zip(parameters, gradients, strict=True)
+        }
+        after = adamw(torch, state, seen, scale, keep)
+    return Step(state=after, loss=loss.detach(), places=places)
+
+
+def adamw(torch: Any, state: State, gradients: Mapping[str, Any], scale: float, keep: Tap) -> State:
+    """AdamW (Loshchilov and Hutter, 2019) on every parameter; the gradients are of the loss times `scale`."""
+    power1, power2 = state.power1 * BETA1, state.power2 * BETA2
+    parameters, first, second = {}, {}, {}
+    for name, before in state.parameters.items():
+        gradient = gradients[name] / scale
+        first[name] = state.first[name] * BETA1 + gradient * (1 - BETA1)
+        second[name] = state.second[name] * BETA2 + gradient * gradient * (1 - BETA2)
+        update = first[name] / (1 - power1) / (torch.sqrt(second[name] / (1 - power2)) + EPSILON)
+        parameters[name] = keep(f"{name}_update", before * (1 - LEARNING_RATE * WEIGHT_DECAY) - update * LEARNING_RATE)
+    return State(parameters=parameters, first=first, second=second, power1=power1, power2=power2)

@@ -1,0 +1,159 @@
+"""The `train_step` check: does the device train? One real step, repeated, held against float64, and timed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Limit, Measurement, Status, Tier, check
+from checks.device.sampling import labelled_limit
+from checks.limits import within
+from checks.training.digests import Digester, fold, join
+from checks.training.judge import AFTER, judge_steps
+from checks.training.model import FORMATS, Format
+from checks.training.own import own_step
+from checks.training.parity import EXACT_RATIO, WIDE_RATIO, run_parity
+from checks.training.probing import Repeats, repeat, right, speed
+from checks.training.work import SMALL, Work, built_in
+
+_REPEATS = {Tier.QUICK: 3, Tier.DEEP: 20, Tier.SOAK: 1000}
+_PARITY_STEPS = {Tier.QUICK: 8, Tier.DEEP: 200, Tier.SOAK: 200}
+_ALWAYS = ("fp32", "bf16")
+_NARROW = "fp16"  # from the deep tier on, in the small size: not every device has it, and a CPU takes minutes for large
+_CURVE_POINTS = 11
+_MOST_DIGESTS = 400  # a line of evidence has 64 KiB
+
+
+@dataclass(frozen=True)
+class Params:
+    dtypes: tuple[str, ...] = ()
+    """Of: fp32, bf16, fp16; empty: fp32 and bf16, and from the deep tier on fp16 where the device has it."""
+    repeats: int | None = None
+    """How often the step is done over; None: 3 in the quick tier, 20 in deep, 1000 in soak."""
+    parity_steps: int | None = None
+    """Steps whose loss is held against the reference; None: 8 in the quick tier, 200 in deep and soak; 0: none."""
+    timed: int = 5
+    """Timed steps."""
+    large: bool = True
+    """Whether the deep tier and soak take the large model; the small one fits in the cache of a core."""
+    step: str | None = None
+    """A step of your own instead of the built-in model: `package.module:make`, `/path/to/file.py:make`, or the name of
+    an entry point of the group `healthd.training_steps`."""
+    left_out: tuple[str, ...] = ()
+    """Places whose bits this device does not repeat (a back end without a deterministic kernel): not digested."""
+
+
+@check(tier="quick", interval_seconds=3600, timeout_seconds=600, scope="device", judge=judge_steps)
+def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
+    """
+    A training step of a small transformer is the same each time and on each device of a kind, is right, and is fast.
+
+    Reads:   the device, by a step of a decoder-only transformer on fixed text: embedding, attention, norms, GELU, cross
+             entropy, their gradients, AdamW; in fp32 and bf16, from the deep tier on also in fp16, and larger. The
+             output of each operation, each gradient and each parameter after the step is digested.
+    Judges:  fail SilentCorruption (a repeat differs, or the device is a minority of three or more of one key; the first
+             layer and operation that differ are named) | fail DigestMismatch (devices differ and no majority tells
+             which) | fail WrongResult (the first layer and operation that are further from float64 than rounding
+             explains) | fail ParityLost (the loss leaves that of the reference) | fail SlowDevice
+             (`train_step_steps_per_second`, `_tokens_per_second` and `_seconds`, for one model `.../bf16-large`; in
+             deep `train_step_flops_per_second`, which is learned and compared between peers) | skip NotApplicable (fp16
+             on a device that lacks it) | pass with the repeats, the peers, the errors and the times.
+    Cost:    quick: under 1 s on one core, after the import of torch. Deep: a minute or two on two cores.
+    Source:  own. The bound of the errors is derived in checks/training/reference.py (Higham and Mary, 2019). That
+             training finds what single operations do not: SDCHunter (OSDI 2026).
+    Unverified: GPUs and Neuron devices, and a device that really corrupts. It has run on CPUs and on XLA's CPU device.
+    """
+    device = ctx.device
+    if device is None:
+        raise ValueError("train_step needs a device; run it in a device's worker")
+    params, deep = ctx.params, ctx.tier.rank >= Tier.DEEP.rank
+    if params.step is not None:
+        own = own_step(device, params.step)
+        repeated = yield from _questions(ctx, device, own)
+        yield _evidence(ctx, device, own, repeated, repeated.common)
+        return
+    for dtype in params.dtypes:
+        if dtype not in FORMATS:
+            raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; known are {', '.join(FORMATS)}")
+    for dtype in params.dtypes or (*_ALWAYS, *((_NARROW,) if deep else ())):
+        if dtype in getattr(device, "narrow_sums", ()) and not params.dtypes:
+            text = f"no {dtype} step on this device: its sums are not kept in fp32, so no bound holds"
+            yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target)
+            continue
+        work = built_in(device, dtype, large=deep and params.large and dtype != _NARROW)
+        repeated = yield from _questions(ctx, device, work)
+        digests, form = dict(repeated.common), FORMATS[dtype]
+        steps = params.parity_steps if params.parity_steps is not None else _PARITY_STEPS.get(ctx.tier, 8)
+        if steps and (deep or form is FORMATS["fp32"]):
+            finding, last = _parity(ctx, device, form, steps)
+            yield finding
+            digests[f"{AFTER}/{steps}"] = last
+        yield _evidence(ctx, device, work, repeated, digests)
+
+
+def _questions(ctx: Context[Params], device: Device, work: Work) -> Generator[Finding, None, Repeats]:
+    """What is asked of each step; its digests."""
+    count = ctx.params.repeats if ctx.params.repeats is not None else _REPEATS.get(ctx.tier, 3)
+    repeated, first = repeat(device, work, count, ctx.params.left_out)
+    yield from repeated.findings(device, work)
+    yield from right(device, work, first)
+    yield from speed(ctx, device, work, ctx.params.timed)
+    return repeated
+
+
+def _evidence(
+    ctx: Context[Params], device: Device, work: Work, repeated: Repeats, digests: Mapping[str, str]
+) -> Evidence:
+    """For the comparison of devices; threads change the order of sums on a CPU."""
+    threads = f" | {device.torch.get_num_threads()} threads" if str(device.torch_device) == "cpu" else ""
+    return Evidence(
+        target=device.target,
+        key=f"{device.key}{threads} | {work.key}",
+        data={
+            "dtype": work.label.partition("-")[0],
+            "digests": fold(digests, _MOST_DIGESTS),
+            "repeats": repeated.count,
+            "stable": not repeated.different,
+            "left_out": list(ctx.params.left_out),
+        },
+    )
+
+
+def _parity(ctx: Context[Params], device: Device, form: Format, steps: int) -> tuple[Finding, str]:
+    """The loss of many steps beside that of the host, and the digest of the parameters at the end."""
+    done = run_parity(device, SMALL, form, steps)
+    exact = form is FORMATS["fp32"]
+    step, worst = done.worst
+    name = "train_step_loss_error_ratio"
+    limit = labelled_limit(ctx, name, form.name, device.target)
+    if limit is NO_LIMIT:
+        limit = Limit(lower=None, upper=EXACT_RATIO if exact else WIDE_RATIO, origin="default")
+    where = f"at most at step {step + 1}" if exact else "of the mean"
+    finding = within(
+        worst if exact else done.mean,
+        name=name,
+        target=device.target,
+        limit=limit,
+        reason="ParityLost",
+        subject=(
+            f"{form.name} loss after {steps} steps {done.losses[-1]:.4f}, reference {done.expected[-1]:.4f}; "
+            f"difference {where}"
+        ),
+        labels={"dtype": form.name},
+    )
+    digester = Digester(device)
+    left = {name.rpartition("_")[0] for name in ctx.params.left_out}
+    kept = {name: value for name, value in done.state.parameters.items() if name not in left}
+    points = range(0, steps, -(-steps // _CURVE_POINTS))
+    finding = dataclasses.replace(
+        finding, measurements=(*finding.measurements, *(_point(form, done.losses[at], at + 1) for at in points))
+    )
+    ends = digester.finish({name: digester.look(value.detach()) for name, value in kept.items()})
+    return finding, join(ends.values())
+
+
+def _point(form: Format, loss: float, step: int) -> Measurement:
+    """One point of the curve of the loss, which is kept as evidence and not judged."""
+    labels = {"dtype": form.name, "step": str(step)}
+    return Measurement(name="train_step_loss", value=loss, lower=None, upper=None, origin="none", labels=labels)

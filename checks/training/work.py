@@ -1,0 +1,92 @@
+"""What a device is asked to do over and over: a step of the built-in model in one dtype, or the step of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from checks.contract import Device
+from checks.training.model import FORMATS, Format, Size, flops_of, make_batch, make_parameters
+from checks.training.reference import Error, errors_of, longest_sum, reference_step
+from checks.training.step import Change, Look, State, Step, first_state, run_step
+
+SMALL = Size(width=64, heads=4, tokens=32, batch=2)
+LARGE = Size(width=512, heads=4, tokens=128, batch=4)
+
+
+class Work(Protocol):
+    """A training step on a device, always from the same state."""
+
+    name: str
+    """In messages: `bf16 step`."""
+
+    label: str
+    """Of its measurements, and in the names of its limits."""
+
+    key: str
+    """What digests depend on beside the device."""
+
+    tokens: int | None
+    """In a batch; None: its elements are no tokens."""
+
+    flops: float | None
+    """Floating-point operations of a step; None: not known, or too few to say something of the device."""
+
+    def run(self, *, look: Look | None = None, change: Change | None = None) -> Step:
+        """Do it once; what is given to the device may not be done yet."""
+
+    def errors(self, step: Step) -> Sequence[Error]:
+        """How far a step is from float64 on the host; empty where there is no reference."""
+
+
+@dataclass
+class BuiltIn:
+    """A step of the built-in transformer. See `Work`."""
+
+    device: Device
+    form: Format
+    size: Size
+
+    def __post_init__(self) -> None:
+        torch = self.device.torch
+        large = self.size == LARGE
+        self.name = f"{self.form.name} step"
+        self.label = f"{self.form.name}-{'large' if large else 'small'}"
+        self.key = f"{self.form.name} | {self.size}"
+        self.tokens: int | None = self.size.batch * self.size.tokens
+        self.flops = flops_of(self.size) if large else None
+        self._parameters = make_parameters(torch, self.size)
+        self._batch = make_batch(torch, self.size, 0)
+        self._there = on_device(self.device, self._batch)
+        self._state: State = first_state(torch, self._parameters, self.form.wide, self.device.torch_device)
+
+    def run(self, *, look: Look | None = None, change: Change | None = None) -> Step:
+        """See `Work.run`."""
+        torch = self.device.torch
+        return run_step(torch, self.size, self.form, self._state, self._there, look=look, change=change)
+
+    def errors(self, step: Step) -> Sequence[Error]:
+        """See `Work.errors`."""
+        torch = self.device.torch
+        return errors_of(
+            torch,
+            self._parameters,
+            step.places,
+            reference_step(torch, self.size, self.form, self._parameters, self._batch),
+            read=self.device.read,
+            scale=self.form.loss_scale,
+            roundoff=self.form.roundoff,
+            longest=longest_sum(self.size),
+        )
+
+
+def built_in(device: Device, dtype: str, *, large: bool) -> BuiltIn:
+    """The step of a dtype of `FORMATS`."""
+    return BuiltIn(device, FORMATS[dtype], LARGE if large else SMALL)
+
+
+def on_device(device: Device, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A batch, moved there."""
+    tokens, following = batch
+    return tokens.to(device.torch_device), following.to(device.torch_device)

@@ -1,0 +1,310 @@
+"""The training step: real steps with real torch, every place of them corrupted, and the pure comparison of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from checks.contract import Evidence, Finding, Limit, Missing, Status, Tier
+from checks.training.corruption import corrupting
+from checks.training.digests import Digester
+from checks.training.judge import judge_steps
+from checks.training.model import FORMATS, make_batch, make_parameters
+from checks.training.places import BACKWARD, FORWARD, OPTIMIZER, all_places, describe, phase_of
+from checks.training.step import Step, first_state, run_step
+from checks.training.train_step import train_step
+from checks.training.work import SMALL, built_in
+from checks.worker.fault_injection import faulty
+from checks.worker.faults import parse_fault
+from checks.worker.protocol import encode, from_evidence
+
+MAGNITUDES = (1e-12, 1e-3, 1.0, None)  # the last bit of the mantissa, two errors, a bit of the exponent
+PLACES = list(all_places())
+SHORT: dict[str, Any] = {"repeats": 2, "parity_steps": 0, "timed": 1}
+
+PASS = ("pass", None)
+UNSURE = ("fail", "DigestMismatch")
+CORRUPT = ("fail", "SilentCorruption")
+
+
+def findings(items: Sequence[Any]) -> list[Finding]:
+    return [item for item in items if isinstance(item, Finding)]
+
+
+def evidence_of(items: Sequence[Any]) -> list[Evidence]:
+    return [item for item in items if isinstance(item, Evidence)]
+
+
+def wrong(items: Sequence[Any]) -> list[Finding]:
+    return [item for item in findings(items) if item.status is not Status.PASS]
+
+
+@pytest.fixture
+def one_step(cpu_device: Any) -> Callable[..., tuple[Step, dict[str, str]]]:
+    """A step of the small model and its digests: `one_step("fp32", change=...)`."""
+    torch = cpu_device.torch
+    digester = Digester(cpu_device)
+
+    def run(dtype: str = "fp32", **options: Any) -> tuple[Step, dict[str, str]]:
+        form = FORMATS[dtype]
+        state = first_state(torch, make_parameters(torch, SMALL), form.wide, "cpu")
+        done = run_step(torch, SMALL, form, state, make_batch(torch, SMALL, 0), look=digester.look, **options)
+        return done, digester.finish(done.places)
+
+    return run
+
+
+# --- healthy ----------------------------------------------------------------------------------------------------------
+
+
+def test_healthy_device_passes_with_numbers_for_each_question(context: Any, cpu_device: Any) -> None:
+    said = list(train_step(context(train_step, device=cpu_device)))
+    assert not wrong(said)
+    assert [item.data["dtype"] for item in evidence_of(said)] == ["fp32", "bf16"]
+    names = {measured.name for item in findings(said) for measured in item.measurements}
+    assert names == {
+        "train_step_error_ratio",
+        "train_step_steps_per_second",
+        "train_step_tokens_per_second",
+        "train_step_seconds",
+        "train_step_loss_error_ratio",
+        "train_step_loss",
+    }
+    (verdict,) = judge_steps(evidence_of(said), [])
+    assert (verdict.status, verdict.target) == (Status.PASS, "cpu:0")
+    assert "no other to compare with" in verdict.message
+
+
+def test_the_same_step_has_the_same_digests_in_every_run(context: Any, cpu_device: Any) -> None:
+    first, second = (evidence_of(list(train_step(context(train_step, device=cpu_device, **SHORT)))) for _ in range(2))
+    assert first == second
+    assert all(len(item.data["digests"]) == len(PLACES) for item in first)
+
+
+def test_every_place_is_seen_in_each_phase(one_step: Any) -> None:
+    _, digests = one_step()
+    assert sorted(digests) == sorted(PLACES)
+    assert {phase_of(place) for place in digests} == {FORWARD, BACKWARD, OPTIMIZER}
+
+
+@pytest.mark.parametrize("dtype", sorted(FORMATS))
+def test_errors_of_a_healthy_step_are_far_below_their_bounds(cpu_device: Any, dtype: str) -> None:
+    work = built_in(cpu_device, dtype, large=False)
+    done = work.run()
+    errors = work.errors(done)
+    assert [error.place for error in errors] == list(done.places)
+    assert 0 < max(error.share for error in errors) < 0.25
+
+
+def test_evidence_of_all_dtypes_fits_into_lines_of_the_protocol(context: Any, cpu_device: Any) -> None:
+    for item in evidence_of(list(train_step(context(train_step, device=cpu_device, **SHORT)))):
+        assert len(encode({"kind": "evidence", "evidence": from_evidence(item)})) < 16 * 1024
+
+
+def test_key_has_all_that_may_change_bits_of_healthy_devices(context: Any, cpu_device: Any) -> None:
+    torch = cpu_device.torch
+    before = torch.get_num_threads()
+    keys = set()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            keys |= {
+                item.key for item in evidence_of(list(train_step(context(train_step, device=cpu_device, **SHORT))))
+            }
+    finally:
+        torch.set_num_threads(before)
+    assert len(keys) == 4  # two dtypes, two numbers of threads
+    assert all(key.startswith(cpu_device.key) for key in keys)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("magnitude", MAGNITUDES)
+def test_one_wrong_value_is_found_at_every_place_and_named(one_step: Any, cpu_device: Any, magnitude: Any) -> None:
+    _, clean = one_step()
+    for place in PLACES:
+        _, digests = one_step(change=corrupting(cpu_device.torch, {place: magnitude}))
+        first = next(name for name, value in digests.items() if value != clean[name])
+        assert first == place
+
+
+@pytest.mark.parametrize(
+    ("place", "magnitude", "words"),
+    [
+        ("embed.token", "", "layer embed, operation token"),
+        ("block0.softmax", ":1e-12", "layer block0, operation softmax"),
+        ("block1.gelu_grad", ":1e-3", "layer block1, gradient of gelu"),
+        ("head.loss_grad", ":1", "layer head, gradient of loss"),
+        ("block0.qkv_weight_grad", ":1e-12", "layer block0, gradient of qkv_weight"),
+        ("head.logits_weight_update", ":1e-3", "layer head, logits_weight after the optimizer"),
+    ],
+)
+def test_injected_fault_is_found_with_device_layer_operation_and_repeat(
+    context: Any, cpu_device: Any, place: str, magnitude: str, words: str
+) -> None:
+    fault = parse_fault(f"train_step.{place}@cpu:0=corrupt{magnitude}", {"train_step": "device"})
+    said = list(train_step(context(train_step, device=faulty(cpu_device, [fault]), **SHORT)))
+    assert [(item.reason, item.target) for item in wrong(said)] == [("SilentCorruption", "cpu:0")] * 2
+    for dtype, item in zip(("fp32", "bf16"), wrong(said), strict=True):
+        assert f"{dtype} step repeated 2 times from one state: {words} has other bits in repeat 2" in item.message
+    assert not list(judge_steps(evidence_of(said), []))  # no vote, and no pass
+
+
+def test_value_that_is_wrong_in_every_repeat_is_found_by_the_reference(context: Any, tampering: Any) -> None:
+    """A device that always errs alike has one digest: float64 on the host finds it, at the first place it spoils."""
+    shape = (SMALL.batch, SMALL.tokens, 4 * SMALL.width)
+    seen: list[int] = []
+
+    def scale(tensor: Any, _: int) -> Any:
+        if tuple(tensor.shape) == shape and not seen:
+            seen.append(1)
+            return tensor * 1.01
+        return tensor
+
+    said = list(train_step(context(train_step, device=tampering(scale), dtypes=["fp32"], **SHORT)))
+    (finding,) = wrong(said)
+    assert (finding.status, finding.reason, finding.target) == (Status.FAIL, "WrongResult", "cpu:0")
+    assert "fp32 step is wrong from layer block0, operation up on: off by 0.01" in finding.message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_value_that_is_no_number_is_wrong(context: Any, tampering: Any, value: float) -> None:
+    def spoil(tensor: Any, number: int) -> Any:
+        if tensor.is_floating_point() and tensor.dim() == 3 and number < 5:
+            tensor.view(-1)[0] = value
+        return tensor
+
+    said = list(train_step(context(train_step, device=tampering(spoil), dtypes=["fp32"], **SHORT)))
+    assert "WrongResult" in {item.reason for item in wrong(said)}
+
+
+def test_weights_of_one_layer_that_are_off_by_a_hundredth_lose_parity(context: Any, cpu_device: Any) -> None:
+    """The device trains something else than the reference does: the loss says so, whichever layer it is."""
+    from checks.training.parity import EXACT_RATIO, run_parity
+
+    torch = cpu_device.torch
+    names = [name for name in make_parameters(torch, SMALL) if name.endswith(("up_weight", "qkv_weight"))]
+    assert run_parity(cpu_device, SMALL, FORMATS["fp32"], 20).worst[1] < EXACT_RATIO / 50
+    for name in names:
+        done = run_parity(cpu_device, SMALL, FORMATS["fp32"], 20, scales={name: 1.01})
+        assert done.worst[1] > 2 * EXACT_RATIO, name
+
+
+def test_lost_parity_is_a_finding_with_the_step(context: Any, cpu_device: Any) -> None:
+    limits = {"train_step_loss_error_ratio": Limit(lower=None, upper=1e-12, origin="config")}
+    said = train_step(context(train_step, device=cpu_device, limits=limits, dtypes=["fp32"], repeats=2, timed=1))
+    (finding,) = wrong(list(said))
+    assert (finding.status, finding.reason) == (Status.FAIL, "ParityLost")
+    assert "difference at most at step" in finding.message
+
+
+def test_slow_steps_fail_their_limit(context: Any, cpu_device: Any) -> None:
+    limits = {"train_step_steps_per_second/bf16-small": Limit(lower=1e9, upper=None, origin="config")}
+    said = list(train_step(context(train_step, device=cpu_device, limits=limits, **SHORT)))
+    (finding,) = wrong(said)
+    assert (finding.reason, finding.measurements[0].labels["model"]) == ("SlowDevice", "bf16-small")
+
+
+def test_places_that_a_device_does_not_repeat_are_left_out_and_said(context: Any, cpu_device: Any) -> None:
+    left = ["embed.token_weight_grad"]
+    fault = parse_fault("train_step.embed.token_weight_grad=corrupt", {"train_step": "device"})
+    options = {**SHORT, "left_out": left, "dtypes": ["fp32"]}
+    said = list(train_step(context(train_step, device=cpu_device, **options)))
+    (verdict,) = judge_steps(evidence_of(said), [])
+    assert "left out, because the device does not repeat them: embed.token_weight_grad" in verdict.message
+    # What follows from it is still seen.
+    said = list(train_step(context(train_step, device=faulty(cpu_device, [fault]), **options)))
+    assert "layer embed, token_weight after the optimizer" in wrong(said)[0].message
+
+
+def test_dtype_and_place_that_are_not_there_are_one_line(context: Any, cpu_device: Any) -> None:
+    with pytest.raises(ValueError, match="no such dtype 'fp4'; known are fp32, bf16, fp16"):
+        list(train_step(context(train_step, device=cpu_device, dtypes=["fp4"])))
+    with pytest.raises(ValueError, match=r"no place 'embed\.tokn'; did you mean 'embed\.token'"):
+        list(train_step(context(train_step, device=cpu_device, left_out=["embed.tokn"])))
+
+
+def test_device_with_narrow_sums_skips_fp16_in_deep(context: Any, tampering: Any) -> None:
+    device = tampering(narrow_sums=("fp16",))
+    said = findings(list(train_step(context(train_step, device=device, tier=Tier.DEEP, large=False, **SHORT))))
+    assert [item.reason for item in said if item.status is Status.SKIP] == ["NotApplicable"]
+
+
+# --- devices beside each other ----------------------------------------------------------------------------------------
+
+
+def item(target: str, value: str, *, place: str = "block1.gelu", key: str = "cpu | a", stable: bool = True) -> Evidence:
+    digests = {"embed.token": "0" * 16, place: value * 16, "head.loss": value * 16}
+    data = {"dtype": "fp32", "digests": digests, "repeats": 3, "stable": stable, "left_out": []}
+    return Evidence(target=target, key=key, data=json.loads(json.dumps(data)))
+
+
+def judged(devices: Sequence[Evidence], missing: Sequence[Missing] = ()) -> dict[str, tuple[str, str | None]]:
+    return {f.target: (f.status.value, f.reason) for f in judge_steps(devices, missing)}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("a", [PASS]),
+        ("aa", [PASS, PASS]),
+        ("ab", [UNSURE, UNSURE]),
+        ("aba", [PASS, CORRUPT, PASS]),
+        ("abc", [UNSURE] * 3),
+        ("aabb", [UNSURE] * 4),
+        ("aaabc", [PASS, PASS, PASS, CORRUPT, CORRUPT]),
+    ],
+)
+def test_minority_of_at_least_three_is_accused_and_two_are_one_of_both(values: str, expected: Any) -> None:
+    devices = [item(f"cpu:{index}", value) for index, value in enumerate(values)]
+    found = judged(devices)
+    assert [found[device.target] for device in devices] == expected
+
+
+def test_accusation_names_the_first_place_and_step_that_differ() -> None:
+    accused = [f for f in judge_steps([item(f"cpu:{i}", v) for i, v in enumerate("aab")], []) if f.reason]
+    assert [f.message for f in accused] == [
+        "fp32 step 1: layer block1, operation gelu has other bits than on the 2 others of its kind"
+    ]
+    later = [item(f"cpu:{i}", v, place="after/200") for i, v in enumerate("aab")]
+    (after,) = [f.message for f in judge_steps(later, []) if f.reason]
+    assert after.startswith("fp32 after step 200: a parameter has other bits")
+    both = [f.message for f in judge_steps([item("cpu:0", "a"), item("cpu:1", "b")], [])]
+    assert all("one of cpu:0, cpu:1" in text for text in both)
+
+
+def test_only_devices_of_one_key_are_compared_and_unstable_ones_have_no_vote() -> None:
+    devices = [item("cpu:0", "a"), item("cpu:1", "a"), item("cpu:2", "b", key="cpu | another")]
+    assert judged(devices) == dict.fromkeys(("cpu:0", "cpu:1", "cpu:2"), PASS)
+    devices = [item("cpu:0", "a"), item("cpu:1", "b", stable=False)]
+    assert judged(devices) == {"cpu:0": PASS}
+
+
+def test_device_that_is_unstable_in_one_dtype_gets_no_pass_for_the_other() -> None:
+    other = dataclasses.replace(item("cpu:1", "a", stable=False), key="cpu | a | bf16")
+    assert judged([item("cpu:0", "a"), item("cpu:1", "a"), other]) == {"cpu:0": PASS}
+
+
+def test_device_without_evidence_is_missed_in_words_and_gets_no_pass() -> None:
+    gone = [Missing(target="cpu:1", reason="Timeout", message="no answer in 2 s")]
+    (finding,) = judge_steps([item("cpu:0", "a")], gone)
+    assert (finding.target, finding.status) == ("cpu:0", Status.PASS)
+    assert "nothing from cpu:1" in finding.message
+    assert list(judge_steps([], gone)) == []
+
+
+def test_same_evidence_in_another_order_gives_the_same_findings() -> None:
+    devices = [item(f"cpu:{index}", value) for index, value in enumerate("abcab")]
+    assert list(judge_steps(devices, [])) == list(judge_steps(devices[::-1], []))
+
+
+def test_places_read_as_layer_operation_and_phase() -> None:
+    assert describe("block1.gelu") == "layer block1, operation gelu"
+    assert describe("block1.gelu_grad") == "layer block1, gradient of gelu"
+    assert describe("block1.up_weight_update") == "layer block1, up_weight after the optimizer"
+    assert len(PLACES) == len(set(PLACES)) == 90
