@@ -90,6 +90,10 @@ soak: $(STAMP) ## faults at random in links and processes of six real daemons: w
 docs: $(STAMP) ## generate docs/checks, docs/reasons.md and docs/runbooks/reasons
 	@$(BIN)/python -m docs.generate
 
+.PHONY: man
+man: $(STAMP) ## a man page for each command, in build/man
+	@$(BIN)/python -m docs.man build/man
+
 dashboards: $(STAMP) ## write the Grafana dashboards of deploy/grafana from their code
 	@$(BIN)/python -m deploy.grafana.build
 

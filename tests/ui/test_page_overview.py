@@ -84,10 +84,10 @@ def test_a_choice_acts_without_a_button_and_stays_through_a_refresh(page: Any, f
     page.select_option("select[name=health]", "unhealthy")
     expect(page.locator(".cells a")).to_have_count(1)
     page.fill("input[name=q]", "trn-07")
-    found.say("trn-47", labels={"pool": "train", "rack": "r9"})
+    found.say("trn-47", labels={"pool": "train", "rack": "r9", "team": "speech"})
     page.wait_for_timeout(1500)  # a refresh of the page's parts takes at most a second
     assert shown(page) == [SLOW]
-    found.say("trn-47", labels={"pool": "train", "rack": "r3"})
+    found.say("trn-47", labels={"pool": "train", "rack": "r3", "team": "speech"})
 
 
 def test_the_slash_key_is_a_letter_where_somebody_types(page: Any, found: Stage) -> None:
