@@ -17,7 +17,9 @@ import yaml
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy/kubernetes"
 VERSIONS = ("1.30", "1.33", "1.35", "1.37")
-OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule"}
+OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule", "PyTorchJob", "MPIJob", "RayCluster"}
+# Where jobs of other operators have their pods: each is held against the schema of a pod.
+JOBS = {"PyTorchJob", "MPIJob", "RayCluster"}
 
 
 @functools.cache
@@ -69,10 +71,29 @@ def strictly_once(text: str) -> None:
             )
 
 
+def templates(value: Any) -> Iterator[dict[str, Any]]:
+    """All pod templates inside of something."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == "template":
+                yield inner
+            else:
+                yield from templates(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from templates(inner)
+
+
 def other_kind(item: dict[str, Any]) -> None:
     """What operators of others would refuse or, worse, ignore: keys that do not exist, members that must."""
     spec = item["spec"]
-    if item["kind"] == "PodMonitor":
+    if item["kind"] in JOBS:
+        found = list(templates(spec))
+        assert found
+        for number, template in enumerate(found):
+            metadata = {"name": f"{item['metadata']['name']}-{number}", **template.get("metadata", {})}
+            strictly({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    elif item["kind"] == "PodMonitor":
         assert set(spec) <= {"selector", "jobLabel", "podMetricsEndpoints", "attachMetadata", "podTargetLabels"}
         for endpoint in spec["podMetricsEndpoints"]:
             known = {"port", "path", "scheme", "interval", "honorLabels", "relabelings", "authorization", "tlsConfig"}

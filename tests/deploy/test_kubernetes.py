@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from deploy.kubernetes import generate
 from healthd.aggregator.api.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
 from healthd.cli.hooks.gate import gate
+from healthd.cli.hooks.preflight import preflight
 from healthd.cli.settings.tree import Settings
 from healthd.core.config.load import load
 from healthd.core.evidence import judge_health
@@ -35,7 +37,7 @@ from healthd.node.checks.timetable import QuickFacts, quick_due_at
 from healthd.node.condition import NEEDS
 from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state
-from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, the
+from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
 
 pytestmark = pytest.mark.system("kubectl")
 
@@ -351,6 +353,50 @@ def test_gate_of_the_example_is_a_command_that_there_is() -> None:
     assert {word.partition("=")[0] for word in hook["command"][2:]} <= options
     defined = {item["name"] for item in hook["env"]}
     assert set(re.findall(r"\$\((\w+)\)", " ".join(hook["command"]))) <= defined
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "RayCluster"])
+def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None:
+    job = next(item for item in examples() if item["kind"] == kind)
+    containers = [
+        container
+        for template in templates(job)
+        for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
+    ]
+    (line,) = (
+        line
+        for container in containers
+        if "/opt/healthd/bin/healthd" in (line := " ".join(container.get("command", []) + container.get("args", [])))
+    )
+    words = (
+        line.replace("\\\n", " ").partition("/opt/healthd/bin/healthd ")[2].partition(" -- ")[0].splitlines()[0].split()
+    )
+    command = {"gate": gate, "preflight": preflight}[words[0]]
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.partition("=")[0] for word in words[1:]} <= options
+    for template in templates(job):
+        assert template["spec"]["enableServiceLinks"] is False
+
+
+def test_a_pytorchjob_is_tried_again_when_the_gate_said_so_and_fails_on_mistakes(tmp_path: Path) -> None:
+    """The script of its container, with a gate that ends in each way; from 128 on the operator makes the pod anew."""
+    job = next(item for item in examples() if item["kind"] == "PyTorchJob")
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert worker["restartPolicy"] == "ExitCode"
+    (script,) = worker["template"]["spec"]["containers"][0]["args"]
+    for code, ends in ((0, 7), (75, 175), (1, 1), (2, 2)):
+        bin_folder = tmp_path / str(code)
+        bin_folder.mkdir()
+        for name, text in (("healthd", f"exit {code}"), ("python", "exit 7")):
+            (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (bin_folder / name).chmod(0o755)
+        own = script.replace("/opt/healthd/bin/healthd", str(bin_folder / "healthd"))
+        done = subprocess.run(
+            ["/bin/sh", "-c", own],
+            env={"PATH": f"{bin_folder}:/usr/bin:/bin", "WORLD_SIZE": "4", "RANK": "0"},
+            check=False,
+        )
+        assert done.returncode == ends, f"gate ended with {code}"
 
 
 def test_preflight_of_the_example_is_told_what_kubernetes_does_not_tell_a_pod() -> None:
