@@ -90,6 +90,27 @@ soak: $(STAMP) ## faults at random in links and processes of six real daemons: w
 docs: $(STAMP) ## generate docs/checks, docs/reasons.md and docs/runbooks/reasons
 	@$(BIN)/python -m docs.generate
 
+.PHONY: site
+site: $(STAMP) ## the documentation as a site in build/site; a link that leads nowhere fails
+	@$(BIN)/python -m docs.site build/site-pages
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Where the repository is: links of the package's description lead there.
+REPOSITORY_URL ?=
+VERSION = $$($(BIN)/python -c 'import healthd; print(healthd.__version__)')
+.PHONY: release
+release: $(STAMP) ## the files of a release in dist (docs/release.md)
+	@rm -rf dist build/lib
+	@REPOSITORY_URL="$(REPOSITORY_URL)" $(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' >/dev/null
+	@$(BIN)/python -m deploy.release.sbom "$(VERSION)" > dist/healthd-$(VERSION).cdx.json
+	@$(BIN)/helm package --destination dist deploy/helm/healthd deploy/helm/healthd-job >/dev/null 2>&1
+	@awk '/^## /{seen++} seen==1' CHANGELOG.md > dist/NOTES.md
+	@cd dist && sha256sum -- *.whl *.tar.gz *.tgz *.json NOTES.md > SHA256SUMS && ls -1
+
+.PHONY: man
+man: $(STAMP) ## a man page for each command, in build/man
+	@$(BIN)/python -m docs.man build/man
+
 dashboards: $(STAMP) ## write the Grafana dashboards of deploy/grafana from their code
 	@$(BIN)/python -m deploy.grafana.build
 

@@ -6,6 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.parts import (
     HEALTH_COLOURS,
+    Annotation,
     Look,
     Panel,
     Query,
@@ -75,6 +76,65 @@ HEALTH = Row(
             look=Look.STACK,
             width=24,
         ),
+    ),
+)
+
+_STATES = ((0, "unhealthy", "red"), (1, "unknown", "purple"), (2, "degraded", "yellow"), (3, "healthy", "green"))
+_NUMBERS = " or ".join(
+    f'(max by (node) (healthd_node_health{{{NODES},health="{word}"}}) == 1) * 0 + {number}'
+    for number, word, _ in _STATES
+)
+NODE_BY_NODE = Row(
+    title="Node by node",
+    panels=(
+        Panel(
+            title="State of each node over time",
+            description="What each node's daemon said of it; a gap is a node that was not scraped.",
+            queries=(Query(expr=_NUMBERS, legend="{{node}}"),),
+            look=Look.TIMELINE,
+            states=_STATES,
+            width=24,
+            height=12,
+        ),
+        Panel(
+            title="Matrix products, each node against the middle",
+            description="The slowest device of a node by the median of its instance type: 100% is as fast as the rest.",
+            queries=(Query(expr=f"min by (node) (healthd:device_matmul:ratio{{{NODES}}})", legend="{{node}}"),),
+            look=Look.HEAT,
+            unit="percentunit",
+            limits=((None, "dark-red"), (0.8, "orange"), (0.9, "yellow"), (0.97, "green"), (1.03, "dark-green")),
+            height=12,
+        ),
+        Panel(
+            title="Bus bandwidth, each node against the middle",
+            description="The slowest collective of a megabyte or more in a node, by the median of its instance type.",
+            queries=(
+                Query(expr=f"min by (node) (healthd:collective_bus_bandwidth:ratio{{{NODES}}})", legend="{{node}}"),
+            ),
+            look=Look.HEAT,
+            unit="percentunit",
+            limits=((None, "dark-red"), (0.8, "orange"), (0.9, "yellow"), (0.97, "green"), (1.03, "dark-green")),
+            height=12,
+        ),
+    ),
+)
+
+_DECIDED = f"healthd_gate_decisions_total{{{AGGREGATOR}"
+ANNOTATIONS = (
+    Annotation(
+        name="Gates that rejected",
+        expr=f'sum by (decision, reason) (increase({_DECIDED},decision="reject"}}[1m])) > 0',
+        colour="red",
+    ),
+    Annotation(
+        name="Nodes that went into quarantine",
+        expr=f"max by (node) (healthd_node_quarantined{{{NODES}}} > (healthd_node_quarantined{{{NODES}}} offset 1m))",
+        colour="orange",
+    ),
+    Annotation(
+        name="Nodes that came out of quarantine",
+        expr=f"max by (node) (healthd_node_quarantined{{{NODES}}} < (healthd_node_quarantined{{{NODES}}} offset 1m))",
+        colour="green",
     ),
 )
 
@@ -255,5 +315,6 @@ def fleet() -> Dashboard:
             label_variable("pool", "Pool", 'healthd_node_health{job=~"$job"}'),
             *link_variables(),
         ],
-        rows=(HEALTH, GATES, QUARANTINE),
+        rows=(HEALTH, NODE_BY_NODE, GATES, QUARANTINE),
+        annotations=ANNOTATIONS,
     )

@@ -5,7 +5,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders import (
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    statushistory,
+    table,
+    timeseries,
+)
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
@@ -32,6 +41,10 @@ class Look(enum.Enum):
     STACK = "stack"
     STAT = "stat"
     TABLE = "table"
+    TIMELINE = "timeline"
+    """Bands of states over time: a number for each, with a word and a colour by `states`."""
+    HEAT = "heat"
+    """A row for each series, coloured by its value over time between the limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +60,7 @@ class Panel:
     """
     One panel. `unit` is Grafana's name of it. `limits` are (value, colour) from the lowest on; the first one's value is
     None. `columns` are the labels that a table shows, in order, `value` the heading of its number (None: hidden).
-    `names` shows what is now by its name instead of its number.
+    `names` shows what is now by its name instead of its number. `states` are (number, word, colour).
     """
 
     title: str
@@ -64,6 +77,7 @@ class Panel:
     minimum: float | None = 0.0
     no_value: str | None = None
     names: bool = False
+    states: tuple[tuple[int, str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +88,23 @@ class Row:
     panels: tuple[Panel, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Annotation:
+    """A mark on all panels wherever the expression has a series; its labels say what happened."""
+
+    name: str
+    expr: str
+    colour: str
+
+
 def make(
-    *, uid: str, title: str, description: str, variables: list[Variable], rows: tuple[Row, ...]
+    *,
+    uid: str,
+    title: str,
+    description: str,
+    variables: list[Variable],
+    rows: tuple[Row, ...],
+    annotations: tuple[Annotation, ...] = (),
 ) -> model.Dashboard:
     """The dashboard; panels are laid out by their widths."""
     built = (
@@ -89,6 +118,16 @@ def make(
         .timezone("browser")
         .tooltip(model.DashboardCursorSync.CROSSHAIR)
     )
+    for one in annotations:
+        built = built.annotation(
+            dashboard.AnnotationQuery()
+            .name(one.name)
+            .datasource(SOURCE)
+            .enable(True)
+            .hide(False)
+            .icon_color(one.colour)
+            .expr(one.expr)
+        )
     for variable in variables:
         built = built.with_variable(variable)
     built = built.link(
@@ -145,8 +184,11 @@ def link_variables() -> list[Variable]:
     ]
 
 
-def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | table.Panel:
-    built: timeseries.Panel | stat.Panel | table.Panel
+AnyPanel = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel | statushistory.Panel
+
+
+def _panel(panel: Panel) -> AnyPanel:
+    built: AnyPanel
     if panel.look is Look.STAT:
         reduced = common.ReduceDataOptions().calcs(["lastNotNull"])
         built = stat.Panel().reduce_options(reduced).color_mode(common_model.BigValueColorMode.VALUE)
@@ -157,6 +199,16 @@ def _panel(panel: Panel) -> timeseries.Panel | stat.Panel | table.Panel:
         built = built.text_mode(shown.NAME if panel.names else shown.VALUE_AND_NAME)
     elif panel.look is Look.TABLE:
         built = _columns(table.Panel().show_header(True), panel)
+    elif panel.look is Look.TIMELINE:
+        options = {
+            str(number): model.ValueMappingResult(text=word, color=colour, index=place)
+            for place, (number, word, colour) in enumerate(panel.states)
+        }
+        built = statetimeline.Panel().mappings([model.ValueMap(options=options)]).merge_values(True).line_width(0)
+        built = built.show_value(common_model.VisibilityMode.NEVER)
+    elif panel.look is Look.HEAT:
+        built = statushistory.Panel().show_value(common_model.VisibilityMode.NEVER).row_height(0.9)
+        built = built.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
     else:
         built = _lines(timeseries.Panel(), panel)
     built = built.title(panel.title).description(panel.description).datasource(SOURCE).unit(panel.unit)

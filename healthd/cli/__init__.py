@@ -40,6 +40,7 @@ COMMANDS = {
     "bundle": "support.bundle",
     "record": "support.record",
     "demo": "demo",
+    "completion": "completion",
 }
 
 # What a configuration error, any other error of ours, and an error nobody foresaw come to (design: command line).

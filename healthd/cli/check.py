@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checks.contract import SEVERITY, Status, Tier, worst
+from healthd.cli.completion import complete_checks
 from healthd.cli.settings.checks import CheckSettings
 from healthd.cli.settings.options import common_options, load_check_settings
 from healthd.core.errors import ConfigError
@@ -39,7 +40,7 @@ STYLES = {
 
 @click.command()
 @common_options
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_checks)
 @click.option("--tier", default=None, help="What to run: passive, quick (default), deep or soak.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Judge by the approved limits in it.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")

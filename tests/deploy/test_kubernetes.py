@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import re
@@ -28,6 +27,7 @@ from deploy.kubernetes import generate
 from healthd.aggregator.api.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
 from healthd.cli.hooks.gate import gate
+from healthd.cli.hooks.preflight import preflight
 from healthd.cli.settings.tree import Settings
 from healthd.core.config.load import load
 from healthd.core.evidence import judge_health
@@ -37,30 +37,14 @@ from healthd.node.checks.timetable import QuickFacts, quick_due_at
 from healthd.node.condition import NEEDS
 from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state
+from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
 
 pytestmark = pytest.mark.system("kubectl")
 
-ROOT = Path(__file__).parent.parent.parent
-KUBERNETES = ROOT / "deploy/kubernetes"
 OVERLAYS = [f"{kind}/{profile}" for kind in ("eks-neuron", "eks-gpu", "cpu") for profile in ("observe", "active")]
 COMPONENTS = ("monitoring", "actuator", "accelerated-hardware-ready")
-VERSIONS = ("1.30", "1.33", "1.35", "1.37")
-OTHERS = {"PodMonitor", "PrometheusRule", "NodeReadinessRule"}
 # Secrets that people make (docs/kubernetes.md says how), by the keys that are used.
 SECRETS = {"healthd-tokens", "healthd-node-token", "healthd-aggregator-tls", "healthd-gate", "healthd-prometheus"}
-
-
-@functools.cache
-def kustomize(folder: Path) -> tuple[dict[str, Any], ...]:
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return tuple(item for item in yaml.safe_load_all(done.stdout) if item)
-
-
-def built(overlay: str) -> tuple[dict[str, Any], ...]:
-    return kustomize(KUBERNETES / "overlays" / overlay)
 
 
 @pytest.fixture(scope="module", name="whole")
@@ -84,48 +68,12 @@ def examples() -> Iterator[dict[str, Any]]:
         yield from yaml.safe_load_all(file.read_text(encoding="utf-8"))
 
 
-def the(items: tuple[dict[str, Any], ...], kind: str, name: str) -> dict[str, Any]:
-    found = [
-        item
-        for item in items
-        if item["kind"] == kind and re.fullmatch(f"{name}(-[a-z0-9]{{10}})?", item["metadata"]["name"])
-    ]
-    assert len(found) == 1, f"{kind} {name}: {[(i['kind'], i['metadata']['name']) for i in items]}"
-    return found[0]
-
-
-def pods(items: Any) -> Iterator[dict[str, Any]]:
-    for item in items:
-        if item["kind"] in ("DaemonSet", "Deployment", "Job"):
-            yield item["spec"]["template"]["spec"]
-
-
 def node_pod(overlay: str) -> dict[str, Any]:
     spec: dict[str, Any] = the(built(overlay), "DaemonSet", "healthd-node")["spec"]["template"]["spec"]
     return spec
 
 
 # --- schemas --------------------------------------------------------------------------------------------------------
-
-
-def strictly(item: dict[str, Any]) -> None:
-    if item["kind"] in OTHERS:
-        other_kind(item)
-    else:
-        strictly_once(json.dumps(item))
-
-
-@functools.cache
-def strictly_once(text: str) -> None:
-    """Most of it is the same in every overlay, and each look costs."""
-    item = json.loads(text)
-    for version in VERSIONS:
-        try:
-            kubernetes_validate.validate(item, version, strict=True)
-        except kubernetes_validate.ValidationError as error:
-            pytest.fail(
-                f"{item['kind']} {item['metadata']['name']} in {version}: {error.message} at {list(error.path)}"
-            )
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -181,41 +129,6 @@ def test_validation_is_strict_enough_to_find_a_slip() -> None:
     }
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(slip, VERSIONS[0], strict=True)
-
-
-def other_kind(item: dict[str, Any]) -> None:
-    """What operators of others would refuse or, worse, ignore: keys that do not exist, members that must."""
-    spec = item["spec"]
-    if item["kind"] == "PodMonitor":
-        assert set(spec) <= {"selector", "jobLabel", "podMetricsEndpoints", "attachMetadata", "podTargetLabels"}
-        for endpoint in spec["podMetricsEndpoints"]:
-            known = {"port", "path", "scheme", "interval", "honorLabels", "relabelings", "authorization", "tlsConfig"}
-            assert set(endpoint) <= known
-            for rule in endpoint.get("relabelings", ()):
-                assert set(rule) <= {"sourceLabels", "targetLabel", "regex", "replacement", "action"}
-    elif item["kind"] == "PrometheusRule":
-        assert set(spec) == {"groups"}
-        names = [group["name"] for group in spec["groups"]]
-        assert names
-        assert len(names) == len(set(names))
-        for group in spec["groups"]:
-            assert set(group) <= {"name", "interval", "rules"}
-            for rule in group["rules"]:
-                assert ("alert" in rule) != ("record" in rule)
-                assert set(rule) <= {"alert", "record", "expr", "for", "keep_firing_for", "labels", "annotations"}
-    else:
-        assert item["apiVersion"] == "readiness.node.x-k8s.io/v1alpha1"
-        assert set(spec) <= {
-            "nodeSelector",
-            "conditions",
-            "conditionPolicy",
-            "taint",
-            "enforcementMode",
-            "dryRun",
-        }
-        assert spec["nodeSelector"]["matchLabels"]
-        assert spec["taint"]["key"].startswith("readiness.k8s.io/")
-        assert all(one["requiredStatus"] in ("True", "False", "Unknown") for one in spec["conditions"])
 
 
 # --- what is promised -----------------------------------------------------------------------------------------------
@@ -440,6 +353,50 @@ def test_gate_of_the_example_is_a_command_that_there_is() -> None:
     assert {word.partition("=")[0] for word in hook["command"][2:]} <= options
     defined = {item["name"] for item in hook["env"]}
     assert set(re.findall(r"\$\((\w+)\)", " ".join(hook["command"]))) <= defined
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "RayCluster"])
+def test_jobs_of_other_operators_type_commands_that_there_are(kind: str) -> None:
+    job = next(item for item in examples() if item["kind"] == kind)
+    containers = [
+        container
+        for template in templates(job)
+        for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
+    ]
+    (line,) = (
+        line
+        for container in containers
+        if "/opt/healthd/bin/healthd" in (line := " ".join(container.get("command", []) + container.get("args", [])))
+    )
+    words = (
+        line.replace("\\\n", " ").partition("/opt/healthd/bin/healthd ")[2].partition(" -- ")[0].splitlines()[0].split()
+    )
+    command = {"gate": gate, "preflight": preflight}[words[0]]
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.partition("=")[0] for word in words[1:]} <= options
+    for template in templates(job):
+        assert template["spec"]["enableServiceLinks"] is False
+
+
+def test_a_pytorchjob_is_tried_again_when_the_gate_said_so_and_fails_on_mistakes(tmp_path: Path) -> None:
+    """The script of its container, with a gate that ends in each way; from 128 on the operator makes the pod anew."""
+    job = next(item for item in examples() if item["kind"] == "PyTorchJob")
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert worker["restartPolicy"] == "ExitCode"
+    (script,) = worker["template"]["spec"]["containers"][0]["args"]
+    for code, ends in ((0, 7), (75, 175), (1, 1), (2, 2)):
+        bin_folder = tmp_path / str(code)
+        bin_folder.mkdir()
+        for name, text in (("healthd", f"exit {code}"), ("python", "exit 7")):
+            (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (bin_folder / name).chmod(0o755)
+        own = script.replace("/opt/healthd/bin/healthd", str(bin_folder / "healthd"))
+        done = subprocess.run(
+            ["/bin/sh", "-c", own],
+            env={"PATH": f"{bin_folder}:/usr/bin:/bin", "WORLD_SIZE": "4", "RANK": "0"},
+            check=False,
+        )
+        assert done.returncode == ends, f"gate ended with {code}"
 
 
 def test_preflight_of_the_example_is_told_what_kubernetes_does_not_tell_a_pod() -> None:

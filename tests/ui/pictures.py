@@ -128,6 +128,8 @@ def shoot(browser: Any, url: str, gates: dict[str, str]) -> None:
         "fleet": "/",
         "node": "/nodes/n2",
         "gates": "/gates",
+        "heat": "/heat",
+        "history": "/history",
         "validation": f"/gates/{gates['fault']}",
         "waiting": f"/gates/{gates['waits']}",
     }
@@ -146,7 +148,8 @@ def shoot(browser: Any, url: str, gates: dict[str, str]) -> None:
 def picture(context: Any, url: str, name: str, *, whole: bool = True) -> None:
     page = context.new_page()
     page.goto(url)
-    page.wait_for_selector("#live.live:not(.off)")
+    if page.locator("main[data-topic]").count():
+        page.wait_for_selector("#live.live:not(.off)")
     page.wait_for_timeout(1500)  # the first refresh, if there is one
     page.screenshot(path=str(PICTURES / f"{name}.png"), full_page=whole)
     page.close()

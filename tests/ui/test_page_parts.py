@@ -53,12 +53,13 @@ TEXT += [
     for ground in ("paper", "surface")
 ]
 TEXT += [("on-accent", "accent"), ("ink", "none")]
+TEXT += [(f"on-heat-{step}", f"heat-{step}") for step in range(7)]
 SHAPES = [("focus", "paper"), ("focus", "surface"), ("unhealthy-line", "surface"), ("unknown-line", "surface")]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_has_the_contrast_that_people_need_to_read_it(scheme: str) -> None:
-    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", PALETTES[scheme]))
+    colours = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", PALETTES[scheme]))
     assert {
         (a, b): round(contrast(colours[a], colours[b]), 2) for a, b in TEXT if contrast(colours[a], colours[b]) < 4.5
     } == {}
@@ -66,7 +67,7 @@ def test_every_text_has_the_contrast_that_people_need_to_read_it(scheme: str) ->
 
 
 def test_both_palettes_name_the_same_colours() -> None:
-    names = [set(re.findall(r"--([a-z-]+):", text)) for text in PALETTES.values()]
+    names = [set(re.findall(r"--([a-z0-9-]+):", text)) for text in PALETTES.values()]
     assert names[0] == names[1]
 
 
@@ -290,7 +291,7 @@ def test_a_validation_under_way_shows_its_groups_as_running() -> None:
 
 
 def rendered(gate: Gate) -> str:
-    visitor = {"caller": {"name": "loopback"}}
+    visitor = {"caller": {"name": "loopback"}, "admin": False, "word": ""}
     answer = rendering.page(
         "gate.html",
         visitor=visitor,

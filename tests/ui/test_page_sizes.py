@@ -39,7 +39,7 @@ def grid(cells: list[fleet_grid.Cell]) -> str:
     """The page of a fleet where nothing else is going on."""
     answer = rendering.page(
         "fleet.html",
-        visitor={"caller": {"name": "loopback"}},
+        visitor={"caller": {"name": "loopback"}, "admin": False, "word": ""},
         after="x-1",
         topic=FLEET,
         part=None,

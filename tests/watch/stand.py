@@ -58,6 +58,12 @@ def queries() -> Iterator[tuple[str, str, str]]:
                 yield name, panel["title"], target["expr"]
 
 
+def marks() -> Iterator[str]:
+    """The expressions of what is marked on all panels of a dashboard."""
+    for dashboard in dashboards().values():
+        yield from (one["expr"] for one in dashboard["annotations"].get("list", ()))
+
+
 def raw_metrics(expression: str) -> set[str]:
     """The families that an expression asks for, without label names and values, nor the suffixes of samples."""
     bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|(by|on|ignoring) *\([^)]*\)", "", expression)

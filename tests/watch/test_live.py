@@ -13,7 +13,7 @@ from healthd.aggregator.api.auth import Scope
 from tests.aggregator.cluster import Cluster, ask
 from tests.aggregator.secured import Secured, secure
 from tests.aggregator.service import Service, until
-from tests.watch.stand import ALERTS, RECORDING, Prometheus, queries, raw_metrics, rules, start_prometheus
+from tests.watch.stand import ALERTS, RECORDING, Prometheus, marks, queries, raw_metrics, rules, start_prometheus
 
 pytestmark = [pytest.mark.system("prometheus")]
 
@@ -94,6 +94,7 @@ def test_every_metric_of_rules_and_dashboards_is_served(stand: Stand) -> None:
     asked = set().union(
         *(raw_metrics(rule["expr"]) for rule in [*rules(RECORDING), *rules(ALERTS)]),
         *(raw_metrics(expression) for _, _, expression in queries()),
+        *map(raw_metrics, marks()),
     )
     assert len(asked) > 25
     assert asked - served == set()
@@ -166,6 +167,11 @@ def test_every_panel_has_data_and_no_rule_fails(stand: Stand) -> None:
         }
 
     until(lambda: not empty(), 20, lambda: f"without data: {sorted(empty())}")
+    into_quarantine = next(one for one in marks() if "> (healthd_node_quarantined" in one)
+    said_of = stand.prometheus.query(filled(into_quarantine.replace("offset 1m", "offset 2s"), ".*"))
+    assert {one["metric"]["node"] for one in said_of} <= {"n2"}
+    for expression in marks():
+        stand.prometheus.query(filled(expression, ".*"))  # an error where Prometheus cannot read it
     assert stand.prometheus.ailing_rules() == []
     assert stand.cluster.healthd("fault", "clear", "--run-dir", run_dir).code == 0
 

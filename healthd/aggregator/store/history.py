@@ -1,32 +1,63 @@
-"""What happened on a node, read page by page: checks that failed, quarantines, leases, accusations, boots, devices."""
+"""What happened, to a node or the fleet, page by page: failed checks, quarantines, leases, accusations, boots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, or_, select
 
 from healthd.aggregator.store.tables import EVENTS
+
+# Of a search: each costs a look at every line that is kept.
+MOST_WORDS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryEvent:
-    """One line; `id` grows with time, `at` is in seconds since the epoch."""
+    """
+    One line; `id` grows with time, `at` is in seconds since the epoch.
+
+    `subject` is a node's name, `job:NAME` or `fleet`.
+    """
 
     id: int
     at: float
     kind: str
     message: str
+    subject: str
 
 
 def read_history(
     connection: Connection, subject: str, *, limit: int, before: int | None, since: float
 ) -> Sequence[HistoryEvent]:
     """Events of a node, newest first and none older than `since`; `before` is the id to go on from."""
-    query = select(EVENTS.c.id, EVENTS.c.at, EVENTS.c.kind, EVENTS.c.message).where(
-        EVENTS.c.subject == subject, EVENTS.c.at >= since
-    )
+    return _read(connection, limit=limit, before=before, since=since, also=(EVENTS.c.subject == subject,))
+
+
+def read_fleet_history(
+    connection: Connection, *, limit: int, before: int | None, since: float, text: str = ""
+) -> Sequence[HistoryEvent]:
+    """As `read_history`, of all subjects; of those alone whose subject, kind or message has each word of `text`."""
+    also = [
+        or_(
+            *(column.icontains(word, autoescape=True) for column in (EVENTS.c.subject, EVENTS.c.kind, EVENTS.c.message))
+        )
+        for word in text.split()[:MOST_WORDS]
+    ]
+    return _read(connection, limit=limit, before=before, since=since, also=also)
+
+
+def _read(
+    connection: Connection,
+    *,
+    limit: int,
+    before: int | None,
+    since: float,
+    also: Sequence[ColumnElement[bool]],
+) -> Sequence[HistoryEvent]:
+    columns = (EVENTS.c.id, EVENTS.c.at, EVENTS.c.kind, EVENTS.c.message, EVENTS.c.subject)
+    query = select(*columns).where(EVENTS.c.at >= since, *also)
     query = query if before is None else query.where(EVENTS.c.id < before)
     rows = connection.execute(query.order_by(EVENTS.c.id.desc()).limit(limit))
-    return tuple(HistoryEvent(id=r.id, at=r.at, kind=r.kind, message=r.message) for r in rows)
+    return tuple(HistoryEvent(id=r.id, at=r.at, kind=r.kind, message=r.message, subject=r.subject) for r in rows)

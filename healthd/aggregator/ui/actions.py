@@ -10,6 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from healthd.aggregator.api.auth import AuthError, Scope
 from healthd.aggregator.api.handling import parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
+from healthd.aggregator.model import Override
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.route import PageRoute
 from healthd.aggregator.ui.session import (
@@ -67,12 +68,9 @@ async def quarantine(request: Request, node: str) -> Response:
     visitor = visitor_of(request, Scope.ADMIN)
     fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH, "end": 8})
     check_word(visitor, fields.get("word", ""))
-    _known(request, node)
-    reason = _reason(fields.get("reason", ""))
-    end = fields.get("end", "")
-    if end not in ENDS:
-        raise BadInputError(f"until when? choose one of: {', '.join(ENDS)}")
-    now, seconds = parts_of(request).engine.now(), ENDS[end]
+    known_node(request, node)
+    reason = reason_of(fields.get("reason", ""))
+    now, seconds = parts_of(request).engine.now(), end_of(fields.get("end", ""))
     record = Quarantine(
         reason=reason,
         owner=visitor.caller.name,
@@ -90,20 +88,46 @@ async def release(request: Request, node: str) -> Response:
     visitor = visitor_of(request, Scope.ADMIN)
     fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH})
     check_word(visitor, fields.get("word", ""))
-    _known(request, node)
-    reason = _reason(fields.get("reason", ""))
+    known_node(request, node)
+    reason = reason_of(fields.get("reason", ""))
     await parts_of(request).engine.quarantine(node, None, why=f"by {visitor.caller.name}: {reason}")
     parts_of(request).accusations.clear(node)
     return _to(f"/nodes/{quote(node, safe='')}?done=released")
 
 
-def _known(request: Request, node: str) -> None:
+@router.post("/gates/{gate}/override")
+async def override(request: Request, gate: str) -> Response:
+    """Admit the job of a gate by hand, whatever its nodes are, for a while."""
+    visitor = visitor_of(request, Scope.ADMIN)
+    fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH, "end": 8})
+    check_word(visitor, fields.get("word", ""))
+    engine = parts_of(request).engine
+    job = (await engine.get(gate)).request.job
+    reason = reason_of(fields.get("reason", ""))
+    seconds, now = end_of(fields.get("end", "")), engine.now()
+    if seconds is None:
+        raise BadInputError("an override needs an end")
+    record = Override(job=job, reason=reason, owner=visitor.caller.name, since=now, until=now + seconds)
+    await engine.override(job, record)
+    return _to(f"/gates/{quote(gate, safe='')}")
+
+
+def end_of(text: str) -> float | None:
+    """How many seconds from now, None: until somebody ends it; BadInputError for what the form does not offer."""
+    if text not in ENDS:
+        raise BadInputError(f"until when? choose one of: {', '.join(ENDS)}")
+    return ENDS[text]
+
+
+def known_node(request: Request, node: str) -> None:
+    """NotFoundError for a node that was never heard of."""
     check_name(node)
     if parts_of(request).fleet.view(node) is None:
         raise NotFoundError(f"no node {node[:80]!r} was ever heard of")
 
 
-def _reason(text: str) -> str:
+def reason_of(text: str) -> str:
+    """Why, as it is kept; BadInputError for nothing, and for what is no line."""
     if not text or not text.isprintable():
         raise BadInputError(f"say why, in one line of 1 to {MAX_REASON_LENGTH} characters")
     return text

@@ -11,6 +11,8 @@ from healthd.aggregator.ui.formatting import STATUS_TONES
 from healthd.aggregator.ui.samples import Point
 
 WIDTH, HEIGHT, MARGIN = 132.0, 30.0, 4.0
+# Of the charts at the top of a node's page.
+WIDE, HIGH = 260.0, 72.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,13 @@ class Chart:
     line: str
     dots: tuple[Dot, ...]
     limit_y: float | None
-    width: float = WIDTH
-    height: float = HEIGHT
+    width: float
+    height: float
 
 
-def chart(points: Sequence[Point], limit: float | None) -> Chart | None:
+def chart(
+    points: Sequence[Point], limit: float | None, *, width: float = WIDTH, height: float = HEIGHT
+) -> Chart | None:
     """The chart of a series; None for fewer than two points. Results without a number lie on the middle line."""
     if len(points) < 2:
         return None
@@ -44,12 +48,12 @@ def chart(points: Sequence[Point], limit: float | None) -> Chart | None:
     begin, end = points[0].at, points[-1].at
 
     def x(at: float) -> float:
-        return round(MARGIN + (at - begin) / (end - begin) * (WIDTH - 2 * MARGIN), 1) if end > begin else WIDTH / 2
+        return round(MARGIN + (at - begin) / (end - begin) * (width - 2 * MARGIN), 1) if end > begin else width / 2
 
     def y(value: float | None) -> float:
         if value is None or not math.isfinite(value) or not high > low:
-            return HEIGHT / 2
-        return round(HEIGHT - MARGIN - (value - low) / (high - low) * (HEIGHT - 2 * MARGIN), 1)
+            return height / 2
+        return round(height - MARGIN - (value - low) / (high - low) * (height - 2 * MARGIN), 1)
 
     dots = tuple(
         Dot(
@@ -62,4 +66,5 @@ def chart(points: Sequence[Point], limit: float | None) -> Chart | None:
     )
     drawn = [(x(p.at), y(p.value)) for p in points if p.value is not None]
     line = " ".join(f"{a:g},{b:g}" for a, b in drawn) if len(drawn) > 1 else ""
-    return Chart(line=line, dots=dots, limit_y=y(limit) if limit in shown and high > low else None)
+    limit_y = y(limit) if limit in shown and high > low else None
+    return Chart(line=line, dots=dots, limit_y=limit_y, width=width, height=height)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from healthd.aggregator.inventory.machine_identity import identities_in
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.ui.formatting import HEALTH_SIGNS, WORST_FIRST, brief, natural
@@ -21,6 +23,8 @@ MOST_OPENED = 150
 # Label names that a grid can be grouped by, and how long a value may be to head a group.
 MOST_LABELS = 20
 LONGEST_VALUE = 80
+# Of what a search looks through, for each node: sixteen serial numbers and some labels.
+LONGEST_FOUND_BY = 2000
 NO_VALUE = "(none)"
 
 
@@ -28,7 +32,8 @@ NO_VALUE = "(none)"
 class Cell:
     """
     One node in the grid. `reason` and `message` are its first reason's, empty where it has none or nobody has looked
-    yet. `taken` says by whom (job, process, scheduler), None: free.
+    yet. `taken` says by whom (job, process, scheduler), None: free. `found_by` is what a search looks through, in small
+    letters.
     """
 
     node: str
@@ -42,6 +47,7 @@ class Cell:
     pool: str
     instance_type: str
     labels: Mapping[str, str] = field(compare=False)
+    found_by: str = field(compare=False)
     place: tuple[object, ...]
 
     @property
@@ -82,6 +88,18 @@ class _Kept:
     whole: bool
 
 
+class _Reasons(NamedTuple):
+    """The first reason of a node, and the codes of all."""
+
+    code: str
+    message: str
+    action: str
+    all_codes: str
+
+
+_NO_REASONS = _Reasons("", "", "", "")
+
+
 class FleetGrid:
     """Cells by node, on the event loop alone."""
 
@@ -106,13 +124,13 @@ class FleetGrid:
         if kept is not None and kept.key == key and kept.whole:
             return kept.cell
         if health is Health.HEALTHY:
-            reason, whole = ("", "", ""), True
+            reasons, whole = _NO_REASONS, True
         elif self._opened < MOST_OPENED:
             self._opened += 1
-            reason, whole = self._reason(name), True
+            reasons, whole = self._reasons(name), True
         else:
-            reason, whole = ("", "", ""), False
-        cell = _cell(node, health, reason)
+            reasons, whole = _NO_REASONS, False
+        cell = _cell(node, health, reasons)
         self._kept[name] = _Kept(key, cell, whole)
         return cell
 
@@ -121,12 +139,13 @@ class FleetGrid:
         self.begin()
         return [cell for cell in map(self.cell, names) if cell is not None]
 
-    def _reason(self, name: str) -> tuple[str, str, str]:
+    def _reasons(self, name: str) -> _Reasons:
         view = self._fleet.view(name)
         if view is None or not view.reasons:
-            return "", "", ""
+            return _NO_REASONS
         first = view.reasons[0]
-        return brief(first.code, 64), brief(first.message, 240), first.action.value
+        codes = " ".join(dict.fromkeys(brief(one.code, 64) for one in view.reasons))
+        return _Reasons(brief(first.code, 64), brief(first.message, 240), first.action.value, codes)
 
 
 def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
@@ -135,7 +154,7 @@ def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
     return (node.version, health, node.quarantine, node.duplicate, node.heard_seconds is None, leases)
 
 
-def _cell(node: FleetNode, health: Health, reason: tuple[str, str, str]) -> Cell:
+def _cell(node: FleetNode, health: Health, reasons: _Reasons) -> Cell:
     state = node.state
     labels = {} if state is None else state.labels
     pool = brief(labels.get("pool", ""), LONGEST_VALUE)
@@ -143,17 +162,36 @@ def _cell(node: FleetNode, health: Health, reason: tuple[str, str, str]) -> Cell
     return Cell(
         node=node.node,
         health=health,
-        reason=reason[0],
-        message=reason[1],
-        action=reason[2],
+        reason=reasons.code,
+        message=reasons.message,
+        action=reasons.action,
         quarantined=(node.quarantine or (state.quarantine if state else None)) is not None,
         taken=_taken(node),
         injected=bool(state and state.faults),
         pool=pool,
         instance_type=kind,
         labels=labels,
+        found_by=_found_by(node, reasons),
         place=(pool, kind, tuple(sorted(labels.items()))),
     )
+
+
+def _found_by(node: FleetNode, reasons: _Reasons) -> str:
+    """Its names, labels, type, jobs, reasons and serial numbers."""
+    words = [node.node, reasons.all_codes]
+    if node.machine is not None:
+        words += identities_in(node.machine, node.node)
+    if (state := node.state) is not None:
+        words += [state.instance_type or "", *state.aliases]
+        words += [f"{name}={value}" for name, value in state.labels.items()]
+        words += [lease.job for lease in state.leases] + [one.holder for one in state.allocated]
+    return brief(" ".join(words), LONGEST_FOUND_BY).lower()
+
+
+def found(cells: Iterable[Cell], text: str) -> list[Cell]:
+    """The cells that have every word of the text, in any of what they are found by."""
+    words = text.lower().split()
+    return [cell for cell in cells if all(word in cell.found_by for word in words)]
 
 
 def _taken(node: FleetNode) -> str | None:

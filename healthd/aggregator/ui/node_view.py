@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks.contract import SEVERITY, Blame, Finding, Measurement, Status, worst
+from checks.limits import quantity, unit
 from healthd.aggregator.model.quarantines import RuleRecord
-from healthd.aggregator.ui.charts import Chart, chart
-from healthd.aggregator.ui.formatting import natural
+from healthd.aggregator.ui.charts import HIGH, WIDE, Chart, chart
+from healthd.aggregator.ui.formatting import brief, natural
 from healthd.aggregator.ui.samples import Samples, leading, worst_finding
 from healthd.core.model import CheckResult, NodeState, Reason
 
 MOST_REASONS = 24
 MOST_DEVICES = 256
 MOST_FINDINGS = 12
+MOST_MEASURED = 8
 # A chart's limit is that of its number, whichever side it is on.
 MOST_CHECKS = 100
 
@@ -53,6 +55,30 @@ class Row:
     findings: tuple[Finding, ...]
     chart: Chart | None
     told: str
+    limit: str
+
+    @property
+    def skipped(self) -> bool:
+        """Whether it had nothing to judge here."""
+        return self.result is not None and not self.stale and self.result.status is Status.SKIP
+
+    @property
+    def passed(self) -> bool:
+        """Whether it passed, lately enough."""
+        return self.result is not None and not self.stale and self.result.status is Status.PASS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A number of a check over time. `limit` in words, empty without one; `reach_seconds`: how far back it goes."""
+
+    check: str
+    status: Status
+    lead: Measurement
+    limit: str
+    chart: Chart | None
+    told: str
+    reach_seconds: float
 
 
 def whys(reasons: Sequence[Reason], record: RuleRecord | None) -> list[Why]:
@@ -119,6 +145,41 @@ def rows(state: NodeState, samples: Samples) -> list[Row]:
     return found[:MOST_CHECKS]
 
 
+def measured(state: NodeState, samples: Samples) -> list[Measured]:
+    """What active checks measure, and what is not well, over time: the worst first."""
+    found = []
+    for result in state.results:
+        lead = leading(result)
+        bad = SEVERITY[result.status] > SEVERITY[Status.PASS]
+        if lead is None or result.status is Status.SKIP or not (bad or result.tier.value != "passive"):
+            continue
+        if not (bad or unit(lead.name) or lead.name.endswith("_ratio")):
+            continue  # counts of what was done say nothing over time
+        limit = lead.lower if lead.lower is not None else lead.upper
+        points = samples.of(state.node, result.check)
+        words = _limit_in_words(lead)
+        found.append(
+            Measured(
+                check=result.check,
+                status=result.status,
+                lead=lead,
+                limit=words,
+                chart=chart(points, limit, width=WIDE, height=HIGH),
+                told=f"{len(points)} results, now {quantity(lead.name, lead.value)}, {words or 'no limit'}",
+                reach_seconds=points[-1].at - points[0].at if len(points) > 1 else 0.0,
+            )
+        )
+    found.sort(key=lambda one: (-SEVERITY[one.status], one.check))
+    return found[:MOST_MEASURED]
+
+
+def _limit_in_words(lead: Measurement) -> str:
+    """`at least 50 GFLOP/s (learned)`."""
+    words = [f"at least {quantity(lead.name, lead.lower)}"] if lead.lower is not None else []
+    words += [f"at most {quantity(lead.name, lead.upper)}"] if lead.upper is not None else []
+    return f"{' and '.join(words)} ({brief(lead.origin, 30)})" if words else ""
+
+
 def _severity(row: Row) -> int:
     if row.result is None or (row.stale and row.result.status is not Status.FAIL):
         return SEVERITY[Status.UNKNOWN]
@@ -154,6 +215,7 @@ def _row(
         findings=_shown(result),
         chart=chart(points, limit),
         told=f"{len(points)} results kept, {bad} of them not well",
+        limit=_limit_in_words(lead) if lead is not None else "",
     )
 
 

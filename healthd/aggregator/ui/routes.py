@@ -1,4 +1,4 @@
-"""The paths of the page: what people read. What they change is in `deeds`."""
+"""The paths of the page: what people read. What they change is in `actions`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from healthd.aggregator.ui import actions, docs, fleet_grid, gate_view, node_vie
 from healthd.aggregator.ui.events import FLEET, GATES, Feed
 from healthd.aggregator.ui.fleet_grid import Cell
 from healthd.aggregator.ui.formatting import WORST_FIRST
+from healthd.aggregator.ui.overview import bulk
+from healthd.aggregator.ui.overview import routes as overview
 from healthd.aggregator.ui.route import PageRoute, feed_of
 from healthd.aggregator.ui.session import visitor_of
 from healthd.core.errors import BadInputError, NotFoundError
@@ -29,7 +31,7 @@ MOST_ON_PAGE = 5000
 MOST_TROUBLES = 12
 MOST_NAMED = 10
 MOST_GATES = 50
-MOST_EVENTS = 40
+MOST_EVENTS = 8
 MOST_STATES = 200
 MOST_OPEN_GATES = 100
 MOST_NODES_OF_REASON = 200
@@ -43,7 +45,7 @@ def add_to(app: FastAPI, parts: Parts, dependencies: Sequence[Depends]) -> None:
 
 
 router = APIRouter(route_class=PageRoute)
-ROUTERS = (router, actions.router, docs.programs, docs.router)
+ROUTERS = (router, overview.router, bulk.router, actions.router, docs.programs, docs.router)
 
 
 @router.get("/")
@@ -53,9 +55,9 @@ async def fleet(
     health: Annotated[str | None, Query(max_length=20)] = None,
     q: Annotated[str, Query(max_length=120)] = "",
     page: Annotated[int, Query(ge=1, le=100)] = 1,
-    part: Annotated[str | None, Query(pattern="^top$")] = None,
+    part: Annotated[str | None, Query(pattern="^(top|grid)$")] = None,
 ) -> Response:
-    """The fleet as a grid; `part=top` is all of it but the grid."""
+    """The fleet as a grid; `part=top` is all of it but the grid, `part=grid` the grid alone."""
     visitor = visitor_of(request)
     parts, feed = parts_of(request), feed_of(request)
     feed.begin(FLEET)
@@ -64,8 +66,8 @@ async def fleet(
     choices = fleet_grid.choices(cells, topology)
     chosen = group if group in dict(choices) else fleet_grid.default_choice(cells, topology)
     wanted = None if not health else _health(health)
-    shown = [c for c in cells if (wanted is None or c.health is wanted) and q.lower() in c.node.lower()]
-    groups = [] if part else fleet_grid.grouped(shown, chosen)
+    shown = [cell for cell in fleet_grid.found(cells, q) if wanted is None or cell.health is wanted]
+    groups = [] if part == "top" else fleet_grid.grouped(shown, chosen)
     on_page, pages = _paged(groups, page)
     troubles = fleet_grid.troubles(cells)
     recovering, breakers = parts.engine.recovering(), parts.engine.breakers()
@@ -174,6 +176,7 @@ async def node(
         removed=None if parts.hand is None else parts.hand.out().get(node),
         own_quarantine=None if state is None or view.node.quarantine else state.quarantine,
         tiles=node_view.tiles(state) if state else [],
+        measured=node_view.measured(state, feed.samples) if state else [],
         rows=node_view.rows(state, feed.samples) if state else [],
         grants=[row for row in parts.engine.leases() if row.node == node],
         orders=[order for order in view.orders or () if order.kind != OrderKind.LEASE],

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checks.contract import Finding, Measurement, Status
+from healthd.aggregator.ui.overview.readings import Readings
 from healthd.core.model import CheckResult, NodeState
 
 POINTS = 24
@@ -55,6 +56,7 @@ class Samples:
         self._nodes: dict[str, dict[str, array[float]]] = {}
         self._started: dict[str, dict[str, float]] = {}
         self._series = 0
+        self.readings = Readings()
 
     def take(self, state: NodeState, now: float) -> None:
         """Take in the results that are new in this state; ages in it must be as of `now`."""
@@ -66,6 +68,7 @@ class Samples:
                 series[result.check] = array("d")
                 self._series += 1
             started[result.check] = result.started_at
+            self.readings.take(state.node, result)
             lead = leading(result)
             value = lead.value if lead is not None and lead.value is not None else float("nan")
             _append(series[result.check], now - result.age_seconds, _STATUSES.index(result.status), value)
@@ -76,6 +79,7 @@ class Samples:
         """Drop a node that is gone."""
         self._series -= len(self._nodes.pop(node, {}))
         self._started.pop(node, None)
+        self.readings.forget(node)
 
     def of(self, node: str, check: str) -> Sequence[Point]:
         """The results of a check on a node, oldest first."""

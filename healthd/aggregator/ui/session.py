@@ -85,6 +85,20 @@ async def form_of(request: Request, known: Mapping[str, int]) -> dict[str, str]:
 
     HttpError 403 for one from elsewhere, BadInputError for what is no such form.
     """
+    found: dict[str, str] = {}
+    for name, value in await pairs_of(request):
+        if name not in known or name in found:
+            raise BadInputError(f"the form has a field {name[:40]!r} too many; load the page again")
+        if len(value) > known[name]:
+            raise BadInputError(f"{name!r} may have {known[name]} characters at most, and has {len(value)}")
+        found[name] = value.strip()
+    return found
+
+
+async def pairs_of(
+    request: Request, *, max_bytes: int = MAX_FORM_BYTES, max_fields: int = MAX_FIELDS
+) -> list[tuple[str, str]]:
+    """The fields of a form as they came, a name as often as it was sent; see `form_of`."""
     check_origin(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
@@ -94,21 +108,13 @@ async def form_of(request: Request, known: Mapping[str, int]) -> dict[str, str]:
     body = await read_body(
         request.receive,
         dict(request.scope["headers"]),
-        max_bytes=MAX_FORM_BYTES,
+        max_bytes=max_bytes,
         timeout_seconds=parts_of(request).settings.read_timeout_seconds,
     )
     try:
-        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+        return parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=max_fields, errors="strict")
     except ValueError:
         raise BadInputError("the form cannot be read; load the page again and send it once more") from None
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in known or name in found:
-            raise BadInputError(f"the form has a field {name[:40]!r} too many; load the page again")
-        if len(value) > known[name]:
-            raise BadInputError(f"{name!r} may have {known[name]} characters at most, and has {len(value)}")
-        found[name] = value.strip()
-    return found
 
 
 def check_word(visitor: Visitor, word: str) -> None:

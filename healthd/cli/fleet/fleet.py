@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 
+from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.identity import forget, rekey
 from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, print_json, segment
+from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
 from healthd.cli.settings.options import load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
-from healthd.core.model import Health
 
-PAGE = 500
-MOST_NODES = 20_000
 MOST_EVENTS = 1000
 
 
@@ -29,43 +28,14 @@ def fleet(ctx: click.Context) -> None:
         ctx.invoke(status)
 
 
+fleet.add_command(status)
 fleet.add_command(rekey)
 fleet.add_command(forget)
 fleet.add_command(release_lease)
 
 
 @fleet.command()
-@fleet_options
-@click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
-@click.option("--pool", help="Only nodes of this pool.")
-def status(as_json: bool = False, health: str | None = None, pool: str | None = None, **options: Any) -> int:
-    """Every node on a line, the worst first."""
-    settings = load_settings(options, section="gate")
-    nodes: list[dict[str, Any]] = []
-    with aggregator_of(settings) as aggregator:
-        after: str | None = None
-        while len(nodes) < MOST_NODES:
-            page = aggregator.get("/v1/nodes", limit=PAGE, after=after, health=health, pool=pool)
-            nodes += page["nodes"]
-            after = page.get("next")
-            if after is None:
-                break
-        summary = aggregator.get("/v1/fleet")
-    if as_json:
-        print_json({"fleet": summary, "nodes": nodes})
-        return 0
-    from healthd.cli.terminal import fleet_view
-
-    fleet_view.print_fleet(summary, nodes)
-    if not nodes and (health or pool):
-        click.echo(
-            "no node is of that " + " and ".join(word for word, asked in (("health", health), ("pool", pool)) if asked)
-        )
-    return 0
-
-
-@fleet.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def show(node: str, as_json: bool, **options: Any) -> int:
     """All that is known of one node."""
@@ -82,7 +52,7 @@ def show(node: str, as_json: bool, **options: Any) -> int:
 
 
 @fleet.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete_nodes)
 @click.option("--reason", required=True, help="Why; shown to everyone whose job it delays.")
 @click.option("--for", "duration", metavar="T", help="How long (default: until somebody releases it).")
 @click.option("--unseen", is_flag=True, help="Also a node that has never reported: it is kept out when it comes.")
@@ -105,7 +75,7 @@ def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_js
 
 
 @fleet.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def release(node: str, as_json: bool, **options: Any) -> int:
     """End a quarantine."""
@@ -143,7 +113,7 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
 
 
 @fleet.command(short_help="Run collectives over nodes; find who is at fault.")
-@click.argument("nodes", nargs=-1)
+@click.argument("nodes", nargs=-1, shell_complete=complete_nodes)
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
 @click.option("--wait", metavar="T", default="10m", show_default=True, help="How long to wait for the verdict.")
@@ -242,7 +212,7 @@ def recover(as_json: bool, **options: Any) -> int:
 
 
 @fleet.command(short_help="What happened on a node in the last weeks.")
-@click.argument("node")
+@click.argument("node", shell_complete=complete_nodes)
 @click.option("--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="How many lines.")
 @fleet_options
 def history(node: str, limit: int, as_json: bool, **options: Any) -> int:

@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, segment
 from healthd.cli.settings.options import load_settings
 
 
 @click.command(short_help="A machine was replaced and kept its name: let its key in.")
-@click.argument("node")
+@click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def rekey(node: str, as_json: bool, **options: Any) -> int:
     """
@@ -26,7 +27,7 @@ def rekey(node: str, as_json: bool, **options: Any) -> int:
 
 
 @click.command(short_help="Drop a node that is gone: its name, key and quarantine.")
-@click.argument("node")
+@click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def forget(node: str, as_json: bool, **options: Any) -> int:
     """

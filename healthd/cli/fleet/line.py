@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,10 +12,13 @@ import click
 from healthd.cli.settings.options import common_options
 from healthd.cli.settings.tree import Settings
 from healthd.core.config.values import parse_duration
-from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.errors import BadInputError, ConfigError, UnreachableError
 
 if TYPE_CHECKING:
     from healthd.core.http.aggregator_client import Aggregator
+
+# Often enough for eyes; each costs the aggregator a page of its nodes.
+WATCH_SECONDS = 2.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,6 +64,20 @@ def done(as_json: bool, message: str) -> None:
         print_json({"ok": True, "message": message})
     else:
         click.echo(message)
+
+
+def watch_until_stopped(show: Callable[[], None], *, clear: bool) -> None:
+    """Show it every WATCH_SECONDS until Ctrl-C; on a terminal over what was there. While nobody answers, say so."""
+    clear = clear and sys.stdout.isatty()
+    while True:
+        try:
+            if clear:
+                click.clear()
+            show()
+        except UnreachableError as error:
+            click.echo(f"healthd: {error}; trying again", err=True)
+        sys.stdout.flush()
+        time.sleep(WATCH_SECONDS)
 
 
 def print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from healthd.cli.completion import complete_nodes, one_of
 from healthd.cli.hooks.hostfile import read_hostfile, write_hostfile
 from healthd.cli.hooks.leases import release
 from healthd.cli.hooks.outcome import outcome
@@ -38,7 +39,7 @@ WITHDRAW_SECONDS = 2.0
 @click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
 @click.option("--job", metavar="J", help="The job's name; with the attempt it identifies the gate.")
 @click.option("--attempt", type=int, metavar="A", help="Which attempt of the job this is (default 0).")
-@click.option("--node", multiple=True, metavar="N", help="A node of the job; repeat.")
+@click.option("--node", multiple=True, metavar="N", shell_complete=complete_nodes, help="A node of the job; repeat.")
 @click.option("--hostfile", type=click.Path(path_type=Path), metavar="F", help="A file with one node a line.")
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
@@ -50,7 +51,11 @@ WITHDRAW_SECONDS = 2.0
     "--execute", is_flag=True, default=None, help="With --join: run the ordered checks here, in this process."
 )
 @click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
-@click.option("--tier", help="What evidence is asked: passive, quick, deep (default: the aggregator's).")
+@click.option(
+    "--tier",
+    shell_complete=one_of("passive", "quick", "deep"),
+    help="What evidence is asked: passive, quick, deep (default: the aggregator's).",
+)
 @click.option("--max-age", metavar="T", help="How old evidence may be, as 10m (default: the aggregator's).")
 @click.option(
     "--collective/--no-collective",
@@ -58,13 +63,16 @@ WITHDRAW_SECONDS = 2.0
     help="Run collectives over the nodes together first (default: the aggregator's; on for more than one node).",
 )
 @click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default: the aggregator's).")
-@click.option("--mode", help="enforce or observe (default: the aggregator's).")
+@click.option(
+    "--mode", shell_complete=one_of("enforce", "observe"), help="enforce or observe (default: the aggregator's)."
+)
 @click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
 @click.option("--on-unreachable", help="hold (default), local (the own verdict of the one node asked) or admit.")
 @click.option("--exit-style", help="plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).")
 @click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
+@click.option("--watch", is_flag=True, help="Show all that it waits for while it waits, not the first three reasons.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
-def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
+def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> int:
     """
     Ask the aggregator whether a job may start, and wait for the answer; `outcome` tells how the job ended, `release`
     gives its nodes back.
@@ -77,6 +85,8 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
         return ADMITTED
     settings = load_settings(options, section="gate")
     if settings.gate.join is not None:
+        if watch:
+            raise ConfigError("--watch does not go with --join: a hook in a job says what it waits for in its log")
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
@@ -85,7 +95,7 @@ def gate(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     request = build_request(settings.gate)
     try:
         with stoppable():
-            decision = _ask(settings, request, as_json=as_json)
+            decision = _ask(settings, request, as_json=as_json, watch=watch)
             write_hosts(decision, settings.gate)
             return finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
@@ -189,11 +199,11 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
     return "its gate is withdrawn" if there else "no gate was open yet"
 
 
-def _ask(settings: Settings, request: GateRequest, *, as_json: bool) -> Decision:
+def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:
     from healthd.cli.terminal.progress import Progress
     from healthd.core.http.aggregator_client import Aggregator, RefusedError
 
-    progress = Progress(quiet=as_json)
+    progress = Progress(quiet=as_json, whole=watch)
 
     def away(error: UnreachableError) -> None:
         if not as_json:

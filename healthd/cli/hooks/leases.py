@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, print_json, segment
 from healthd.cli.settings.options import load_settings
 from healthd.core.errors import ConfigError
@@ -47,7 +48,7 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
 
 
 @click.command("release-lease", short_help="End every lease on a node, whoever gave it.")
-@click.argument("node")
+@click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def release_lease(node: str, as_json: bool, **options: Any) -> int:
     """

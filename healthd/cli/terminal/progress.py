@@ -18,10 +18,10 @@ MOST_SHOWN = 3
 
 
 class Progress:
-    """A context; `hold` is told every `every_seconds` what the gate waits for."""
+    """A context; `hold` is told every `every_seconds` what the gate waits for. `whole`: all of it, one a line."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self, *, quiet: bool, whole: bool = False) -> None:
+        self._quiet, self._whole = quiet, whole
         self._said = ""
         self._console = Terminal(stderr=True)
         self._live = not quiet and self._console.is_terminal
@@ -30,8 +30,8 @@ class Progress:
 
     @property
     def every_seconds(self) -> float:
-        """How often to look: often for eyes, seldom for logs."""
-        return TERMINAL_SECONDS if self._live else LOG_SECONDS
+        """How often to look: often for eyes, seldom for logs, which get a line for each change."""
+        return TERMINAL_SECONDS if self._live or self._whole else LOG_SECONDS
 
     def __enter__(self) -> Progress:
         if self._status is not None:
@@ -43,7 +43,8 @@ class Progress:
 
     def hold(self, decision: Decision) -> None:
         """Show what it waits for."""
-        text = "; ".join(reason.message for reason in decision.reasons[:MOST_SHOWN])
+        reasons = decision.reasons if self._whole else decision.reasons[:MOST_SHOWN]
+        text = ("\n  " if self._whole else "; ").join(reason.message for reason in reasons)
         if self._status is not None:
             self._status.update(escape(text))
         elif text and text != self._said and not self._quiet:

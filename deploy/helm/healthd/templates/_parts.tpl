@@ -1,0 +1,90 @@
+{{/* What the platform gives: platforms/NAME.yaml. */}}
+{{- define "healthd.platform" -}}
+{{- $known := .Files.Get (printf "platforms/%s.yaml" .Values.platform) -}}
+{{- if not $known -}}
+{{- fail "platform is not set: --set platform=eks-neuron, eks-gpu or cpu" -}}
+{{- end -}}
+{{- $known -}}
+{{- end -}}
+
+{{- define "healthd.labels" -}}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* An image: (list $ image) */}}
+{{- define "healthd.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+image: {{ printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) | quote }}
+{{- with $root.Values.images.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "healthd.pullSecrets" -}}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "healthd.aggregatorHost" -}}
+healthd-aggregator.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{/* The variables of the node daemon. */}}
+{{- define "healthd.nodeSettings" -}}
+{{- $platform := include "healthd.platform" . | fromYaml -}}
+HEALTHD_NODE_LISTEN: 0.0.0.0:8080
+HEALTHD_NODE_SYNC_AGGREGATORS: {{ default (printf "https://%s:8090" (include "healthd.aggregatorHost" .)) .Values.node.aggregator | quote }}
+HEALTHD_NODE_SYNC_TOKEN_FILE: /etc/healthd/token/token
+HEALTHD_NODE_SYNC_CA_FILE: /etc/healthd/ca/ca.crt
+HEALTHD_NODE_KUBERNETES_CONDITION: healthd.internal/Fit
+HEALTHD_PROBE_ACCELERATOR: {{ $platform.accelerator }}
+{{- if eq .Values.profile "active" }}
+# A container's own limits and names still say nothing of the node; the hook in the job's container judges those.
+HEALTHD_NODE_DISABLED: host_name,mounts,process_limits
+# Once after each boot, on devices that nobody has: a node that no gate asks for is known to be well, or not.
+HEALTHD_NODE_ACTIVE_UNPROMPTED: boot
+# Without its probes compiled a node would stay unknown; what has been compiled is kept on the host.
+HEALTHD_PROBE_ON_COLD_CACHE: compile
+{{- else }}
+# Nothing runs on devices unless a gate or a person orders it: a pod may be given them at any moment.
+HEALTHD_NODE_ACTIVE_UNPROMPTED: "off"
+# What a container without rights sees of these is itself, not the node, or nothing (neuron_cores wants neuron-ls and
+# its devices): better not looked at than passed wrongly or unknown for ever.
+HEALTHD_NODE_DISABLED: device_permissions,device_holders,host_name,kernel_log,mounts,neuron_cores,process_limits,processes,shared_memory,matmul,memory,transfer,digest,all_reduce,all_gather,reduce_scatter,nccom_all_reduce,nccom_all_gather,nccom_reduce_scatter
+{{- end }}
+{{- if .Values.node.acceleratedHardwareReady }}
+HEALTHD_NODE_KUBERNETES_ACCELERATED_HARDWARE_READY: "true"
+{{- end }}
+{{- end -}}
+
+{{/* The variables of the aggregator. */}}
+{{- define "healthd.aggregatorSettings" -}}
+HEALTHD_AGGREGATOR_LISTEN: 0.0.0.0:8090
+HEALTHD_AGGREGATOR_STATE_DIR: /var/lib/healthd
+HEALTHD_AGGREGATOR_TOKEN_FILE: /etc/healthd/tokens/tokens.toml
+HEALTHD_AGGREGATOR_TLS_CERT: /etc/healthd/tls/tls.crt
+HEALTHD_AGGREGATOR_TLS_KEY: /etc/healthd/tls/tls.key
+# A week of this first: every job is admitted, and what enforce would have said is recorded.
+HEALTHD_POLICY_MODE: observe
+{{- if .Values.actuator.enabled }}
+HEALTHD_ACTUATOR_KIND: kubernetes
+HEALTHD_ACTUATOR_MODE: observe
+{{- end }}
+{{- end -}}
+
+{{/* Settings of the chart with the user's over them, as strings: (list chart's user's) */}}
+{{- define "healthd.data" -}}
+{{- $all := index . 0 -}}
+{{- range $key, $value := index . 1 -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- range $key, $value := $all }}
+{{ $key }}: {{ $value | quote }}
+{{- end }}
+{{- end -}}

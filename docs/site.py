@@ -1,0 +1,132 @@
+"""
+Collect what the documentation site is made of: `python -m docs.site FOLDER`; `make site` then has mkdocs build it.
+
+The site's tree is the repository's, so that links between pages are the same here and there. README.md is its start.
+What is not a page (manifests, scripts) is copied beside the pages that link to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from healthd.aggregator.api.application import ROUTERS
+from healthd.aggregator.api.openapi import describe
+from healthd.aggregator.ui.docs_view import Contents, Member, Part, contents_of
+
+ROOT = Path(__file__).parent.parent
+WHOLE = ("docs", "deploy")
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE")
+NOT_SHOWN = shutil.ignore_patterns("__pycache__", "*.pyc", "generate.py", "site.py", "man.py", "reason_pages.py")
+
+
+def collect(folder: Path) -> None:
+    """Make the folder anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in WHOLE:
+        shutil.copytree(ROOT / name, folder / name, ignore=NOT_SHOWN)
+    for name in PAGES:
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copy(ROOT / "README.md", folder / "index.md")
+    described = describe(route for router in ROUTERS for route in router.routes)
+    (folder / "docs/openapi.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
+    (folder / "docs/api-reference.md").write_text(reference(contents_of(described)), encoding="utf-8")
+    for page in folder.rglob("*.md"):
+        page.write_text("".join(_linked(page, folder)), encoding="utf-8")
+
+
+def _linked(page: Path, folder: Path) -> Iterator[str]:
+    """The text with links that a site can follow: to a folder's page or list of files, and to the start."""
+    text = page.read_text(encoding="utf-8")
+    done = 0
+    for link in re.finditer(r"(?<=\]\()([^)#\s]+)(?=[#)])", text):
+        target = link[1]
+        there = (page.parent / target).resolve()
+        yield text[done : link.start()]
+        done = link.end()
+        if "://" not in target and there == (folder / "README.md").resolve():
+            yield target.removesuffix("README.md") + "index.md"
+        elif "://" not in target and there.is_dir():
+            yield f"{target.rstrip('/')}/{_page_of(there)}"
+        else:
+            yield target
+    yield text[done:]
+
+
+def _page_of(folder: Path) -> str:
+    """The page of a folder; one that lists its files where it has none."""
+    if (folder / "README.md").exists():
+        return "README.md"
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".md")
+    names = (file.relative_to(folder).as_posix() for file in files)
+    (folder / "index.md").write_text(
+        f"# {folder.name}\n\n" + "".join(f"- [{n}]({n})\n" for n in names), encoding="utf-8"
+    )
+    return "index.md"
+
+
+# --- the reference of the API ---------------------------------------------------------------------------------------
+
+
+def reference(contents: Contents) -> str:
+    """All paths and records, in Markdown."""
+    lines = [
+        "# API reference",
+        "",
+        *(f"{_prose(words)}\n" for words in contents.about),
+        "As a file: [openapi.json](openapi.json). How it is meant to be used: [HTTP API](api.md).",
+        "",
+    ]
+    for group in contents.groups:
+        lines += [f"## {group.name}", "", group.about, ""]
+        for one in group.operations:
+            lines += [f"### {one.method.upper()} {one.path}", "", _prose(one.summary), ""]
+            lines += [f"{_prose(words)}\n" for words in one.about]
+            lines += [f"Scope: {one.scope or 'none, it needs no token'}.", ""]
+            lines += _table(one.parameters)
+            if one.body:
+                lines += [f"Body: {_prose(one.body)}.", ""]
+            lines += [
+                f"- **{status.status}** {status.phrase}: {_prose(status.about)}"
+                + "".join(f" ({kind}: {_prose(words)})" for kind, words in status.kinds)
+                for status in one.statuses
+            ]
+            lines += [f"- Errors: {', '.join(one.errors)}." if one.errors else "", "", "```console"]
+            lines += [f"$ {one.command}", "```", ""]
+    lines += ["## Errors", ""]
+    lines += [f"- **{one.status}** {one.phrase}: {_prose(one.about)}" for one in contents.errors]
+    lines += ["", "## Records", ""]
+    for record in contents.records:
+        lines += [f"### {record.name}", "", *(f"{_prose(words)}\n" for words in record.about)]
+        lines += [f"One of: {', '.join(f'`{word}`' for word in record.words)}.", ""] if record.words else []
+        lines += _table(record.members)
+    return "\n".join(lines) + "\n"
+
+
+def _table(members: Sequence[Member]) -> list[str]:
+    if not members:
+        return []
+    rows = [f"| `{m.name}` | {_cell(m.kind)} | {m.note} | {_cell(m.about)} |" for m in members]
+    return ["| name | type | | |", "|---|---|---|---|", *rows, ""]
+
+
+def _cell(parts: Sequence[Part]) -> str:
+    return _prose(parts).replace("|", "\\|").replace("\n", " ")
+
+
+def _prose(parts: Sequence[Part]) -> str:
+    def one(part: Part) -> str:
+        if part.record is not None:
+            return f"[{part.text}](#{part.record.lower()})"
+        return f"`{part.text}`" if part.code else part.text.replace("<", "&lt;")
+
+    return "".join(map(one, parts))
+
+
+if __name__ == "__main__":
+    collect(Path(sys.argv[1]))

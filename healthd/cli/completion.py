@@ -1,0 +1,68 @@
+"""`healthd completion`: the script that has a shell complete commands, options, their values, and names of nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+SHELLS = ("bash", "zsh", "fish")
+# Somebody has pressed Tab and waits.
+ASK_SECONDS = 1.5
+MOST_NAMES = 500
+
+
+@click.command(short_help="The script for a shell's completion.")
+@click.argument("shell", type=click.Choice(SHELLS), required=False)
+def completion(shell: str | None) -> int:
+    """
+    Print the script that completes `healthd` in a shell; without SHELL, in the one of $SHELL.
+
+    bash: eval "$(healthd completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc; fish: healthd completion fish >
+    ~/.config/fish/completions/healthd.fish. Names of nodes are asked of the aggregator of HEALTHD_AGGREGATOR.
+    """
+    from healthd.cli import healthd
+
+    chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
+    kind = get_completion_class(chosen) if chosen in SHELLS else None
+    if kind is None:
+        raise click.UsageError(f"which shell? one of: {', '.join(SHELLS)}")
+    click.echo(kind(healthd, {}, "healthd", "_HEALTHD_COMPLETE").source())
+    return 0
+
+
+def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of nodes with their health, by the aggregator; nothing where it cannot be asked: Tab says no error."""
+    from healthd.cli.settings.options import load_settings
+    from healthd.core.errors import HealthdError
+    from healthd.core.http.aggregator_client import Aggregator
+
+    names = ("aggregator", "token_file", "ca_file", "config")
+    given = {name: value for name, value in ctx.params.items() if name in names}
+    try:
+        settings = load_settings(given, section="gate")
+        endpoint = settings.endpoint(settings.gate.aggregator)
+        with Aggregator(endpoint, slack_seconds=ASK_SECONDS) as aggregator:
+            nodes = aggregator.get("/v1/nodes", limit=MOST_NAMES)["nodes"]
+    except (HealthdError, OSError):
+        return []
+    return [CompletionItem(one["node"], help=one["health"]) for one in nodes if one["node"].startswith(incomplete)]
+
+
+def one_of(*values: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Completes these values, of an option whose text the settings judge."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(value) for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def complete_checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of checks with their tier."""
+    from checks.discover import builtin_checks
+
+    found = builtin_checks().items()
+    return [CompletionItem(name, help=one.tier.value) for name, one in found if name.startswith(incomplete)]

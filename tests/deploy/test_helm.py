@@ -1,0 +1,272 @@
+"""
+What the charts of deploy/helm render: the same objects as kustomize builds, valid, with what a type of instance has.
+
+Helm itself is installed with the other Python packages (helm-binary). No cluster was at hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from checks.catalog import TYPES
+from deploy.helm import generate
+from tests.deploy.manifests import KUBERNETES, ROOT, kustomize, pods, strictly, the
+
+HELM = Path(sys.executable).parent / "helm"
+CHART = ROOT / "deploy/helm/healthd"
+JOB = ROOT / "deploy/helm/healthd-job"
+PLATFORMS = [(platform, profile) for platform in ("eks-neuron", "eks-gpu", "cpu") for profile in ("observe", "active")]
+TRAIN = (
+    "image=registry.example.com/train:1",
+    "resources.cpu=96",
+    "resources.memory=400Gi",
+    "command={python,train.py}",
+)
+
+if not HELM.exists():
+    pytest.skip(f"{HELM} is not installed: pip install -r requirements.txt", allow_module_level=True)
+
+
+def helm(*words: str, wrong: bool = False) -> str:
+    done = subprocess.run([str(HELM), *words], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode != 0) is wrong, done.stderr
+    return done.stderr if wrong else done.stdout
+
+
+def sets(values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+@functools.cache
+def rendered(*values: str, chart: Path = CHART, release: str = "healthd") -> tuple[dict[str, Any], ...]:
+    text = helm("template", release, str(chart), "--namespace", "healthd-system", *sets(values))
+    return tuple(item for item in yaml.safe_load_all(text) if item)
+
+
+def plain(items: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By kind and name, without what each of the two tools adds of its own."""
+    found = {}
+    for item in yaml.safe_load_all(re.sub(r"(healthd-(node|aggregator)(-inf)?)-[a-z0-9]{10}\b", r"\1", dump(items))):
+        for holder in (item, item["spec"]["template"] if "template" in item.get("spec", {}) else item):
+            metadata = holder.get("metadata", {})
+            for key in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
+                metadata.get("labels", {}).pop(key, None)
+            for key in ("checksum/settings", "helm.sh/resource-policy"):
+                metadata.get("annotations", {}).pop(key, None)
+            for key in ("labels", "annotations"):
+                if not metadata.get(key):
+                    metadata.pop(key, None)
+        if not item["kind"].startswith("ClusterRole"):
+            item["metadata"].setdefault("namespace", "healthd-system")
+        for spec in pods([item]):  # lists whose order means nothing, by name
+            for container in spec["containers"]:
+                for listed in (container.get("env", []), container["volumeMounts"], spec["volumes"]):
+                    listed.sort(key=operator.itemgetter("name"))
+        found[f"{item['kind']} {item['metadata']['name']}"] = item
+    return found
+
+
+def dump(items: Iterable[dict[str, Any]]) -> str:
+    class Whole(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    return yaml.dump_all(items, Dumper=Whole, width=100_000)
+
+
+def of_kustomize(folder: str) -> dict[str, dict[str, Any]]:
+    """Without the Namespace, which `helm install --create-namespace` makes."""
+    return plain(item for item in kustomize(KUBERNETES / folder) if item["kind"] != "Namespace")
+
+
+# --- chart healthd --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("platform", "profile"), PLATFORMS)
+def test_chart_has_no_fault_and_is_valid_in_every_version(platform: str, profile: str) -> None:
+    values = (f"platform={platform}", f"profile={profile}")
+    helm("lint", "--strict", str(CHART), *sets(values))
+    for item in rendered(*values, "monitoring.enabled=true", "actuator.enabled=true"):
+        strictly(item)
+
+
+@pytest.mark.system("kubectl")
+@pytest.mark.parametrize(("platform", "profile"), PLATFORMS)
+def test_chart_renders_what_the_overlay_builds(platform: str, profile: str) -> None:
+    assert plain(rendered(f"platform={platform}", f"profile={profile}")) == of_kustomize(
+        f"overlays/{platform}/{profile}"
+    )
+
+
+@pytest.mark.system("kubectl")
+def test_parts_that_are_off_by_default_are_those_of_the_components(tmp_path: Path) -> None:
+    own = (tmp_path / "own").resolve()
+    own.mkdir()
+    reach = os.path.relpath(KUBERNETES, own)
+    components = ("monitoring", "actuator", "accelerated-hardware-ready")
+    (own / "kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "kustomize.config.k8s.io/v1beta1",
+                "kind": "Kustomization",
+                "namespace": "healthd-system",
+                "resources": [f"{reach}/overlays/eks-neuron/active"],
+                "components": [f"{reach}/components/{name}" for name in components],
+            }
+        )
+    )
+    expected = plain(item for item in kustomize(own) if item["kind"] != "Namespace")
+    values = ("monitoring.enabled=true", "actuator.enabled=true", "node.acceleratedHardwareReady=true")
+    assert plain(rendered("platform=eks-neuron", "profile=active", *values)) == expected
+
+
+@pytest.mark.system("kubectl")
+def test_second_pool_is_a_release_of_the_node_daemon_alone() -> None:
+    made = plain(
+        rendered(
+            "platform=eks-neuron",
+            "profile=active",
+            "pool=inf",
+            "nameSuffix=-inf",
+            "aggregator.enabled=false",
+            "instanceTypes={inf2.48xlarge}",
+        )
+    )
+    expected = of_kustomize("examples/second-pool")
+    assert set(made) == set(expected)
+    for items in (made, expected):  # a selector of one type, in the two forms that there are
+        pod = items["DaemonSet healthd-node-inf"]["spec"]["template"]["spec"]
+        assert "inf2.48xlarge" in str(pod.pop("nodeSelector", "") or pod.pop("affinity"))
+    assert made == expected
+
+
+def test_platform_has_no_default_and_an_unknown_value_is_an_error() -> None:
+    """A node whose driver is gone must not pass as one without accelerators."""
+    assert "platform is not set" in helm("template", "x", str(CHART), wrong=True)
+    assert "profil is not allowed" in helm("template", "x", str(CHART), *sets(["platform=cpu", "profil=x"]), wrong=True)
+    device = "node.resources.limits.aws\\.amazon\\.com/neuron=1"
+    assert "neuron" in helm("template", "x", str(CHART), *sets(["platform=cpu", device]), wrong=True)
+
+
+def test_settings_of_the_user_win_and_restart_the_pods() -> None:
+    first = rendered("platform=cpu")
+    second = rendered("platform=cpu", "aggregator.settings.HEALTHD_POLICY_MODE=enforce")
+    assert the(second, "ConfigMap", "healthd-aggregator")["data"]["HEALTHD_POLICY_MODE"] == "enforce"
+    sums = [
+        the(items, "Deployment", "healthd-aggregator")["spec"]["template"]["metadata"]["annotations"]
+        for items in (first, second)
+    ]
+    assert sums[0] != sums[1]
+    assert the(first, "PersistentVolumeClaim", "healthd-aggregator")["metadata"]["annotations"] == {
+        "helm.sh/resource-policy": "keep"
+    }
+
+
+def test_aggregator_is_allowed_where_pod_security_is_restricted() -> None:
+    """Source: Kubernetes, Pod Security Standards, restricted."""
+    items = rendered("platform=eks-neuron", "node.enabled=false", "actuator.enabled=true")
+    assert not [item for item in items if item["kind"] == "DaemonSet"]
+    pod = the(items, "Deployment", "healthd-aggregator")["spec"]["template"]["spec"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] != 0
+    assert pod["securityContext"]["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost")
+    volatile = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    assert all(set(volume) - {"name"} <= volatile for volume in pod["volumes"])
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert not security.get("privileged")
+        assert all("hostPort" not in port for port in container["ports"])
+
+
+def test_package_holds_the_rules_and_dashboards_themselves(tmp_path: Path) -> None:
+    """In the repository they are links to the only copy."""
+    helm("package", str(CHART), "--destination", str(tmp_path))
+    (package,) = tmp_path.iterdir()
+    with tarfile.open(package) as archive:
+        rules = archive.extractfile("healthd/files/prometheus-rules.yaml")
+        assert rules is not None
+        assert rules.read() == (KUBERNETES / "components/monitoring/prometheus-rules.yaml").read_bytes()
+    text = helm("template", "x", str(package), *sets(["platform=cpu", "monitoring.enabled=true"]))
+    assert text.count("grafana_dashboard") == 3
+
+
+def test_version_is_that_of_healthd() -> None:
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "healthd/__init__.py").read_text(encoding="utf-8"))
+    assert version is not None
+    for chart in (CHART, JOB):
+        assert yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"] == version[1]
+
+
+# --- chart healthd-job ----------------------------------------------------------------------------------------------
+
+
+def test_instance_types_are_those_of_the_catalogue() -> None:
+    assert generate.TARGET.read_text(encoding="utf-8") == generate.instance_types(), (
+        "run python -m deploy.helm.generate"
+    )
+
+
+def test_job_is_the_example_of_the_guide() -> None:
+    made = rendered("instanceType=trn1.32xlarge", "nodes=4", *TRAIN, chart=JOB, release="train")
+    with (KUBERNETES / "examples/gated-job.yaml").open(encoding="utf-8") as file:
+        example = plain(yaml.safe_load_all(file))
+    mine = plain(made)
+    selector = mine["Job train"]["spec"]["template"]["spec"].pop("nodeSelector")
+    assert selector == {"node.kubernetes.io/instance-type": "trn1.32xlarge"}
+    assert mine == example
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, known in TYPES.items() if known.chip.name.startswith("T") or known.devices == 8]
+)
+def test_job_of_every_type_asks_for_whole_nodes(name: str) -> None:
+    known = TYPES[name]
+    unknown = [
+        f"{key}=1" for key, count in (("devices", known.devices), ("efa", known.efa_interfaces)) if count is None
+    ]
+    helm("lint", "--strict", str(JOB), *sets([f"instanceType={name}", *TRAIN, *unknown]))
+    items = rendered(f"instanceType={name}", *TRAIN, *unknown, chart=JOB, release="train")
+    for item in items:
+        strictly(item)
+    pod = the(items, "Job", "train")["spec"]["template"]["spec"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        limits = container["resources"]["limits"]
+        assert limits == container["resources"]["requests"]
+        assert limits[generate.RESOURCES[known.chip.accelerator]] == (known.devices or 1)
+        efa = 1 if known.efa_interfaces is None else known.efa_interfaces
+        assert limits.get("vpc.amazonaws.com/efa", 0) == efa
+        assert ("hugepages-2Mi" in limits) is bool(efa)
+        assert ("securityContext" in container) is bool(efa)
+
+
+def test_job_of_a_type_that_nobody_knows_is_an_error_that_says_what_to_set() -> None:
+    def error(*values: str) -> str:
+        return helm("template", "train", str(JOB), *sets([*values, *TRAIN]), wrong=True)
+
+    assert "it has" in error("instanceType=trn9.48xlarge")
+    assert "set devices" in error("instanceType=trn3p.48xlarge")
+    assert "set efa" in error("instanceType=trn3p.48xlarge", "devices=16")

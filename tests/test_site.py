@@ -1,0 +1,143 @@
+"""The documentation site has no dead link; what a release is made of; CI elsewhere runs what `.ci/run` does."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from deploy.release import sbom
+from docs import site
+from tests.aggregator.described import description
+
+ROOT = Path(__file__).parent.parent
+MKDOCS = Path(sys.executable).parent / "mkdocs"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "pages"
+    site.collect(folder)
+    return folder
+
+
+def build(pages: Path) -> tuple[int, str]:
+    if not MKDOCS.exists():
+        pytest.skip(f"{MKDOCS} is not installed: pip install -r requirements.txt")
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    text = text.replace("build/site-pages", str(pages)).replace("build/site", str(pages.parent / "site"))
+    config = pages.parent / "mkdocs.yml"
+    config.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [str(MKDOCS), "build", "--strict", "--config-file", str(config)],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_site_builds_and_leads_to_everything(pages: Path) -> None:
+    code, said = build(pages)
+    assert code == 0, said
+    made = pages.parent / "site"
+    assert (made / "docs/kubernetes.html").is_file()
+    assert (made / "docs/pictures/fleet.png").is_file()
+    assert (made / "deploy/kubernetes/examples/gated-job.yaml").is_file()
+    assert "cdn" not in (made / "index.html").read_text(encoding="utf-8"), "nothing is loaded from elsewhere"
+
+
+@pytest.mark.parametrize("slip", ["[x](gone.md)", "[x](docs/install.md#no-such-heading)"])
+def test_a_link_that_leads_nowhere_fails_the_build(pages: Path, tmp_path: Path, slip: str) -> None:
+    other = tmp_path / "pages"
+    shutil.copytree(pages, other)
+    with (other / "index.md").open("a", encoding="utf-8") as file:
+        file.write(f"\n{slip}\n")
+    code, said = build(other)
+    assert code != 0
+    assert "WARNING" in said
+
+
+def test_reference_has_every_path_and_record(pages: Path) -> None:
+    text = (pages / "docs/api-reference.md").read_text(encoding="utf-8")
+    told = description()
+    for path, methods in told["paths"].items():
+        for method in methods:
+            if not path.startswith("/v1/preflight"):
+                assert f"### {method.upper()} {path}\n" in text
+    for record in told["components"]["schemas"]:
+        assert f"### {record}\n" in text or "reflight" in record or "oll" in record, record
+
+
+# --- a release ------------------------------------------------------------------------------------------------------
+
+
+def described_by_setup(repository: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    monkeypatch.setenv("REPOSITORY_URL", repository)
+    monkeypatch.setattr("setuptools.setup", found.update)
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(ROOT / "setup.py"))
+    return found
+
+
+def test_links_of_the_package_lead_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = described_by_setup("https://git.example.com/team/healthd/", monkeypatch)["long_description"]
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(targets) > 30
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert "](https://git.example.com/team/healthd/raw/main/docs/pictures/validation.png)" in text
+    assert "](https://git.example.com/team/healthd/blob/main/docs/install.md)" in text
+    for target in targets:
+        file = re.sub(r"^https://git\.example\.com/team/healthd/(raw|blob)/main/", "", target).partition("#")[0]
+        assert "://" in file or not file or (ROOT / file).exists(), target
+
+
+def test_a_clone_names_no_repository_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = described_by_setup("", monkeypatch)
+    assert found["project_urls"] == {}
+    assert found["long_description"] == (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_bill_of_a_release_names_all_parts_in_the_versions_that_were_tested() -> None:
+    bill = sbom.bill("1.2.3")
+    parts = {part["name"]: part["version"] for part in bill["components"]}
+    assert {"starlette", "boto3", "psycopg-binary", "anyio", "grpcio"} <= set(parts)
+    assert not {"torch", "pytest", "mkdocs"} & set(parts)
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
+    versions = {sbom.name_of(one.name): next(iter(one.specifier)).version for one in pinned}
+    assert {name: version for name, version in parts.items() if versions.get(name) != version} == {}
+    references = {part["bom-ref"] for part in bill["components"]} | {bill["metadata"]["component"]["bom-ref"]}
+    for one in bill["dependencies"]:
+        assert {one["ref"], *one["dependsOn"]} <= references
+
+
+# --- CI elsewhere ---------------------------------------------------------------------------------------------------
+
+
+def test_the_workflow_runs_what_ci_runs() -> None:
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["run"]["steps"]
+    assert steps[-1] == {"run": ".ci/run"}
+    assert "make site" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_forms_for_issues_have_what_they_must() -> None:
+    forms = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"]
+    assert len(forms) == 2
+    for path in forms:
+        form = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert {"name", "description", "body"} <= set(form)
+        ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+        assert len(ids) == len(set(ids)) > 0
