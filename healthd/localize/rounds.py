@@ -13,7 +13,7 @@ from healthd.localize import search
 from healthd.localize.evidence import Evidence, Ids, Pair
 from healthd.localize.growing import grow
 from healthd.localize.judge import Judged, judge
-from healthd.localize.pairing import shuffled_pairs
+from healthd.localize.pairing import near_pairs, shuffled_pairs
 from healthd.localize.search import Found
 from healthd.localize.targets import SILENT, alone, odd_pairs, settled, targeted
 
@@ -48,7 +48,8 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
         elif found.rest_passed is None:
             if min(ev.silent[v] for v in found.rest) >= SILENT:
                 return
-            yield [found.rest], "all that remain, together"
+            named = [v for v in judged.accused if not ev.passes[v] and ev.silent[v] < SILENT]
+            yield [found.rest, *near_pairs(ev, named)], "all that remain, together"
         elif (judged.paths or many(ev, judged.odd)) and len(found.rest) > 3:
             yield from grow(ev, found, [*judged.paths, *judged.odd])
             return

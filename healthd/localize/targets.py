@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from healthd.localize.evidence import Evidence, Ids, Pair
-from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of
-from healthd.localize.pairing import among_themselves, near_pairs, same_label_first, shuffled_pairs, witness_pairs
+from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of, wants_witness
+from healthd.localize.pairing import among_themselves, near_pairs, shuffled_pairs, witness_pairs
 
 Ask = tuple[list[Ids], str]
 
@@ -42,10 +42,18 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
     pending = [v for v in judged.pending if ev.silent[v] < SILENT]
     for part in parts_of(judged):
         add(witness_pairs(ev, [v for v in pending if part.isdisjoint(ev.met[v])], part), "parts of the network")
-    # Who has no failure with a clean partner yet comes first: that decides most.
-    suspects.sort(key=lambda v: sum(bool(ev.passes[o]) for o, _ in ev.counted(v)))
+    free = [v for v in clean if v not in busy]
+    wanting = [v for v in pending if v not in busy and len(pending) < 3 and wants_witness(ev, v, free)]
+    if len(free) >= len(wanting) + len(suspects):
+        add(witness_pairs(ev, wanting, free), "those to be named with other clean partners")
+    # Who has no failure with a clean partner yet comes first: that decides most; of those, who failed at all.
+    suspects.sort(key=lambda v: (sum(bool(ev.passes[o]) for o, _ in ev.counted(v)), v not in ev.fails))
     free = [v for v in clean if v not in busy]
     add(witness_pairs(ev, [v for v in suspects if v not in busy], free), "suspects with clean partners")
+    add(
+        witness_pairs(ev, [v for v in wanting if v not in busy], [v for v in clean if v not in busy]),
+        "those to be named with other clean partners",
+    )
     add(_links(ev, judged, [v for v in clean if v not in busy]), "parts of the network with each other")
     if odd:
         add(_odd(ev, judged, [v for v in clean if v not in busy], busy), "pairs that failed though both pass elsewhere")
@@ -56,11 +64,9 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
     if not pending and not suspects:
         add(_joined(ev, judged, busy), "what is cut off, together")
     if pairs or pending:
-        what = "those to be named with each other"
-        named = [v for v in (*judged.pending, *judged.accused) if not ev.passes[v] and ev.silent[v] < SILENT]
-        free = [v for v in named if v not in busy]
-        add(near_pairs(ev, [v for v in free if v in judged.pending], free), what)
-        add(same_label_first(ev, [v for v in free if v not in busy]), what)
+        named = {v for v in (*judged.pending, *judged.accused) if not ev.passes[v] and ev.silent[v] < SILENT} - busy
+        order = sorted(named, key=lambda v: (v not in judged.pending, len(named.intersection(ev.met[v]))))
+        add(near_pairs(ev, order), "those to be named with each other")
     if not pairs:
         return None
     if odd and judged.odd and ev.rounds < FILLED_ROUNDS and not (ev.first and ev.first.slow):
