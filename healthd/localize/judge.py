@@ -25,8 +25,9 @@ CHANCE_FAILS, CHANCE_TESTS = 0.03, 10.0
 MOST_CHANCE = 0.25  # failures by chance are never taken to be more frequent than this
 
 SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at times; before it takes three
+SOMETIMES_TESTS = 10  # of so many tests and more two failures accuse nobody: chance alone makes that of a healthy one
 
-WITNESSES, SMALL = 3, 32  # in a fleet of so many at most, who is named is tried so often in the first rounds
+WITNESSES, SMALL = 3, 128  # in a fleet of so many at most, who is named is tried so often in the first rounds
 
 FIRST_ROUNDS = 4  # three and more who are to be named are tried with each other in each of these
 FEW = 5  # who is to be named is tried with one other; where more than these and a quarter are, with more
@@ -209,7 +210,8 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float) -> bool:
     Whether these failures accuse v: with two different clean partners at least, and more than chance would give.
 
     One that passed elsewhere may be a healthy end of several bad paths: not before one of its failed pairs has passed.
-    Nor for two failures in the first rounds, before it is learnt from the others how often chance fails a test.
+    Two failures of such a one are enough only once it is learnt from the others how often chance fails a test,
+    and where they are not two of many.
     """
     alone = sum(o == v for o, _ in counted)
     failed = len({o for o, _ in counted if o != v}) + alone
@@ -218,7 +220,8 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float) -> bool:
     if not ev.passes[v] or alone:
         return True
     again = any((min(o, v), max(o, v)) in ev.good_pairs for o, _ in counted)
-    return again and (failed > 2 or ev.rounds >= SOMETIMES_ROUNDS)
+    few = ev.rounds >= SOMETIMES_ROUNDS and ev.pair_tests[v] < SOMETIMES_TESTS
+    return again and (failed > 2 or few)
 
 
 def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[Pair], found: Judged) -> Failures:
@@ -268,7 +271,7 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     for v in named:
         met = named.intersection(ev.met[v])
         near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
-        lonely = len(met) < min(others, len(heard - {v})) or (near and near.isdisjoint(met))
+        lonely = len(met) < min(others, len(heard) - (v in heard)) or (near and near.isdisjoint(met))
         unmet = any(part.isdisjoint(ev.met[v]) for part in parts_of(found))
         if (ev.met[v] and lonely) or unmet or wants_witness(ev, v, clean):
             found.pending[v] = found.accused.pop(v)

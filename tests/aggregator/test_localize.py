@@ -167,7 +167,7 @@ def test_a_doubtful_partner_is_no_witness() -> None:
 
 
 def test_failures_by_chance_elsewhere_ask_for_more_failures_of_a_culprit() -> None:
-    members = names(64)
+    members = names(200)  # so many that two partners are enough
     problem = Problem(members=members)
     pairs = [members[i : i + 2] for i in range(20, 64, 2)]
     history = [GroupOutcome(members=pair, outcome=PASS, round=0) for pair in pairs]
