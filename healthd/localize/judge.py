@@ -117,7 +117,7 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
     used = set(without)
     count = 0
     for a, b in odd:
-        if a not in used and b not in used and any(not ev.tests[n].soft for n in ev.bad_pairs[a, b]):
+        if a not in used and b not in used and not ev.is_soft((a, b)):
             used |= {a, b}
             count += 1
     bound = ev.problem.noise.false_alarm_ratio
@@ -137,7 +137,7 @@ def _is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float
 def _is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
     """A pair that fails each time, by itself, while both ends pass with others: too often for a flaky end or chance."""
     failed, passed = ev.own(pair)
-    if passed or failed < PATH_FAILS or all(ev.tests[n].soft for n in ev.bad_pairs[pair]):
+    if passed or failed < PATH_FAILS or ev.is_soft(pair):
         return False
     if _is_chance(ev, ev.count, failed, failed, chance_of(ev, odd, pair)):
         return False
