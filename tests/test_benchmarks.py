@@ -231,8 +231,10 @@ def test_a_short_localisation_fails_where_not_every_fleet_is_right(capsys: pytes
     assert localize(["--short"], [missed]) == 1
     assert "always, 4 members, 1 culprits" in capsys.readouterr().err
     assert localize(["--scale", "0.01"], [missed]) == 0
-    share = dataclasses.replace(missed, exact=0.95)  # a tenth of the fleets says nothing about a share
-    assert localize(["--short"], [share]) == 0
+    share = dataclasses.replace(row, exact=0.99, right=lambda fleet, _: fleet.seed % 20 > 0)
+    assert localize(["--short"], [share]) == 0, "chance misses a share by that much"
+    half = dataclasses.replace(row, exact=0.99, right=lambda fleet, _: fleet.seed % 2 > 0)
+    assert localize(["--short"], [half]) == 1
 
 
 SERVER = """

@@ -193,6 +193,10 @@ class Evidence:
         """How many tests of exactly this pair failed, and how many passed."""
         return sum(n not in self.dropped for n in self.bad_pairs.get(pair, ())), self.good_pairs.get(pair, 0)
 
+    def is_soft(self, pair: Pair) -> bool:
+        """Whether these two never failed but slowly, while others ran."""
+        return all(self.tests[n].soft for n in self.bad_pairs[pair])
+
     def passes_apart(self, a: int, b: int) -> int:
         """Tests that passed with one of two and without the other: of the one that has fewer."""
         both = self.good_pairs.get((a, b), 0) + sum(not t.bad and a in t.members and b in t.members for t in self.large)

@@ -25,8 +25,12 @@ CHANCE_FAILS, CHANCE_TESTS = 0.03, 10.0
 MOST_CHANCE = 0.25  # failures by chance are never taken to be more frequent than this
 
 SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at times; before it takes three
+SOMETIMES_TESTS = 10  # of so many tests and more two failures accuse nobody: chance alone makes that of a healthy one
 
-OTHERS, FEW = 2, 5  # who is to be named is tried with so many others, where they are more than these and a quarter
+WITNESSES, SMALL = 3, 128  # in a fleet of so many at most, who is named is tried so often in the first rounds
+
+FIRST_ROUNDS = 4  # three and more who are to be named are tried with each other in each of these
+FEW = 5  # who is to be named is tried with one other; where more than these and a quarter are, with more
 
 Failures = list[tuple[int, int]]  # of a member: partner (itself: alone) and number of the test
 
@@ -113,7 +117,7 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
     used = set(without)
     count = 0
     for a, b in odd:
-        if a not in used and b not in used and any(not ev.tests[n].soft for n in ev.bad_pairs[a, b]):
+        if a not in used and b not in used and not ev.is_soft((a, b)):
             used |= {a, b}
             count += 1
     bound = ev.problem.noise.false_alarm_ratio
@@ -133,7 +137,7 @@ def _is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float
 def _is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
     """A pair that fails each time, by itself, while both ends pass with others: too often for a flaky end or chance."""
     failed, passed = ev.own(pair)
-    if passed or failed < PATH_FAILS or all(ev.tests[n].soft for n in ev.bad_pairs[pair]):
+    if passed or failed < PATH_FAILS or ev.is_soft(pair):
         return False
     if _is_chance(ev, ev.count, failed, failed, chance_of(ev, odd, pair)):
         return False
@@ -206,7 +210,8 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float) -> bool:
     Whether these failures accuse v: with two different clean partners at least, and more than chance would give.
 
     One that passed elsewhere may be a healthy end of several bad paths: not before one of its failed pairs has passed.
-    Nor for two failures in the first rounds, before it is learnt from the others how often chance fails a test.
+    Two failures of such a one are enough only once it is learnt from the others how often chance fails a test,
+    and where they are not two of many.
     """
     alone = sum(o == v for o, _ in counted)
     failed = len({o for o, _ in counted if o != v}) + alone
@@ -215,7 +220,8 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float) -> bool:
     if not ev.passes[v] or alone:
         return True
     again = any((min(o, v), max(o, v)) in ev.good_pairs for o, _ in counted)
-    return again and (failed > 2 or ev.rounds >= SOMETIMES_ROUNDS)
+    few = ev.rounds >= SOMETIMES_ROUNDS and ev.pair_tests[v] < SOMETIMES_TESTS
+    return again and (failed > 2 or few)
 
 
 def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[Pair], found: Judged) -> Failures:
@@ -248,7 +254,8 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     """
     Nobody who never passed is accused before it was tried with those to whom it could belong.
 
-    These are one other at least who is to be named, and a member of each part of the network.
+    These are one other at least who is to be named, all that the first rounds allow, and a member of each part of the
+    network. One or two in a small fleet are tried with a third clean partner too.
     """
     named = {v for v in found.accused if not ev.passes[v]}
     heard = {v for v in named if ev.silent[v] < 2}
@@ -256,13 +263,33 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     for v in heard:
         for label in ev.labels[v]:
             by_label.setdefault(label, set()).add(v)
-    others = OTHERS if len(named) > max(FEW, len(ev.job) // 4) else 1
+    share = len(named) / len(ev.job)
+    others = 6 if share > 0.5 else 2 if len(named) > FEW and share > 0.25 else 1
+    if ev.rounds < FIRST_ROUNDS and len(named) > 2:
+        others = FIRST_ROUNDS
+    clean = [o for o in ev.job if ev.passes[o]] if len(ev.job) <= SMALL and len(named) < 3 else []
     for v in named:
         met = named.intersection(ev.met[v])
         near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
-        lonely = len(met) < min(others, len(heard - {v})) or (near and near.isdisjoint(met))
-        if (ev.met[v] and lonely) or any(part.isdisjoint(ev.met[v]) for part in parts_of(found)):
+        lonely = len(met) < min(others, len(heard) - (v in heard)) or (near and near.isdisjoint(met))
+        unmet = any(part.isdisjoint(ev.met[v]) for part in parts_of(found))
+        if (ev.met[v] and lonely) or unmet or wants_witness(ev, v, clean):
             found.pending[v] = found.accused.pop(v)
+
+
+def wants_witness(ev: Evidence, v: int, clean: Iterable[int]) -> bool:
+    """
+    Whether one who never passed is to be tried with a clean partner more.
+
+    In a small fleet a healthy end of two bad paths meets just their other ends first too often: of 8 in one of 21.
+    """
+    early = len(ev.job) <= SMALL and ev.rounds < WITNESSES
+    return (
+        early
+        and v not in ev.shown
+        and 0 < len(ev.met[v]) < WITNESSES
+        and any(o not in ev.met[v] and ev.silent[o] < 2 for o in clean)
+    )
 
 
 def parts_of(found: Judged) -> list[frozenset[int]]:

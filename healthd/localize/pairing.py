@@ -140,41 +140,26 @@ def _best_witness(ev: Evidence, v: int, free: list[int], *, again: bool, near: b
     return second if second is not None or not again else third
 
 
-def same_label_first(ev: Evidence, members: Sequence[int]) -> list[Ids]:
-    """Fresh disjoint pairs, with one of the same labels where that can be had: they pass if they are only cut off."""
-    order = list(members)
-    ev.random("same label").shuffle(order)
-    order.sort(key=lambda v: ev.labels[v])
-    pairs: list[Ids] = []
-    left: list[int] = []
-    for v in order:
-        if left and ev.labels[v] and ev.labels[left[-1]] == ev.labels[v] and v not in ev.met[left[-1]]:
-            pairs.append((left.pop(), v))
-        else:
-            left.append(v)
-    return pairs + among_themselves(ev, left)
+def near_pairs(ev: Evidence, members: Sequence[int]) -> list[Ids]:
+    """
+    Fresh disjoint pairs in this order, with one that has a label in common first: they pass if they are only cut off.
 
-
-def near_pairs(ev: Evidence, wanted: Sequence[int], free: Sequence[int]) -> list[Ids]:
-    """Each wanted with a free one that it has not met: one with a label in common, else any."""
+    Where one is left over it is of the last.
+    """
     by_label: dict[tuple[str, str], list[int]] = {}
-    for o in free:
-        for label in ev.labels[o]:
-            by_label.setdefault(label, []).append(o)
+    for v in reversed(members):
+        for label in ev.labels[v]:
+            by_label.setdefault(label, []).append(v)
     used: set[int] = set()
     pairs: list[Ids] = []
-    left = list(free)
-    for near in (True, False):
-        for v in wanted:
-            while left and left[-1] in used:
-                left.pop()
-            others = [o for label in ev.labels[v] for o in by_label[label][:64]] if near else left[-64:]
-            fit = (o for o in others if o != v and o not in used and o not in ev.met[v])
-            other = next(fit, None) if v not in used else None
-            if other is not None:
-                used |= {v, other}
-                pairs.append((v, other))
-    return pairs
+    for v in members if by_label else ():
+        others = [o for label in ev.labels[v] for o in by_label[label][-64:]]
+        other = next((o for o in reversed(others) if o != v and o not in used and o not in ev.met[v]), None)
+        if v not in used and other is not None:
+            used |= {v, other}
+            pairs.append((v, other))
+    left = [v for v in members if v not in used]
+    return pairs + [(a, b) for a, b in _fresh_any(ev, left) if b not in ev.met[a]]
 
 
 def among_themselves(ev: Evidence, members: Sequence[int]) -> list[Ids]:

@@ -15,7 +15,7 @@ from healthd.localize.growing import grow
 from healthd.localize.judge import Judged, judge
 from healthd.localize.pairing import shuffled_pairs
 from healthd.localize.search import Found
-from healthd.localize.targets import SILENT, alone, odd_pairs, settled, targeted
+from healthd.localize.targets import SILENT, alone, named_pairs, odd_pairs, settled, targeted
 
 Ask = tuple[list[Ids], str]
 Steps = Generator[Ask, None, None]
@@ -48,7 +48,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
         elif found.rest_passed is None:
             if min(ev.silent[v] for v in found.rest) >= SILENT:
                 return
-            yield [found.rest], "all that remain, together"
+            yield [found.rest, *named_pairs(ev, judged)], "all that remain, together"
         elif (judged.paths or many(ev, judged.odd)) and len(found.rest) > 3:
             yield from grow(ev, found, [*judged.paths, *judged.odd])
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from healthd.localize.evidence import Evidence, Ids, Pair
-from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of
-from healthd.localize.pairing import among_themselves, near_pairs, same_label_first, shuffled_pairs, witness_pairs
+from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of, wants_witness
+from healthd.localize.pairing import among_themselves, near_pairs, shuffled_pairs, witness_pairs
 
 Ask = tuple[list[Ids], str]
 
@@ -18,59 +19,82 @@ LINKS = 8  # members of a part that are tested with the main one in one round
 PROBES = 3  # pairs across what may be a broken trunk, in one round
 
 
+@dataclass(kw_only=True)
+class Plan:
+    """A round as it is put together: its groups share no member."""
+
+    clean: list[int]
+    groups: list[Ids] = field(default_factory=list)
+    busy: set[int] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+
+    def add(self, groups: Iterable[Sequence[int]], what: str) -> None:
+        """Take in those groups whose members are free, and say what they are for."""
+        for group in groups:
+            if self.busy.isdisjoint(group):
+                self.busy.update(group)
+                self.groups.append(tuple(sorted(group)))
+                self.said.extend([what] if what not in self.said else [])
+
+    def free(self, members: Iterable[int] | None = None) -> list[int]:
+        """Those of these, or of the clean, who are in no group yet."""
+        return [v for v in (self.clean if members is None else members) if v not in self.busy]
+
+
 def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
     """All of it at once, most important first; `odd`: odd pairs too, since nothing else explains the failure."""
-    busy: set[int] = set()
-    pairs: list[Ids] = []
-    said: list[str] = []
-
-    def add(more: Iterable[Sequence[int]], what: str) -> None:
-        fresh = [tuple(sorted(group)) for group in more if busy.isdisjoint(group)]
-        for group in fresh:
-            if busy.isdisjoint(group):
-                busy.update(group)
-                pairs.append(group)
-                said.extend([what] if what not in said else [])
-
     out = judged.blamed() | set(judged.awaiting)
     doubtful = {v for pair in judged.odd for v in pair}
     clean = [v for v in ev.job if ev.passes[v] and v not in out and v not in doubtful and ev.silent[v] < SILENT]
     suspects = [v for v in judged.suspects if ev.silent[v] < SILENT and v not in judged.awaiting]
+    pending = [v for v in judged.pending if ev.silent[v] < SILENT]
     if suspects or judged.pending or odd or judged.apart:
         ev.random("witnesses").shuffle(clean)
         clean.sort(key=lambda v: -len(ev.fails.get(v, ())))  # taken from the end
-    pending = [v for v in judged.pending if ev.silent[v] < SILENT]
-    for part in parts_of(judged):
-        add(witness_pairs(ev, [v for v in pending if part.isdisjoint(ev.met[v])], part), "parts of the network")
-    # Who has no failure with a clean partner yet comes first: that decides most.
-    suspects.sort(key=lambda v: sum(bool(ev.passes[o]) for o, _ in ev.counted(v)))
-    free = [v for v in clean if v not in busy]
-    add(witness_pairs(ev, [v for v in suspects if v not in busy], free), "suspects with clean partners")
-    add(_links(ev, judged, [v for v in clean if v not in busy]), "parts of the network with each other")
+    plan = Plan(clean=clean)
+    _with_witnesses(ev, judged, plan, suspects, pending)
     if odd:
-        add(_odd(ev, judged, [v for v in clean if v not in busy], busy), "pairs that failed though both pass elsewhere")
-        add(_across(ev, judged, [v for v in clean if v not in busy]), "what may be a broken trunk")
-    left = [v for v in suspects if v not in busy]
+        plan.add(_odd(ev, judged, plan.free(), plan.busy), "pairs that failed though both pass elsewhere")
+        plan.add(_across(ev, judged, plan.free()), "what may be a broken trunk")
+    left = plan.free(suspects)
     if left and not all(any(ev.passes[o] for o, _ in ev.counted(v)) for v in left):
-        add(among_themselves(ev, left), "suspects with each other")
+        plan.add(among_themselves(ev, left), "suspects with each other")
     if not pending and not suspects:
-        add(_joined(ev, judged, busy), "what is cut off, together")
-    if pairs or pending:
-        what = "those to be named with each other"
-        named = [v for v in (*judged.pending, *judged.accused) if not ev.passes[v] and ev.silent[v] < SILENT]
-        free = [v for v in named if v not in busy]
-        add(near_pairs(ev, [v for v in free if v in judged.pending], free), what)
-        add(same_label_first(ev, [v for v in free if v not in busy]), what)
-    if not pairs:
+        plan.add(_joined(ev, judged, plan.busy), "what is cut off, together")
+    if plan.groups or pending:
+        plan.add(named_pairs(ev, judged, plan.busy), "those to be named with each other")
+    if not plan.groups:
         return None
     if odd and judged.odd and ev.rounds < FILLED_ROUNDS and not (ev.first and ev.first.slow):
-        add(
-            shuffled_pairs(ev, [v for v in clean if v not in busy], across=False),
-            "others, to learn how often they fail",
-        )
-    shown = [v for v in (*pending, *suspects, *sorted(doubtful)) if v in busy]
+        plan.add(shuffled_pairs(ev, plan.free(), across=False), "others, to learn how often they fail")
+    shown = [v for v in (*pending, *suspects, *sorted(doubtful)) if v in plan.busy]
     names, more = ", ".join(ev.say(shown)[:6]), len(shown) - 6
-    return pairs, "; ".join(said) + (f": {names}" if names else "") + (f" and {more} more" if more > 0 else "")
+    said = "; ".join(plan.said) + (f": {names}" if names else "") + (f" and {more} more" if more > 0 else "")
+    return plan.groups, said
+
+
+def _with_witnesses(ev: Evidence, judged: Judged, plan: Plan, suspects: list[int], pending: list[int]) -> None:
+    """Suspects and those to be named, with clean partners of each part of the network."""
+    for part in parts_of(judged):
+        far = [v for v in pending if part.isdisjoint(ev.met[v])]
+        plan.add(witness_pairs(ev, plan.free(far), plan.free(part)), "parts of the network")
+    wanting = [v for v in plan.free(pending) if len(pending) < 3 and wants_witness(ev, v, plan.free())]
+    third = "those to be named with other clean partners"
+    if len(plan.free()) >= len(wanting) + len(suspects):
+        plan.add(witness_pairs(ev, wanting, plan.free()), third)
+    # Who has no failure with a clean partner yet comes first: that decides most; of those, who failed at all.
+    suspects.sort(key=lambda v: (sum(bool(ev.passes[o]) for o, _ in ev.counted(v)), v not in ev.fails))
+    plan.add(witness_pairs(ev, plan.free(suspects), plan.free()), "suspects with clean partners")
+    plan.add(witness_pairs(ev, plan.free(wanting), plan.free()), third)
+    plan.add(_links(ev, judged, plan.free()), "parts of the network with each other")
+
+
+def named_pairs(ev: Evidence, judged: Judged, busy: Container[int] = ()) -> list[Ids]:
+    """Who never passed and is to be named, with each other: who met the fewest of them first."""
+    named = {v for v in (*judged.pending, *judged.accused) if not ev.passes[v] and ev.silent[v] < SILENT}
+    free = [v for v in sorted(named) if v not in busy]
+    free.sort(key=lambda v: (v not in judged.pending, len(named.intersection(ev.met[v]))))
+    return near_pairs(ev, free)
 
 
 def odd_pairs(judged: Judged) -> int:
@@ -124,16 +148,12 @@ def _links(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:
     parts = list(judged.apart)
     for pair in judged.odd:
         parts += [part for v in pair if (part := judged.component.get(ev.root(v))) and part not in parts]
-    mains = [v for v in clean if v in judged.main]
-    pairs: list[Ids] = []
+    wanted: list[int] = []
     for part in parts:
-        if part == judged.main:
-            continue
-        ready = [v for v in part if ev.silent[v] < SILENT and judged.main.isdisjoint(o for o, _ in ev.counted(v))]
-        new = witness_pairs(ev, sorted(ready)[:LINKS], mains)
-        pairs += new
-        mains = [o for o in mains if all(o not in pair for pair in new)]
-    return pairs
+        if part != judged.main:
+            ready = [v for v in part if ev.silent[v] < SILENT and judged.main.isdisjoint(o for o, _ in ev.counted(v))]
+            wanted += sorted(ready)[:LINKS]
+    return witness_pairs(ev, wanted, [v for v in clean if v in judged.main])
 
 
 def is_linked(ev: Evidence, judged: Judged, pair: Pair) -> bool:

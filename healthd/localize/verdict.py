@@ -19,7 +19,8 @@ SHOWN = 8  # names in one sentence; the verdict itself holds all
 def from_rounds(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     """What rounds of disjoint groups have shown. `spent`: ended by a bound or by the caller."""
     judged = judge(ev)
-    rest = rest_of(ev, judged) if found.grown is None else found.grown
+    remain = rest_of(ev, judged)
+    rest = found.grown or (largest_passed(ev, remain) if spent else None) or remain
     passed = rest_state(ev, rest)
     culprits = tuple(_culprit(ev, v, counted) for v, counted in sorted(judged.accused.items()))
     paths = tuple(
@@ -37,13 +38,18 @@ def from_rounds(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     failed_once = any(test.bad for test in ev.tests)
     named = bool(culprits or paths or groups or trunks or scale)
     cleared = passed is True or (named and not rest)
-    decided = not one_of and not silent and (cleared or scale is not None) and found.grown is None
+    decided = not one_of and not silent and (cleared or scale is not None) and rest == remain
     decided = decided and (named or not failed_once or _is_passing(ev, rest))
     reasons = [*map(_say_culprit, culprits), *map(_say_path, paths), *map(_say_group, groups), *map(_say_trunk, trunks)]
     reasons += [_say_scale(scale, len(ev.job))] if scale else []
     reasons += [_say_one_of(part) for part in one_of]
     reasons += [f"no outcome from any test with {names(ev.say(silent))}: nothing is known of them"] if silent else []
-    reasons += _say_rest(ev, rest, passed, named=named, spent=spent, failed=failed_once)
+    if rest != remain:
+        reasons.append(f"the {len(remain)} that remain fail together; {len(rest)} of them is the largest group to pass")
+    reasons += _say_rest(ev, rest, passed, named=named, failed=failed_once)
+    reasons += (
+        ["ended by the bound on rounds, on tests, or by the caller: this is what is known so far"] if spent else []
+    )
     return Verdict(
         culprits=culprits,
         paths=paths,
@@ -155,6 +161,15 @@ def _scale(ev: Evidence, found: Found, judged: Judged) -> ScaleFault | None:
     return ScaleFault(members=ev.say(scale.members), largest_passing=scale.largest_passing, any_group=scale.any_group)
 
 
+def largest_passed(ev: Evidence, rest: Ids) -> Ids | None:
+    """The largest group within the rest that passed, where the rest itself fails: those can run."""
+    wanted = frozenset(rest)
+    if rest_state(ev, rest) is not False:
+        return None
+    found = max((t.members for t in ev.large if not t.bad and t.members <= wanted), key=len, default=None)
+    return tuple(sorted(found)) if found else None
+
+
 def _untold(ev: Evidence, judged: Judged, *, passed: bool) -> list[Ids]:
     """
     Sets in which something is at fault that cannot be told: linked by failures that nothing named explains.
@@ -244,18 +259,22 @@ def _say_one_of(part: tuple[str, ...]) -> str:
     return f"{kind} {names(part)}, or {between}: more cannot be told; a known-good partner would decide it"
 
 
-def _say_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, spent: bool, failed: bool) -> list[str]:
-    tail = ["ended by the bound on rounds, on tests, or by the caller: this is what is known so far"] if spent else []
-    whole = rest == ev.job
+def _say_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, failed: bool) -> list[str]:
+    """Why those who are healthy are."""
+    count, whole = len(rest), len(rest) == len(ev.job)
+    subject = f"all {count}" if whole else f"the other {count}"
     if passed is True:
         if whole and failed and not named:
-            return [f"the whole of {len(rest)} failed before and passes now, and nobody else failed for certain", *tail]
-        subject = f"all {len(rest)}" if whole else f"the other {len(rest)}"
-        return [f"{subject} passed together", *tail]
-    if passed is False and not named:
-        return [f"the whole of {len(rest)} fails and no smaller cause was found", *tail]
-    if passed is False:
-        return [f"the other {len(rest)} still fail together", *tail]
-    if len(rest) > 1:
-        return [f"the other {len(rest)} were not measured together", *tail]
-    return tail or ([] if failed else ["no test gave an outcome: nothing is known"])
+            return [
+                f"{subject} are healthy: the whole failed before and passes now, and nobody else failed for certain"
+            ]
+        return [
+            f"{subject} are healthy: they passed together" + (", without those named" if named and not whole else "")
+        ]
+    if count < 2:
+        return [] if failed else ["no test gave an outcome: nothing is known"]
+    well = sum(ev.passes[v] > 0 for v in rest)
+    why = f"{well} of them passed in other groups, so nobody of these is accused" if well else "none of them passed yet"
+    if passed is None:
+        return [f"{subject} were not measured together; {why}"]
+    return [f"{subject} fail together" + ("" if named else " and no smaller cause was found") + f"; {why}"]

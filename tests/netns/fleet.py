@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,15 @@ class Fleet:
         """Set the faults of a node, or clear them when there are none."""
         words = ("set", *faults) if faults else ("clear",)
         run(sys.executable, "-m", "healthd", "fault", *words, "--run-dir", str(self.folder / name / "run"))
+
+    @contextlib.contextmanager
+    def cut(self, one: Sequence[str], other: Sequence[str]) -> Iterator[None]:
+        """What is between these and those is cut: what either sends to the other goes nowhere."""
+        with contextlib.ExitStack() as cuts:
+            for here, there in ((one, other), (other, one)):
+                for name in here:
+                    cuts.enter_context(self.nodes[name].mute_to(*(self.nodes[far] for far in there)))
+            yield
 
     def no_ranks(self, seconds: float = 25.0) -> None:
         """No rank is left anywhere, after the while that they are kept for another round."""
