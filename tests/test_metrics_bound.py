@@ -30,9 +30,7 @@ MOST_SERIES = 500
 CORES = tuple(f"neuroncore:{number}" for number in range(32))
 DEVICES = tuple(f"neuron:{number}" for number in range(16))
 CHECKS = Path(__file__).parent.parent / "checks"
-COLLECTIVES = tuple(
-    name for name, info in builtin_catalogue().items() if name.endswith(("_gather", "_reduce", "_scatter"))
-)
+COLLECTIVES = tuple(name for name, info in builtin_catalogue().items() if info.collective)
 STRANGE = 40  # values of a label that nobody has bounded
 
 

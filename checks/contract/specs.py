@@ -42,6 +42,8 @@ class Check:
     doc: str
     accelerators: bool
     """Whether it looks at accelerators and at nothing else, so that a fault of hardware that it finds is theirs."""
+    collective: bool
+    """Whether it measures a collective, of which Prometheus gets bus bandwidth and time by size."""
     series: tuple[Series, ...]
     """What Prometheus gets of its measurements of each device."""
 
@@ -75,12 +77,14 @@ def check(
     scope: str = "node",
     judge: Judge | None = None,
     accelerators: bool = False,
+    collective: bool = False,
     series: tuple[Series, ...] = (),
 ) -> Callable[[Run], Check]:
     """
     Make a check of a generator function; its name is the function's, its page in the docs is the docstring.
 
-    `accelerators` need only be said by a check of node scope: the others use the devices.
+    `accelerators` and `collective` need only be said by a check of node scope: the others use the devices, and a check
+    of a group is a collective.
     """
     if Tier(tier) is Tier.PASSIVE and Scope(scope) is not Scope.NODE:
         raise ValueError(f"a check with scope={scope!r} uses devices, so its tier cannot be 'passive'; use 'quick'")
@@ -96,6 +100,7 @@ def check(
             scope=Scope(scope),
             doc=run.__doc__ or "",
             accelerators=accelerators or Scope(scope) is not Scope.NODE,
+            collective=collective or Scope(scope) is Scope.GROUP,
             series=series,
         )
 

@@ -200,6 +200,7 @@ class Worker:
                 timeout_seconds=check.timeout_seconds,
                 judged=check.judge is not None,
                 accelerators=check.accelerators,
+                collective=check.collective,
                 series=[dataclasses.asdict(series) for series in check.series],
                 doc=check.doc[:8000],
                 origin=origin,

@@ -28,6 +28,7 @@ def info_of(check: Check, origin: str) -> CheckInfo:
         judged=check.judge is not None,
         doc=check.doc,
         accelerators=check.accelerators,
+        collective=check.collective,
         series=check.series,
         origin=origin,
     )
@@ -45,6 +46,7 @@ def catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
             judged=answer["judged"],
             doc=answer["doc"],
             accelerators=answer["accelerators"],
+            collective=answer["collective"],
             series=tuple(
                 Series(measurement=one["measurement"], help=one["help"], labels=tuple(one["labels"]))
                 for one in answer["series"]

@@ -82,6 +82,8 @@ class CheckInfo:
     """Its docstring."""
     accelerators: bool
     """It looks at accelerators and at nothing else."""
+    collective: bool
+    """It measures a collective."""
     series: tuple[Series, ...]
     """What Prometheus gets of its measurements of each device."""
     origin: str

@@ -95,7 +95,7 @@ def test_unknown_variable_is_an_error_with_the_nearest_name(tmp_path: Path) -> N
 def test_every_variable_that_the_code_reads_is_known(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     text = "".join(file.read_text() for room in ("healthd", "checks") for file in (root / room).rglob("*.py"))
-    names = set(re.findall(r"HEALTHD_[A-Z_]*[A-Z]\b", text))
+    names = set(re.findall(r"\bHEALTHD_[A-Z_]*[A-Z]\b", text))
     assert "HEALTHD_IMDS" in names
     defaults = {"node.name": "n1", "node.state_dir": tmp_path, "node.run_dir": tmp_path}
     for name in sorted(names):

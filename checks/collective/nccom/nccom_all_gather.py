@@ -8,7 +8,7 @@ from checks.collective.nccom.steps import Params, run_nccom
 from checks.contract import Context, Finding, Progress, check
 
 
-@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True)
+@check(tier="quick", interval_seconds=3600, timeout_seconds=600, accelerators=True, collective=True)
 def nccom_all_gather(ctx: Context[Params]) -> Iterator[Finding | Progress]:
     """
     Every NeuronCore gets the share of every other, by AWS's own nccom-test, with right values.

@@ -82,5 +82,7 @@ class CheckSpec:
     """The first lines of its docstring."""
     accelerators: bool = False
     """It looks at accelerators and at nothing else."""
+    collective: bool = False
+    """It measures a collective, of which Prometheus gets bus bandwidth and time by size."""
     series: tuple[Series, ...] = ()
     """What Prometheus gets of its measurements of each device."""

@@ -182,7 +182,8 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
         "healthd_collective_duration_seconds", "Time of a collective.", labels=["op", "size_bytes"]
     )
     seen: set[tuple[str, ...]] = set()
-    shown = {result.check: _shown(result) for result in state.results}
+    collectives = {spec.name for spec in state.checks if spec.collective}
+    shown = {result.check: _shown(result) for result in state.results if result.check in collectives}
     for result, finding, measured in _measured(state):
         value = measured.value
         if value is None:
@@ -192,7 +193,10 @@ def _speeds(state: NodeState) -> Iterator[Metric]:
                 continue
             labels = [finding.target, *(measured.labels.get(label, "") for label in declared[measured.name].labels)]
             family = families[measured.name]
-        elif measured.name in (f"{result.check}_busbw_bytes_per_second", f"{result.check}_duration_seconds"):
+        elif result.check in shown and measured.name in (
+            f"{result.check}_busbw_bytes_per_second",
+            f"{result.check}_duration_seconds",
+        ):
             ranks, sizes = shown[result.check]
             if not _is_main(measured, ranks) or measured.labels.get("size_bytes", "") not in sizes:
                 continue
