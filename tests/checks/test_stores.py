@@ -19,6 +19,7 @@ from checks.reasons import REASONS
 from checks.storage.checkpoint_store import checkpoint_store
 from checks.storage.data_store import data_store
 from checks.storage.store_access import store_access
+from checks.stores.errors import StoreFault
 from checks.stores.writing import PREFIX
 from healthd.runner import Plan, Runner, RunnerSettings
 from tests.checks.store_kit import ext4, fuse, mounted, tmpfs
@@ -284,6 +285,16 @@ def test_nodes_of_one_store_see_each_other_and_replace_their_own_marker(tmp_path
     assert exchange(tmp_path, "n2", "n1") == []
     assert exchange(tmp_path, "n1", "n1", "n2") == []
     assert sorted(path.name for path in (tmp_path / ".healthd-markers").iterdir()) == ["n1", "n2"]
+
+
+def test_folder_of_markers_that_leads_elsewhere_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/n1").write_text("of somebody")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/.healthd-markers").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreFault, match="is a link"):
+        exchange(tmp_path / "store", "n1")
+    assert (tmp_path / "elsewhere/n1").read_text() == "of somebody"
 
 
 def test_node_on_another_store_does_not_see_its_peer(tmp_path: Path) -> None:
