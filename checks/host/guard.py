@@ -35,12 +35,15 @@ from checks.host.control_group import ControlGroup
 from checks.host.descendants import descendants, parent_of
 
 FOLDER_PREFIX = "healthd-nccom-"
+STORE_NAME = "healthd-store"
+"""The name of a process (PR_SET_NAME, at most 15 characters) that may hang in a file system, and holds no device."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _NO_SUCH_PROGRAM, _TOLD_TO_END = 127, 143
 _STOP_PASSES = 16  # what forks faster than we find it is at least stopped in most places before it is killed
 _NESTED_SECONDS = 0.3
+_STORE_SECONDS = 0.3  # the kernel releases at once what it releases at all
 _FIRST_PAUSE_SECONDS = 0.001
 _LAST_PAUSE_SECONDS = 1.0  # between two looks at a process that the kernel does not release: stuck in a driver
 
@@ -159,20 +162,35 @@ def _end_all(group: ControlGroup | None) -> None:
     """
     Kill the descendants until there are none: what is started meanwhile is found at the next look.
 
-    This goes on for as long as the kernel holds one of them, so that the end of this process means that none is left.
+    This goes on for as long as the kernel holds one of them, so that the end of this process means that none is left:
+    but for processes that hang in a store. These are killed, hold no device, and end when the store answers or is
+    unmounted; to wait for them would keep all other checks from running.
     """
     pause = _FIRST_PAUSE_SECONDS
+    begun = time.monotonic()
     while _has_children():
         if group is not None:
             group.kill()
         found = _stopped_descendants()
         for pid in found:
             _send(pid, signal.SIGKILL, found)
+        if time.monotonic() - begun > _STORE_SECONDS and all(map(_hangs_in_a_store, found - {os.getpid()})):
+            break
         if _has_children():
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE_SECONDS)
     if group is not None:
         group.remove()
+
+
+def _hangs_in_a_store(pid: int) -> bool:
+    """Whether a process is one of those named STORE_NAME, and the kernel holds it (D state)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            name, _, rest = file.read().partition("(")[2].rpartition(")")
+    except OSError:
+        return False
+    return name == STORE_NAME and rest.split()[0] == "D"
 
 
 def _has_children() -> bool:

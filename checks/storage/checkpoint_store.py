@@ -29,9 +29,11 @@ class Params:
     file_systems: tuple[str, ...] = ()  # kinds that the paths must be on, such as lustre or nfs4; empty: any
     size_bytes: int = 32 << 20  # of the file that is written
     needed_bytes: float | None = None  # what one save takes; None: room is not judged
-    seconds: float = 9.0  # for each path and for the checkpoint, all at once; then the process is killed
+    seconds: float = 7.5  # for each path and for the checkpoint, all at once; then the process is killed
     marker_seconds: float = 0.0  # how old a marker of another node may be; 0: no markers are written or read
-    peers: tuple[str, ...] = ()  # nodes whose markers must be seen; empty: those that are there must be whole
+    peers: tuple[
+        str, ...
+    ] = ()  # host names of nodes whose markers must be seen; empty: those that are there must be whole
     peers_wait_seconds: float = 2.0  # how long to wait for them
     checkpoint: str = ""  # directory or URL of the checkpoint to start from; empty: none
     load_bytes: int = 64 << 20  # how much of one file of it is loaded

@@ -113,8 +113,8 @@ def _run(host: Host, order: Mapping[str, Any], timeout_seconds: float) -> Told:
             raise
         _read(told, error.output)
         told.hung = told.step
-        if "cannot be killed" in str(error):
-            told.notes.append(f"process {told.pid} cannot be killed")
+        if told.pid and _started(told.pid) is not None:
+            told.notes.append(f"process {told.pid} is killed, and the kernel still holds it")
         return told
     ended = _read(told, done.stdout)
     if not ended:

@@ -25,7 +25,7 @@ class Params:
     size_bytes: int = 128 << 20  # read in order, at most
     random_reads: int = 128
     random_bytes: int = 128 << 10  # a sample of images or a few thousand tokens
-    seconds: float = 9.0  # for each path, all at once; then the process is killed
+    seconds: float = 7.5  # for each path, all at once; then the process is killed
 
 
 @check(tier="quick", interval_seconds=3600, timeout_seconds=30)

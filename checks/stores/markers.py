@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from checks.stores.operations import Store
+from checks.stores.errors import StoreFault
+from checks.stores.operations import FileStore, Store
 from checks.stores.report import Report
 
 FOLDER = ".healthd-markers"
@@ -59,6 +60,10 @@ def _write(store: Store, node: str) -> None:
     head = json.dumps({"node": node, "written_at": time.time(), "bytes": len(payload), "digest": digest}).encode()
     with suppress(FileExistsError):
         store.make_folder(FOLDER)
+    if isinstance(store, FileStore) and os.path.islink(os.path.join(store.root, FOLDER)):
+        raise StoreFault(
+            "StoreNoPermission", f"{FOLDER} is a link to elsewhere, and nothing is written there; remove it"
+        )
     part = f"{FOLDER}/{node}.{os.urandom(4).hex()}.part"
     try:
         store.write(part, iter((head + b"\n", payload)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from checks.contract import Evidence, Finding, Limit, Previous, Status
+from checks.contract import Evidence, Finding, Limit, Previous, Status, Tier
 from checks.reasons import REASONS
 from checks.storage.checkpoint_store import checkpoint_store
 from checks.storage.data_store import data_store
 from checks.storage.store_access import store_access
+from checks.stores.errors import StoreFault
 from checks.stores.writing import PREFIX
+from healthd.runner import Plan, Runner, RunnerSettings
 from tests.checks.store_kit import ext4, fuse, mounted, tmpfs
 
 QUICK_SECONDS = 10.0
@@ -112,8 +115,6 @@ def test_slow_store_is_told_by_its_limit(save: Callable[..., list[Finding]], tmp
 
 # --- faults of real file systems ------------------------------------------------------------------------------------
 
-# The guard of a process that the kernel does not let go of is not waited for.
-left_behind = pytest.mark.filterwarnings("ignore:.*Popen.__del__:pytest.PytestUnraisableExceptionWarning")
 needs_root = pytest.mark.system("mount", "mkfs.ext4", root=True)
 
 
@@ -187,7 +188,6 @@ def test_writes_to_the_local_disk_beneath_are_not_taken_for_the_store(
 
 
 @needs_root
-@left_behind
 @pytest.mark.parametrize("operation", ["STATFS", "MKDIR", "WRITE", "FSYNC", "READ"])
 def test_store_that_hangs_costs_no_more_than_its_time_and_the_step_is_named(
     operation: str, save: Callable[..., list[Finding]], tmp_path: Path
@@ -200,7 +200,6 @@ def test_store_that_hangs_costs_no_more_than_its_time_and_the_step_is_named(
 
 
 @needs_root
-@left_behind
 def test_process_that_the_kernel_holds_is_not_joined_by_another_one(context: Context, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     with fuse(tmp_path / "store", {"OPENDIR": "hang"}):
@@ -223,6 +222,22 @@ def test_process_that_the_kernel_holds_is_not_joined_by_another_one(context: Con
     assert not state.exists()  # the server is gone, so the kernel let go of it
     third = store_access(context(store_access, readable=[str(tmp_path)], previous=before))
     assert {one.status for one in third if isinstance(one, Finding)} == {Status.PASS}
+
+
+@needs_root
+def test_checks_go_on_while_the_kernel_holds_a_process_in_a_store(tmp_path: Path) -> None:
+    """By the runner: neither the worker nor the checks after it wait for what hangs."""
+    params = {"store_access": {"readable": [str(tmp_path / "store")], "seconds": 1.0}}
+    runner = Runner(RunnerSettings(params=params))
+    plan = Plan(tier=Tier.PASSIVE, checks=("store_access", "memory_free"), executor="test")
+    with fuse(tmp_path / "store", {"OPENDIR": "hang"}):
+        for message in ("list the directory: did not end", "of an earlier run still hangs"):
+            access, memory = asyncio.run(runner.run(plan))
+            (finding,) = access.findings
+            assert finding.reason == "StoreHangs"
+            assert message in finding.message
+            assert memory.status is Status.PASS
+            assert runner.stuck() == ()
 
 
 @needs_root
@@ -270,6 +285,16 @@ def test_nodes_of_one_store_see_each_other_and_replace_their_own_marker(tmp_path
     assert exchange(tmp_path, "n2", "n1") == []
     assert exchange(tmp_path, "n1", "n1", "n2") == []
     assert sorted(path.name for path in (tmp_path / ".healthd-markers").iterdir()) == ["n1", "n2"]
+
+
+def test_folder_of_markers_that_leads_elsewhere_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/n1").write_text("of somebody")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/.healthd-markers").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreFault, match="is a link"):
+        exchange(tmp_path / "store", "n1")
+    assert (tmp_path / "elsewhere/n1").read_text() == "of somebody"
 
 
 def test_node_on_another_store_does_not_see_its_peer(tmp_path: Path) -> None:

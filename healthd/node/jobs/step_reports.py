@@ -45,6 +45,7 @@ class StepReports:
         self._heard: dict[str, float] = {}
         self._ranks: dict[str, set[int]] = {}
         self._written_at = -WRITE_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
         self.refused = 0
         """Datagrams that are no report, or of more jobs or ranks than are followed."""
 
@@ -54,7 +55,7 @@ class StepReports:
         return self._jobs
 
     def take(self, data: bytes) -> bool:
-        """Take in one datagram; whether a window of a job is full with it."""
+        """Take in one datagram; whether it is a report of a job that is followed."""
         report = parse(data)
         if report is None:
             self.refused += 1
@@ -72,7 +73,8 @@ class StepReports:
             return False
         ranks.add(report.rank)
         self._heard[report.job] = now
-        return self._jobs[report.job].add(report)
+        self._jobs[report.job].add(report)
+        return True
 
     def _forget(self, now: float) -> None:
         for job in [job for job, heard in self._heard.items() if now - heard > FORGET_SECONDS]:
@@ -95,15 +97,19 @@ class StepReports:
                     except BlockingIOError:
                         break
                 if changed:
-                    self.write()
+                    self._write_soon(loop)
                 await asyncio.sleep(0)
 
+    def _write_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write the file now, or where it was written just now, a little later."""
+        if self._timer is None:
+            pause = self._written_at + WRITE_SECONDS - self._boot_seconds()
+            self._timer = loop.call_later(max(0.0, pause), self.write)
+
     def write(self) -> None:
-        """Write the file, unless it was written just now."""
-        now = self._boot_seconds()
-        if now - self._written_at < WRITE_SECONDS:
-            return
-        self._written_at = now
+        """Write the file."""
+        self._timer = None
+        now = self._written_at = self._boot_seconds()
         self._forget(now)
         text = json.dumps({"boot_seconds": now, "jobs": [self._shown(job, now) for job in sorted(self._jobs)]})
         beside = self._file.with_suffix(".new")
@@ -155,4 +161,8 @@ class StepReports:
             yield sock
         finally:
             sock.close()
-            self.path.unlink(missing_ok=True)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            for path in (self.path, self._file):
+                path.unlink(missing_ok=True)
