@@ -29,6 +29,7 @@ from healthd.core.model import Health, NodeState, Reason
 from healthd.core.platforms.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
 from healthd.core.tasks import wait_for
 from healthd.node.clock import Clock
+from healthd.node.kubernetes_events import NEEDS_EVENTS, PATH, event
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 
@@ -188,7 +189,8 @@ class ConditionWriter:
                 await asyncio.sleep(self.pause(error, failures))
                 continue
             failures = 0
-            self._complaint = ""
+            if not self._complaint.startswith("node event"):
+                self._complaint = ""
             await self._until_due()
 
     async def _until_due(self) -> None:
@@ -227,9 +229,25 @@ class ConditionWriter:
         await self._server.patch(path, {"status": {"conditions": items}}, kind=STRATEGIC, needs=NEEDS)
         if self._written is None:
             log.info("condition %s is written to node %s", ", ".join(one.type for one in wanted), self._node)
+        if self._settings.events:
+            await self._tell(wanted, now)
         self._since.update({one.type: (one.status, since[one.type]) for one in wanted})
         self._written = _gist(wanted)
         return wanted
+
+    async def _tell(self, wanted: tuple[Condition, ...], now: str) -> None:
+        """An Event for each condition that is another than it was; one that cannot be made is no fault of the node."""
+        for one in wanted:
+            before = self._since.get(one.type, ("", ""))[0] if self._written is None else self._written.get(one.type)
+            if before == (one.status if self._written is None else (one.status, one.reason)):
+                continue
+            text = f"{one.type} is {one.status}: {one.message}"
+            made = event(self._node, status=one.status, reason=one.reason, message=text, now=now)
+            try:
+                await self._server.create(PATH, made, needs=NEEDS_EVENTS)
+            except KubernetesError as error:
+                self._complain(error, "node event")
+                return
 
     def _transition(self, wanted: Condition, now: str) -> str:
         """When the status became what it is: who repairs nodes counts from there, so a refresh must not move it."""
@@ -256,9 +274,9 @@ class ConditionWriter:
         asked = min(error.retry_after_seconds or 0.0, self._settings.heartbeat_seconds)
         return max(spread, asked)
 
-    def _complain(self, error: HealthdError) -> None:
+    def _complain(self, error: HealthdError, what: str = "node condition") -> None:
         """Log each new error once: a permission that is missing for a week is one line."""
-        text = f"node condition: {error}"
+        text = f"{what}: {error}"
         if isinstance(error, KubernetesError) and error.status == 404:
             text += f"; no node is named {self._node} there: set node.kubernetes.node"
         if text != self._complaint:

@@ -115,6 +115,10 @@ class KubernetesSettings:
     """Write `AcceleratedHardwareReady` as well. Dangerous: where node repair is on, False has the instance replaced or
     rebooted after ten minutes without a drain. Default no: turn it on only to get exactly that."""
 
+    events: bool = False
+    """Make a Kubernetes Event whenever the condition's status or reason changes, so that `kubectl describe node` says
+    what befell it. Needs the right to create events; the manifests give it and turn this on."""
+
     node: str | None = None
     """Name of the node in Kubernetes; None: the node's name here."""
 
@@ -133,6 +137,8 @@ class KubernetesSettings:
             raise ValueError(
                 f"heartbeat: must be 30 s at least, not {self.heartbeat_seconds:g} s; each write costs etcd"
             )
+        if self.events and not self.on:
+            raise ValueError("events: tell of changes of the condition; set 'condition' too")
         if self.condition is not None and not _CONDITION.fullmatch(self.condition):
             raise ValueError(
                 f"condition: {self.condition!r} must be DOMAIN/Name; without a domain it is Kubernetes' own"

@@ -35,6 +35,7 @@ from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks, under_rule
 from healthd.node.checks.timetable import QuickFacts, quick_due_at
 from healthd.node.condition import NEEDS
+from healthd.node.kubernetes_events import NEEDS_EVENTS
 from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state
 from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
@@ -299,7 +300,7 @@ def test_rights_are_those_that_the_code_uses(whole: tuple[dict[str, Any], ...]) 
         rules = the(whole, "ClusterRole", name)["rules"]
         return {f"{verb} on {resource}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
-    assert rights("healthd-node") == {"get on nodes", NEEDS}
+    assert rights("healthd-node") == {"get on nodes", NEEDS, NEEDS_EVENTS}
     assert rights("healthd-actuator") == {READ, WRITE, LIST}
     for name, account in (("healthd-node", "healthd-node"), ("healthd-actuator", "healthd-aggregator")):
         binding = the(whole, "ClusterRoleBinding", name)

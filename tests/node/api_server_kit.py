@@ -42,10 +42,14 @@ class Cluster:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=lambda: {"first"})
     rights: set[str] = field(
-        default_factory=lambda: {"get on nodes", "list on nodes", "patch on nodes", "patch on nodes/status"}
+        default_factory=lambda: {
+            *("get on nodes", "list on nodes", "patch on nodes", "patch on nodes/status"),
+            "create on events",
+        }
     )
     said: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
     races: int = 0  # so many times somebody else changes a node between reading and writing it
     version: int = 100
 
@@ -92,6 +96,11 @@ class Cluster:
             return status, headers, body
         if call.token not in self.tokens:
             return 401, {}, failure(401, "Unauthorized")
+        if (call.method, call.path) == ("POST", "/api/v1/namespaces/default/events"):
+            if "create on events" not in self.rights:
+                return 403, {}, failure(403, "events is forbidden: cannot create resource")
+            self.events.append(call.body)
+            return 201, {}, call.body
         match = re.fullmatch(r"/api/v1/nodes(?:/([^/]+))?(/status)?", call.path)
         if match is None:
             return 404, {}, failure(404, "the server could not find the requested resource")
@@ -199,7 +208,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_GET = do_PATCH = _serve  # noqa: N815
+        do_GET = do_PATCH = do_POST = _serve  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             """Nothing on the terminal."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import trustme
 from hypothesis import given
@@ -292,6 +293,44 @@ def test_change_of_status_is_a_transition(kube: Cluster, tmp_path: Path) -> None
     assert after is not None
     assert after["status"] == "False"
     assert after["lastTransitionTime"] > before["lastTransitionTime"]
+
+
+def telling(kube: Cluster, tmp_path: Path) -> tuple[ConditionWriter, NodeStore]:
+    moved = MovedClock()
+    book = NodeStore(settings(tmp_path), specs(), clock=moved.clock, boot_id=BOOT)
+    wanted = dataclasses.replace(PLAIN, events=True)
+    return ConditionWriter(book, wanted, kube.server, clock=moved.clock, seed=1), book
+
+
+def test_what_befalls_a_node_is_an_event_of_it_once(kube: Cluster, tmp_path: Path) -> None:
+    made, book = telling(kube, tmp_path)
+    asyncio.run(made.write())
+    book.set_quarantine(Quarantine(reason="fan", owner="ada", owner_kind="person", since=0.0, until=None))
+    asyncio.run(made.write())
+    asyncio.run(made.write())  # a heartbeat
+    assert [one["reason"] for one in kube.events] == ["NotYetRun", "Quarantined"]
+    last = kube.events[-1]
+    assert (last["type"], last["involvedObject"]["name"], last["involvedObject"]["uid"]) == ("Warning", "n1", "n1")
+    assert "ada: fan" in last["message"]
+    kubernetes_validate.validate(last | {"metadata": {"name": "n1.x", "namespace": "default"}}, "1.35", strict=True)
+
+
+def test_restarted_daemon_makes_no_event_of_what_was_said_before(kube: Cluster, tmp_path: Path) -> None:
+    asyncio.run(telling(kube, tmp_path)[0].write())
+    asyncio.run(telling(kube, tmp_path)[0].write())
+    assert len(kube.events) == 1
+
+
+def test_event_that_is_not_allowed_leaves_the_condition_as_it_is(
+    kube: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube.rights.discard("create on events")
+    made, book = telling(kube, tmp_path)
+    asyncio.run(made.write())
+    book.set_quarantine(Quarantine(reason="fan", owner="ada", owner_kind="person", since=0.0, until=None))
+    asyncio.run(made.write())
+    assert (kube.condition("n1", OWN) or {})["status"] == "False"
+    assert [one.message for one in caplog.records if "right to create on events" in one.message] != []
 
 
 def test_replaced_token_is_used_from_the_next_call_on(kube: Cluster, tmp_path: Path) -> None:

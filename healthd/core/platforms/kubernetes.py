@@ -58,6 +58,10 @@ class ApiServer:
         """The object after a patch of `kind` (MERGE, STRATEGIC). KubernetesError; 409: it changed meanwhile."""
         return await self._call("PATCH", path, {}, wire.encode(body), kind, needs)
 
+    async def create(self, path: str, body: object, *, needs: str) -> dict[str, Any]:
+        """The object as it was made. KubernetesError."""
+        return await self._call("POST", path, {}, wire.encode(body), "application/json", needs)
+
     async def _call(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, kind: str | None, needs: str
     ) -> dict[str, Any]:

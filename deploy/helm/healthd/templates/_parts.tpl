@@ -43,6 +43,7 @@ HEALTHD_NODE_SYNC_AGGREGATORS: {{ default (printf "https://%s:8090" (include "he
 HEALTHD_NODE_SYNC_TOKEN_FILE: /etc/healthd/token/token
 HEALTHD_NODE_SYNC_CA_FILE: /etc/healthd/ca/ca.crt
 HEALTHD_NODE_KUBERNETES_CONDITION: healthd.internal/Fit
+HEALTHD_NODE_KUBERNETES_EVENTS: "true"
 HEALTHD_PROBE_ACCELERATOR: {{ $platform.accelerator }}
 {{- if eq .Values.profile "active" }}
 # A container's own limits and names still say nothing of the node; the hook in the job's container judges those.
