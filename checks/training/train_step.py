@@ -66,10 +66,10 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              lacks it) | pass with the repeats, the peers, the errors and the times.
     Faults:  `train_step.LAYER.OPERATION@DEVICE=corrupt:MAGNITUDE` makes one element wrong by that share of itself, in
              one repeat; without a magnitude a bit of its exponent is flipped. Layers are embed, block0, block1 and
-             head, operations as in `block1.gelu` (forward), `block1.gelu_grad` (its gradient), `block1.up_weight_grad` and
-             `block1.up_weight_update` (the parameter after the optimizer); a wrong one is refused with the nearest.
+             head, operations as in `block1.gelu` (forward), `block1.gelu_grad` (its gradient), `block1.up_weight_grad`
+             and `block1.up_weight_update` (the parameter after the optimizer). A wrong one is refused with the nearest.
     Odds:    n repeats miss a fault that strikes one step in m with probability (1 - 1/m)^n: of one in 10,000, 20
-             repeats miss 99.8 %, 30,000 repeats 5 %. `seconds`, and the time limit of the check, make a soak as long as that.
+             repeats miss 99.8 %, 30,000 repeats 5 %. `seconds`, and the time limit of the check, make a soak that long.
     Cost:    quick: under 1 s on one core, after the import of torch. Deep: a minute or two on two cores.
     Source:  own. The bound of the errors is derived in checks/training/reference.py (Higham and Mary, 2019). That
              training finds what single operations do not: SDCHunter (OSDI 2026).
