@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from checks.training.corruption import corrupting
 from checks.training.digests import Digester
 from checks.training.judge import first_difference
 from checks.training.places import describe
+from checks.training.profiling import profile
 from checks.training.step import Step
 from checks.training.work import Work
 
@@ -24,32 +27,44 @@ STRUCK = 1
 
 @dataclass
 class Repeats:
-    """The digests of repeats: the most frequent ones, and of each repeat that differs its number and digests."""
+    """The most frequent digests of repeats, how many repeats differ from them, and the number and digests of one."""
 
     common: Mapping[str, str]
     count: int
-    different: list[tuple[int, Mapping[str, str]]]
+    different: int
+    example: tuple[int, Mapping[str, str]] | None
+    """The first of those that differ."""
 
     def findings(self, device: Device, work: Work) -> Iterator[Finding]:
         """One finding where repeats differ."""
-        if not self.different:
+        if self.example is None:
             return
-        number, digests = self.different[0]
+        number, digests = self.example
         place, _ = first_difference(self.common, digests)
         text = (
             f"{work.name} repeated {self.count} times from one state: {place} has other bits in repeat "
-            f"{number + 1} ({len(self.different)} of {self.count} differ)"
+            f"{number + 1} ({self.different} of {self.count} differ)"
         )
         yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=device.target)
 
 
-def repeat(device: Device, work: Work, count: int, left_out: Collection[str]) -> tuple[Repeats, Step]:
-    """Do the same step over and over; its digests, and the first one with its tensors."""
+def repeat(
+    device: Device, work: Work, count: int, left_out: Collection[str], seconds: float = 0.0
+) -> tuple[Repeats, Step]:
+    """
+    Do the same step `count` times, or until `seconds` are over where that is longer.
+
+    Its digests, and the first repeat with its tensors.
+    """
     digester = Digester(device)
     faults: Mapping[str, float | None] = getattr(device, "places", {})
-    tables: list[Mapping[str, str]] = []
+    counts: Counter[tuple[tuple[str, str], ...]] = Counter()  # of whole tables, so that a long run takes no memory
+    numbers: dict[tuple[tuple[str, str], ...], int] = {}
     first: Step | None = None
-    for number in range(max(2, count)):
+    end = time.monotonic() + seconds
+    for number in itertools.count():
+        if number >= max(2, count) and time.monotonic() >= end:
+            break
         change = corrupting(device.torch, faults) if faults and number == STRUCK else None
         done = work.run(look=None if first is None else digester.look, change=change)
         device.synchronize()
@@ -59,11 +74,14 @@ def repeat(device: Device, work: Work, count: int, left_out: Collection[str]) ->
             kept = {name: digester.look(value) for name, value in done.places.items() if name not in left_out}
         else:
             kept = {name: value for name, value in done.places.items() if name not in left_out}
-        tables.append(digester.finish(kept))
+        table = tuple(digester.finish(kept).items())
+        counts[table] += 1
+        numbers.setdefault(table, number)
     assert first is not None
-    common = Counter(tuple(table.items()) for table in tables).most_common(1)[0][0]
-    different = [(number, table) for number, table in enumerate(tables) if tuple(table.items()) != common]
-    return Repeats(dict(common), len(tables), different), first
+    (common, same), total = counts.most_common(1)[0], counts.total()
+    odd = min((number, table) for table, number in numbers.items() if table != common) if len(counts) > 1 else None
+    example = (odd[0], dict(odd[1])) if odd is not None else None
+    return Repeats(dict(common), total, total - same, example), first
 
 
 def check_places(names: Collection[str], known: Collection[str]) -> None:
@@ -134,5 +152,10 @@ def speed(ctx: Context[Any], device: Device, work: Work, timed: int) -> Iterator
         judged.append(judge(name, value, f"{work.name}, achieved", dtype, {"dtype": dtype}))
     # One line while all is well; each number that is not has one of its own.
     slow = [one for one in judged if one.status is not Status.PASS]
-    everything = tuple(measured for one in judged for measured in one.measurements)
-    yield from slow or [dataclasses.replace(judged[0], measurements=everything)]
+    if not slow:
+        everything = tuple(measured for one in judged for measured in one.measurements)
+        yield dataclasses.replace(judged[0], measurements=everything)
+        return
+    said = profile(device, operation, middle)
+    for one in slow:
+        yield dataclasses.replace(one, message=f"{one.message}; {said}" if said else one.message)

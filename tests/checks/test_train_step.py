@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -203,11 +204,27 @@ def test_lost_parity_is_a_finding_with_the_step(context: Any, cpu_device: Any) -
     assert "difference at most at step" in finding.message
 
 
+def test_a_soak_repeats_for_as_long_as_it_is_told_and_names_the_one_step_that_differs(
+    context: Any, cpu_device: Any, tampering: Any
+) -> None:
+    def flip(tensor: Any, number: int) -> Any:
+        return tensor.bitwise_not_() if tensor.dtype is cpu_device.torch.int64 and number == 120 else tensor
+
+    # Reads: the digests of each repeat. The reference reads later.
+    options = {**SHORT, "seconds": 0.1, "repeats": 150, "dtypes": ["fp32"]}
+    said = list(train_step(context(train_step, device=tampering(flip), **options)))
+    (found,) = wrong(said)
+    assert found.reason == "SilentCorruption"
+    assert "has other bits in repeat 120 (1 of " in found.message
+    assert evidence_of(said)[0].data["repeats"] >= 150
+
+
 def test_slow_steps_fail_their_limit(context: Any, cpu_device: Any) -> None:
     limits = {"train_step_steps_per_second/bf16-small": Limit(lower=1e9, upper=None, origin="config")}
     said = list(train_step(context(train_step, device=cpu_device, limits=limits, **SHORT)))
     (finding,) = wrong(said)
     assert (finding.reason, finding.measurements[0].labels["model"]) == ("SlowDevice", "bf16-small")
+    assert re.search(r"; most of the time of one more step went to aten::\w+ \d+ %, ", finding.message)
 
 
 def test_places_that_a_device_does_not_repeat_are_left_out_and_said(context: Any, cpu_device: Any) -> None:
