@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
+from healthd.core.model import Verdict
 from healthd.localize import Bounds, GroupOutcome, NextRound, Outcome, Problem, localize
+from tests.aggregator.lab import Lab
 from tests.aggregator.test_localize import accused, seen, verdict_on
 from tests.benchmarks.localize.__main__ import fleet_of, rows
 from tests.benchmarks.localize.simulator import Fleet, names, play, problem_of
@@ -72,3 +77,15 @@ def test_three_who_must_take_part_are_found_where_those_left_out_first_are_among
         verdict, _ = play(fleet, problem)
         assert verdict.scale is not None
         assert frozenset(verdict.scale.members) == fleet.together, run
+
+
+def test_of_many_broken_paths_those_that_can_run_together_are_admitted() -> None:
+    names = tuple(f"n{i:02d}" for i in range(24))
+    chance = random.Random(3)
+    cut = [frozenset(pair) for pair in itertools.combinations(names, 2) if chance.random() < 0.1]
+    lab = Lab(names, cut=cut)
+    decision = lab.decide(lab.ask(nodes=names, min_nodes=6))
+    assert decision.decision is Verdict.ADMIT, decision.reasons
+    assert not any(pair <= {one.node for one in decision.nodes} for pair in cut)
+    assert {one.reasons[0].code for one in decision.excluded if one.reasons} <= {"PathFault", "Undecided", "Ambiguous"}
+    assert lab.accused() == set()
