@@ -80,7 +80,7 @@ bench-short: $(STAMP) ## can every figure still be measured? small sizes, no aim
 	@$(BIN)/python -m tests.benchmarks.localize --short
 
 .PHONY: bench-localize
-bench-localize: $(STAMP) ## localisation over thousands of simulated fleets (about a minute; the table of docs/localisation.md)
+bench-localize: $(STAMP) ## localisation over simulated fleets (a quarter of an hour; the table of docs/localisation.md)
 	@$(BIN)/python -m tests.benchmarks.localize
 
 .PHONY: soak

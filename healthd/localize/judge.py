@@ -30,6 +30,7 @@ SOMETIMES_TESTS = 10  # of so many tests and more two failures accuse nobody: ch
 WITNESSES, SMALL = 3, 128  # in a fleet of so many at most, who is named is tried so often in the first rounds
 
 FIRST_ROUNDS = 4  # three and more who are to be named are tried with each other in each of these
+SECOND_OTHER = 6  # rounds in which a second other is looked for
 FEW = 5  # who is to be named is tried with one other; where more than these and a quarter are, with more
 
 Failures = list[tuple[int, int]]  # of a member: partner (itself: alone) and number of the test
@@ -264,7 +265,8 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
         for label in ev.labels[v]:
             by_label.setdefault(label, set()).add(v)
     share = len(named) / len(ev.job)
-    others = 6 if share > 0.5 else 2 if len(named) > FEW and share > 0.25 else 1
+    some = len(named) > FEW and share > 0.25 and ev.rounds < SECOND_OTHER
+    others = 6 if share > 0.5 else 2 if some else 1
     if ev.rounds < FIRST_ROUNDS and len(named) > 2:
         others = FIRST_ROUNDS
     clean = [o for o in ev.job if ev.passes[o]] if len(ev.job) <= SMALL and len(named) < 3 else []

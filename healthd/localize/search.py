@@ -16,6 +16,7 @@ from healthd.localize.evidence import Evidence, Ids
 Steps = Generator[tuple[list[Ids], str], None, None]
 
 MOST_NEEDED = 8  # members that must all take part; for more of them the bound on rounds is too low
+SPARED = 4  # members left out, one after another, before it is said that nobody can be spared
 PAIRINGS = (((0, 2), (1, 3)), ((0, 3), (1, 2)), ((0, 1), (2, 3)))
 
 
@@ -60,7 +61,7 @@ def smallest_failing(ev: Evidence, found: Found) -> Steps:
     yield [tuple(sorted(failing))], f"the smallest failing group, of {len(failing)}, again"
     any_group = yield from _another(ev, list(whole), failing)
     found.scale = _scale(ev, failing, any_group=any_group)
-    if any_group is False and not is_contradicted(ev, found):
+    if any_group is not True and not is_contradicted(ev, found):
         yield from _needed(ev, found, failing)
 
 
@@ -72,7 +73,7 @@ def _scale(ev: Evidence, members: Iterable[int], *, any_group: bool | None) -> S
 def _needed(ev: Evidence, found: Found, failing: list[int]) -> Steps:
     """It matters who takes part: find each who must, one after another. The last of a shortest beginning is one."""
     needed, others = failing[-1:], failing[:-1]
-    for drop in {others[0], others[len(others) // 2]}:  # where nobody can be spared it is the number after all
+    for drop in others[:: -(-len(others) // SPARED)]:  # where nobody can be spared it is the number after all
         group = [v for v in failing if v != drop]
         seen = yield from _try(ev, group, f"can one of {len(failing)} be spared?")
         if seen:

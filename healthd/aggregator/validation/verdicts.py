@@ -56,11 +56,27 @@ def consequence(validation: Validation) -> Consequence:
 
 def _out(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
     """Nodes and why the job goes without them; the strongest reason of a node comes last."""
+    yield from _unexplained(validation, verdict, injected=injected)
+    yield from _not_measured(validation, verdict)
+    yield from _in_network(validation, verdict, injected=injected)
+    for culprit in verdict.culprits:
+        yield culprit.member, _culprit(culprit, validation, injected=injected)
+
+
+def _unexplained(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
+    """Nodes that are not among those that passed together, and of which no more is known."""
+    if verdict.rest_passed is True:
+        for node in sorted({*validation.members, *validation.partners}.difference(verdict.rest)):
+            text = f"{node} is not among the {len(verdict.rest)} that passed together, and why they fail is not decided"
+            yield node, _reason("Undecided", text, node, injected=injected)
     for part in verdict.one_of:
         text = f"one of {names(part)} is at fault, or a path between them; more cannot be told"
         for node in part:
             yield node, _reason("Ambiguous", text, node, injected=injected)
-    yield from _not_measured(validation, verdict)
+
+
+def _in_network(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterator[tuple[str, Reason]]:
+    """Nodes that the job goes without because of a path, a trunk, or a cut; none of them is at fault."""
     named = {culprit.member for culprit in verdict.culprits} | {n for fault in verdict.groups for n in fault.members}
     for path in verdict.paths:
         end = next((end for end in reversed(path.ends) if end not in verdict.rest), None)
@@ -81,8 +97,6 @@ def _out(validation: Validation, verdict: Verdict, *, injected: bool) -> Iterato
             if node in verdict.rest:
                 continue  # of parts that reach each other no more, the job goes on with this one
             yield node, _reason("TopologyFault", text, node, injected=injected)
-    for culprit in verdict.culprits:
-        yield culprit.member, _culprit(culprit, validation, injected=injected)
 
 
 def _culprit(culprit: Culprit, validation: Validation, *, injected: bool) -> Reason:

@@ -1,7 +1,7 @@
 """
 `make bench-localize`: the localiser over thousands of random fleets, as one table in Markdown.
 
-    python -m tests.benchmarks.localize [--short] [--scale SHARE] [--only WORD]
+    python -m tests.benchmarks.localize [--short] [--scale SHARE] [--least N] [--only WORD]
 
 Every row is a kind of fault in fleets of one size: each run draws culprits, names and noise anew, from its own seed, so
 that the same call gives the same table.
@@ -152,6 +152,9 @@ def main(argv: Sequence[str] | None = None, table: Iterable[Row] | None = None) 
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="SHARE", help="of the fleets of each row; default 1"
     )
+    parser.add_argument(
+        "--least", type=int, default=1, metavar="N", help="fleets of rows of up to 64 members; default 1"
+    )
     parser.add_argument("--short", action="store_true", help="a tenth of the fleets; fail where an aim is missed")
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose kind holds this word")
     arguments = parser.parse_args(argv)
@@ -161,7 +164,8 @@ def main(argv: Sequence[str] | None = None, table: Iterable[Row] | None = None) 
     sys.stdout.write(f"{HEAD}\n|{'---|' * 12}\n")
     for row in rows() if table is None else table:
         if arguments.only in row.kind:
-            score = measure(row, max(1, round(row.runs * share)))
+            least = arguments.least if row.members <= 64 else 1
+            score = measure(row, max(least, round(row.runs * share)))
             fleets += score.runs
             if has_aim(row) and not is_met(row, score, sure=SURE):
                 failed.append(row.name)

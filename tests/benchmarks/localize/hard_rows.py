@@ -57,6 +57,18 @@ def _cut_rows() -> Iterator[Row]:
             exact=0.95,
         )
     yield Row(
+        kind="two small switches cut off, labels missing",
+        members=64,
+        runs=2000,
+        make=parts(4, apart=2),
+        right=hard.cut_named,
+        culprits="2 of 16",
+        switch=4,
+        told="missing",
+        exact=0.9,
+        false=0.05,
+    )
+    yield Row(
         kind="ranks of a node, a quarter cut off",
         members=16,
         runs=2000,
@@ -219,7 +231,7 @@ def _rare_rows() -> Iterator[Row]:
             make=hard.shown(count),
             right=exactly,
             culprits=str(count),
-            rounds=2 if count == 1 else 9,
+            rounds=2 if count == 1 else 10,
         )
     for members in (8, 64):
         yield Row(
@@ -252,7 +264,7 @@ def _rare_rows() -> Iterator[Row]:
         exact=0.95,
         limit=9,
     )
-    for members, runs in ((512, 1000), (64, 2000), (16, 2000)):
+    for members, runs in ((512, 500), (64, 2000), (16, 2000)):
         yield Row(
             kind="healthy, noise 2 %, default setting",
             members=members,

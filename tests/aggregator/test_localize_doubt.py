@@ -1,0 +1,91 @@
+"""Localisation where the first tests mislead: what is asked besides, what a bound leaves, why the healthy are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from healthd.core.model import Verdict
+from healthd.localize import Bounds, GroupOutcome, NextRound, Outcome, Problem, localize
+from tests.aggregator.lab import Lab
+from tests.aggregator.test_localize import accused, seen, verdict_on
+from tests.benchmarks.localize.__main__ import fleet_of, rows
+from tests.benchmarks.localize.simulator import Fleet, names, play, problem_of
+
+PASS, FAIL = Outcome.PASS, Outcome.FAIL
+
+
+def test_a_healthy_end_of_two_bad_paths_that_met_just_those_is_tried_with_a_third_partner() -> None:
+    problem = Problem(members=tuple("vabcdefg"))
+    history = [seen(0, "vabcdefg", FAIL), seen(1, "va", FAIL), *(seen(1, pair, PASS) for pair in ("bc", "de", "fg"))]
+    history += [seen(2, "vb", FAIL), seen(2, "ac", PASS)]
+    assert not verdict_on(problem, *history).culprits
+    step = localize(problem, history)
+    assert isinstance(step, NextRound)
+    (group,) = (group for group in step.groups if "v" in group)
+    assert set(group) < set("vcdefg")
+    assert len(group) == 2
+    paths = frozenset([frozenset("va"), frozenset("vb")])
+    for seed in range(40):
+        verdict, _ = play(Fleet(seed=seed, paths=paths), Problem(members=tuple("vabcdefg"), seed=seed))
+        assert not verdict.culprits, seed
+
+
+def test_of_many_tests_two_failures_accuse_nobody() -> None:
+    members = names(16)
+    others = [members[i : i + 2] for i in range(4, 16, 2)]
+
+    def history(passes: int) -> list[GroupOutcome]:
+        rounds = [GroupOutcome(members=members, outcome=FAIL, round=0)]
+        rounds += [GroupOutcome(members=pair, outcome=PASS, round=i) for pair in others for i in range(1, 10)]
+        rounds += [GroupOutcome(members=(members[0], members[i]), outcome=FAIL, round=i) for i in (1, 2)]
+        return rounds + [
+            GroupOutcome(members=(members[0], members[1 + i % 3]), outcome=PASS, round=3 + i % 7) for i in range(passes)
+        ]
+
+    assert accused(verdict_on(Problem(members=members), *history(7))) == {members[0]}
+    assert not accused(verdict_on(Problem(members=members), *history(10)))
+
+
+def test_a_bound_leaves_the_largest_group_that_passed_to_run_and_nothing_decided() -> None:
+    problem = Problem(members=tuple("abcd"), bounds=Bounds(max_rounds=1))
+    verdict = verdict_on(problem, seen(0, "abcd", FAIL), seen(1, "abc", PASS))
+    assert (verdict.rest, verdict.rest_passed, verdict.decided) == (("a", "b", "c"), True, False)
+    assert "the 4 that remain fail together; 3 of them is the largest group to pass" in verdict.reasons
+
+
+@pytest.mark.parametrize(
+    ("fleet", "said"),
+    [
+        (Fleet(seed=1), "all 8 are healthy: they passed together"),
+        (Fleet(seed=1, bad=frozenset(["n0003"])), "the other 7 are healthy: they passed together, without those named"),
+        (Fleet(seed=1, scale=5), "8 of them passed in other groups, so nobody of these is accused"),
+    ],
+    ids=["whole", "rest", "scale"],
+)
+def test_the_verdict_says_why_the_healthy_are_healthy(fleet: Fleet, said: str) -> None:
+    verdict, _ = play(fleet, problem_of(8, seed=1))
+    assert any(reason.endswith(said) for reason in verdict.reasons), verdict.reasons
+
+
+def test_three_who_must_take_part_are_found_where_those_left_out_first_are_among_them() -> None:
+    row = next(row for row in rows() if row.kind == "three certain nodes together")
+    for run in (5, 54, 61):
+        fleet, problem = fleet_of(row, run)
+        verdict, _ = play(fleet, problem)
+        assert verdict.scale is not None
+        assert frozenset(verdict.scale.members) == fleet.together, run
+
+
+def test_of_many_broken_paths_those_that_can_run_together_are_admitted() -> None:
+    names = tuple(f"n{i:02d}" for i in range(24))
+    chance = random.Random(3)
+    cut = [frozenset(pair) for pair in itertools.combinations(names, 2) if chance.random() < 0.1]
+    lab = Lab(names, cut=cut)
+    decision = lab.decide(lab.ask(nodes=names, min_nodes=6))
+    assert decision.decision is Verdict.ADMIT, decision.reasons
+    assert not any(pair <= {one.node for one in decision.nodes} for pair in cut)
+    assert {one.reasons[0].code for one in decision.excluded if one.reasons} <= {"PathFault", "Undecided", "Ambiguous"}
+    assert lab.accused() == set()
