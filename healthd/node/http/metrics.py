@@ -22,7 +22,7 @@ from healthd.steps.detector import JobSteps
 
 MAX_FINDINGS = 48
 MAX_READINGS = 24
-MAX_RANK_SERIES = 32
+MAX_RANK_SERIES = 8  # of all jobs together: a node of 32 cores has 500 series at most
 
 # Measurement -> metric, its labels, and from where each label is taken: the target, or a label of the measurement.
 _DEVICE = {
