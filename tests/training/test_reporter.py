@@ -152,7 +152,7 @@ def gradients(hooked):
     model = DistributedDataParallel(layers)
     if hooked:
         model.register_comm_hook(None, gradient_hook(reporter))
-    for step in range(3):
+    for step in range(4):
         torch.manual_seed(100 * step + rank)
         model.zero_grad()
         if hooked:
@@ -179,9 +179,10 @@ def test_hook_of_gradients_averages_as_the_default_and_tells_waiting_from_own_wo
     for rank in ranks:
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == 0, errors
-    found = [received(daemon) for _ in range(6)]
+    found = [received(daemon) for _ in range(8)]
     hooked = {rank: [one for one in found if one.rank == rank] for rank in range(2)}
-    # Rank 1 comes 0.2 s later in each step; rank 0 waits for it, and is not slower by its own time.
+    # Rank 1 comes 0.2 s later in each step; rank 0 waits for it, and is not slower by its own time. In the forward pass of
+    # the second step all ranks agree on new buckets, which is a wait that no hook sees.
     assert all(one.own_seconds > 0.19 for one in hooked[1])
-    assert all(one.wait_seconds > 0.1 for one in hooked[0][1:])
-    assert sum(one.own_seconds for one in hooked[0][1:]) < sum(one.own_seconds for one in hooked[1][1:])
+    assert all(one.wait_seconds > 0.1 for one in hooked[0] if one.step != 1)
+    assert sum(one.own_seconds for one in hooked[0][2:]) < sum(one.own_seconds for one in hooked[1][2:])
