@@ -157,7 +157,7 @@ def gradients(hooked):
         model.zero_grad()
         if hooked:
             reporter.begin()
-        time.sleep(0.2 * rank)
+        time.sleep(0.5 * rank)
         model(torch.randn(8, 64)).sum().backward()
         reporter.end(step)
     return [parameter.grad.clone() for parameter in model.parameters()]
@@ -181,8 +181,9 @@ def test_hook_of_gradients_averages_as_the_default_and_tells_waiting_from_own_wo
         assert rank.returncode == 0, errors
     found = [received(daemon) for _ in range(8)]
     hooked = {rank: [one for one in found if one.rank == rank] for rank in range(2)}
-    # Rank 1 comes 0.2 s later in each step; rank 0 waits for it, and is not slower by its own time. In the forward pass of
-    # the second step all ranks agree on new buckets, which is a wait that no hook sees.
-    assert all(one.own_seconds > 0.19 for one in hooked[1])
-    assert all(one.wait_seconds > 0.1 for one in hooked[0] if one.step != 1)
-    assert sum(one.own_seconds for one in hooked[0][2:]) < sum(one.own_seconds for one in hooked[1][2:])
+    # Rank 1 comes half a second later in each step; rank 0 waits for it, and is not slower by its own time. In the
+    # forward pass of the second step all ranks agree on new buckets, which is a wait that no hook sees.
+    own = {rank: sum(one.own_seconds for one in told if one.step >= 2) for rank, told in hooked.items()}
+    wait = {rank: sum(one.wait_seconds for one in told if one.step >= 2) for rank, told in hooked.items()}
+    assert own[1] > own[0] + 0.3, (own, wait)
+    assert wait[0] > wait[1] + 0.3, (own, wait)
