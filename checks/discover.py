@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "healthd.checks"
 HOST_PACKAGES = ("checks.system", "checks.storage")
-"""Where all passive checks are: they need no device."""
+"""Where all passive checks are, and others that need no device."""
 PACKAGES = (*HOST_PACKAGES, "checks.device", "checks.training", "checks.collective")
 
 

@@ -34,6 +34,8 @@ def gradient_hook(reporter: StepReporter) -> Callable[[Any, Any], Any]:
         future = distributed.all_reduce(buffer, group=group, async_op=True).get_future()
         return future.then(lambda done: done.value()[0])
 
+    # torch compares annotations with its own class, which must not be imported here.
+    hook.__annotations__ = {}
     return hook
 
 

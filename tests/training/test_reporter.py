@@ -132,3 +132,58 @@ def test_a_fork_of_the_job_does_not_confuse_the_reports(daemon: socket.socket, m
     os.waitpid(pid, 0)
     mine.report(2, 0.1, 0.0)
     assert [received(daemon).step, received(daemon).step] == [1, 2]
+
+
+DDP = """
+import os, sys, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from healthd.training import StepReporter
+from healthd.training.callbacks import gradient_hook
+rank, path, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+distributed.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=2)
+reporter = StepReporter(job="ddp", rank=rank, size=2, path=path)
+
+def gradients(hooked):
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    model = DistributedDataParallel(layers)
+    if hooked:
+        model.register_comm_hook(None, gradient_hook(reporter))
+    for step in range(4):
+        torch.manual_seed(100 * step + rank)
+        model.zero_grad()
+        if hooked:
+            reporter.begin()
+        time.sleep(0.5 * rank)
+        model(torch.randn(8, 64)).sum().backward()
+        reporter.end(step)
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+plain, hooked = gradients(False), gradients(True)
+assert all(torch.equal(a, b) for a, b in zip(plain, hooked))
+distributed.destroy_process_group()
+"""
+
+
+def test_hook_of_gradients_averages_as_the_default_and_tells_waiting_from_own_work(
+    daemon: socket.socket, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "steps.sock")
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", DDP, str(rank), path, str(tmp_path / "meet")], stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors
+    found = [received(daemon) for _ in range(8)]
+    hooked = {rank: [one for one in found if one.rank == rank] for rank in range(2)}
+    # Rank 1 comes half a second later in each step; rank 0 waits for it, and is not slower by its own time. In the
+    # forward pass of the second step all ranks agree on new buckets, which is a wait that no hook sees.
+    own = {rank: sum(one.own_seconds for one in told if one.step >= 2) for rank, told in hooked.items()}
+    wait = {rank: sum(one.wait_seconds for one in told if one.step >= 2) for rank, told in hooked.items()}
+    assert own[1] > own[0] + 0.3, (own, wait)
+    assert wait[0] > wait[1] + 0.3, (own, wait)

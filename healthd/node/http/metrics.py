@@ -22,7 +22,7 @@ from healthd.steps.detector import JobSteps
 
 MAX_FINDINGS = 48
 MAX_READINGS = 24
-MAX_RANK_SERIES = 32
+MAX_RANK_SERIES = 8  # of all jobs together: a node of 32 cores has 500 series at most
 
 _DTYPES = ("fp32", "bf16")  # those of matrix products that have series
 _MAX_SIZES = 4  # of a collective: the checks' own three, and one that an operator adds
