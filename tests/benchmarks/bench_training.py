@@ -28,7 +28,7 @@ XLA_CLEAN = Figure(name="step_clean_xla", what="the same on PyTorch/XLA", unit="
 def ask(accelerator: str, what: str, count: int) -> dict[str, Any]:
     """What `on_training.py` says, under the interpreter that has this accelerator."""
     python = str(XLA_PYTHON) if accelerator == "xla" else sys.executable
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "HEALTHD_CPU_DEVICES": "1"}
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "HEALTHD_CPU_DEVICES": "2"}
     command = (python, "-W", "ignore", str(SCRIPT), accelerator, what, str(count))
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
