@@ -56,10 +56,13 @@ def bind(target: str) -> Any:
 
 
 def probes(target: str) -> dict[str, Any]:
-    """Every probe of the quick tier, and `matmul` of the deep one."""
+    """Every probe of the quick tier, and `matmul` and `train_step` of the deep one."""
     device = bind(target)
     said = {name: plain(run(check_of("device", name), device)) for name in ("matmul", "memory", "digest", "transfer")}
     said["matmul_deep"] = plain(run(check_of("device", "matmul"), device, tier=Tier.DEEP))
+    training = check_of("training", "train_step")
+    said["train_step"] = plain(run(training, device))
+    said["train_step_deep"] = plain(run(training, device, tier=Tier.DEEP))
     return {"key": device.key, "available_bytes": device.available_bytes(), "said": said}
 
 

@@ -31,6 +31,7 @@ from checks.system.gpu.gpu_driver import gpu_driver
 from checks.system.gpu.gpu_links import gpu_links
 from checks.system.gpu.gpu_memory import gpu_memory
 from checks.system.gpu.gpu_throttle import gpu_throttle
+from checks.training.judge import judge_steps
 from checks.worker.protocol import to_evidence, to_finding
 
 HERE = Host(None)
@@ -105,6 +106,15 @@ def test_digests_of_all_gpus_of_a_kind_are_the_same(probed: dict[str, Any]) -> N
     assert [item.target for item in evidence] == TARGETS
     findings += judge_digests(evidence, [])
     assert Status.FAIL not in {item.status for item in findings}, findings
+
+
+@pytest.mark.parametrize("name", ["train_step", "train_step_deep"])
+def test_training_step_is_right_and_the_same_on_all_gpus_of_a_kind(name: str, probed: dict[str, Any]) -> None:
+    items = [item for answer in probed.values() for item in answer["said"][name]]
+    findings = [to_finding(item) for item in items if "status" in item]
+    findings += judge_steps([to_evidence(item) for item in items if "data" in item], [])
+    assert {item.status for item in findings} == {Status.PASS}, findings
+    print([item.message for item in findings])
 
 
 def test_free_memory_is_told(probed: dict[str, Any]) -> None:
