@@ -39,12 +39,16 @@ PYTEST := $(BIN)/python -m $(RUN_TESTS)
 WORKERS := $$(( $$(nproc) * 3 / 2 ))
 
 test: $(STAMP) ## all tests that need neither root nor foreign programs
-	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu)" tests
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images)" tests
 
 test-system: $(STAMP) ## tests with root and real Slurm, Prometheus, PostgreSQL, Chromium, network namespaces, ...
-	@$(PYTEST) -n 2 --dist loadfile -m "system and not xla" tests
+	@$(PYTEST) -n 2 --dist loadfile -m "system and not xla and not images" tests
 
-test-all: test test-system test-xla ## all tests
+.PHONY: test-images
+test-images: $(STAMP) ## every image recipe built and started (root, buildah, debootstrap; four minutes)
+	@$(PYTEST) -m "images" tests/deploy
+
+test-all: test test-system test-xla ## all tests but those of images
 
 $(XLA_STAMP): requirements-xla.txt
 	@echo "Installing PyTorch/XLA into $(XLA_VENV) (once; about 7 GB) ..."
@@ -113,6 +117,10 @@ man: $(STAMP) ## a man page for each command, in build/man
 
 dashboards: $(STAMP) ## write the Grafana dashboards of deploy/grafana from their code
 	@$(BIN)/python -m deploy.grafana.build
+
+.PHONY: first-hour
+first-hour: $(STAMP) ## walk the documented ways from nothing to a gated job, with a stop-watch (about five minutes)
+	@$(BIN)/python -m tests.first_hour
 
 .PHONY: screenshots
 screenshots: $(STAMP) ## pictures of the page in docs/pictures, of a real fleet by a real browser (needs chromium; two minutes)

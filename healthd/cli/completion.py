@@ -9,6 +9,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 SHELLS = ("bash", "zsh", "fish")
+PROGRAM = "healthd"
 # Somebody has pressed Tab and waits.
 ASK_SECONDS = 1.5
 MOST_NAMES = 500
@@ -29,7 +30,7 @@ def completion(shell: str | None) -> int:
     kind = get_completion_class(chosen) if chosen in SHELLS else None
     if kind is None:
         raise click.UsageError(f"which shell? one of: {', '.join(SHELLS)}")
-    click.echo(kind(healthd, {}, "healthd", "_HEALTHD_COMPLETE").source())
+    click.echo(kind(healthd, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())
     return 0
 
 
