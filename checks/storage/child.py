@@ -17,6 +17,7 @@ from typing import Any
 import checks
 from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Status
 from checks.host.machine import Host, HostError
+from checks.json_text import parse_json
 from checks.limits import within
 
 _START = """
@@ -128,7 +129,7 @@ def _read(told: Told, text: str) -> bool:
     ended = False
     for line in text.splitlines():
         try:
-            said = json.loads(line)
+            said = parse_json(line)
         except ValueError:
             continue  # a library's own words
         if not isinstance(said, dict):

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from checks.json_text import parse_json
 from checks.stores.errors import StoreFault
 from checks.stores.operations import FileStore, Store
 from checks.stores.report import Report
@@ -98,7 +99,7 @@ def _judge(content: bytes) -> float | str:
     """When a marker was written, or what is wrong with it."""
     head, _, payload = content.partition(b"\n")
     try:
-        said = json.loads(head)
+        said = parse_json(head)
         written_at, size, digest = float(said["written_at"]), int(said["bytes"]), str(said["digest"])
     except (ValueError, KeyError, TypeError):
         return f"its {len(content)} bytes begin with nothing that a node writes"

@@ -7,13 +7,13 @@ It may hang in the kernel for as long as a store does; whoever started it kills 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from checks.host.guard import STORE_NAME
+from checks.json_text import parse_json
 from checks.stores.errors import StoreFault, explain
 from checks.stores.operations import Store, is_url, open_store
 from checks.stores.report import Report
@@ -23,7 +23,7 @@ _PR_SET_NAME = 15
 
 def main(argument: str) -> None:
     """Do what the order says: `kind`, `root`, and the members that its kind needs."""
-    order = json.loads(argument)
+    order = parse_json(argument)
     # So that nobody waits for this process, should the kernel not let go of it: see `checks.host.guard`.
     ctypes.CDLL(None).prctl(_PR_SET_NAME, STORE_NAME.encode(), 0, 0, 0)
     report = Report()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from checks.contract import Device
@@ -77,9 +78,16 @@ def _module(name: str) -> Any:
 
 def _file(path: str) -> Any:
     import sys
-    from importlib.util import module_from_spec, spec_from_file_location
+    from importlib.machinery import SourceFileLoader
+    from importlib.util import module_from_spec, spec_from_loader
 
-    spec = spec_from_file_location("healthd_training_step", path)
+    class Uncached(SourceFileLoader):
+        """The file as it is now: compiled code is found by seconds and size, which an edit may leave as they were."""
+
+        def get_code(self, fullname: str) -> CodeType | None:
+            return self.source_to_code(self.get_data(path), path)
+
+    spec = spec_from_loader("healthd_training_step", Uncached("healthd_training_step", path))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = module_from_spec(spec)

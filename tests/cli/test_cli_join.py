@@ -250,7 +250,7 @@ def test_a_daemon_that_sees_the_ranks_of_its_hook_on_the_devices_takes_the_lease
     tmp_path: Path,
 ) -> None:
     """As on a real host: hook and daemon see the same devices, and ranks are kept for the next round of a search."""
-    more = "[checks.all_reduce]\nsizes_bytes = [1024]\niterations = 2\n[node.allocations]\nread = false\n"
+    more = "[checks.all_reduce]\nsizes_bytes = [1024]\niterations = 2\n"
     patient = 'collective_checks = ["all_reduce"]\ncollective_start = "180s"\ncollective_contact = "90s"'
     policy = POLICY.replace("collective = false", patient)
     with Cluster(tmp_path, checks=("memory_free", "proof", "all_reduce")) as cluster:

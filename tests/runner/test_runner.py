@@ -313,6 +313,9 @@ def _info(name: str, scope: str = "node") -> CheckInfo:
         timeout_seconds=1,
         judged=False,
         doc="",
+        accelerators=False,
+        collective=False,
+        series=(),
         origin="",
     )
 
