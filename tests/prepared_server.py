@@ -125,12 +125,13 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
     while words[0] in prepared.OPTIONS:
         words = words[1:]
     numbers = [*request["numbers"]]
+    if not request["session"] and request["group"] >= 0:
+        # Before the fork: at the end of a process whose parent left the group, the kernel may send SIGHUP to all of it.
+        os.setpgid(0, request["group"])
     if words[0] in prepared.SERVICES or STARTING & set(words):
         descriptors, numbers = [*descriptors, own_server()], [*numbers, max(numbers) + 1]
     if request["session"]:
         os.setsid()
-    elif request["group"] >= 0:
-        os.setpgid(0, request["group"])
     atexit._clear()
     place(descriptors, numbers)
     os.chdir(request["folder"])
