@@ -152,6 +152,10 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    # Steps of users may have convolutions: the same each time, and in fp32.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
     torch.cuda.set_device(0)
     major, minor = torch.cuda.get_device_capability(0)
     kind = f"{torch.cuda.get_device_name(0)} | sm_{major}{minor}"

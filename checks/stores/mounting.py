@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from checks.stores.errors import StoreFault
 from checks.system.mounts import Mount, parse_mountinfo
@@ -16,6 +17,8 @@ def require_mount(path: str, kinds: Sequence[str]) -> Mount | None:
     Raises StoreFault StoreNotMounted where `kinds` are given and it is on another one, or where /etc/fstab mounts
     something at the path, or above it, that is not mounted.
     """
+    with suppress(OSError):  # an automounter mounts it when it is opened
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         points = {mount.point: mount for mount in parse_mountinfo(file.read())}
     place = os.path.realpath(path)

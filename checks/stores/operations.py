@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 CHUNK_BYTES = 1 << 20
@@ -95,8 +96,13 @@ class FileStore:
 
     def sizes(self, name: str) -> dict[str, int]:
         """See `Store`."""
+        found = {}
         with os.scandir(self._path(name)) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+            for entry in entries:
+                with suppress(FileNotFoundError):  # renamed or removed by another node since it was listed
+                    if entry.is_file():
+                        found[entry.name] = entry.stat().st_size
+        return found
 
     def folders(self, name: str) -> list[str]:
         """See `Store`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ class Report:
     def step(self, text: str) -> None:
         """What is begun now."""
         self.current = text
-        self._send({"step": text})
+        self._send({"step": text, "at": time.monotonic()})
 
     def reading(self, name: str, value: float) -> None:
         """One measured number."""
@@ -40,8 +41,6 @@ class Report:
     @contextmanager
     def timed(self, text: str, into: dict[str, float], name: str) -> Iterator[None]:
         """A step, and how long it took, in seconds."""
-        import time
-
         self.step(text)
         begun = time.perf_counter()
         yield

@@ -128,6 +128,23 @@ def _remove_leftovers(store: Store, node: str, report: Report) -> None:
     for name in store.folders(""):
         if name.startswith(f"{PREFIX}{node}."):
             with suppress(OSError):
-                age = time.time() - os.stat(os.path.join(store.root, name)).st_mtime
-                if age > LEFTOVER_SECONDS:
-                    _remove(store, name)
+                _remove_leftover(store.root, name)
+
+
+def _remove_leftover(root: str, name: str) -> None:
+    """Remove an old probe folder of our own by its descriptor: its name may lead elsewhere a moment later."""
+    above = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        try:
+            there = os.fstat(folder)
+            if there.st_uid != os.geteuid() or time.time() - there.st_mtime <= LEFTOVER_SECONDS:
+                return
+            for file in (PART, WHOLE):
+                with suppress(FileNotFoundError):
+                    os.unlink(file, dir_fd=folder)
+        finally:
+            os.close(folder)
+        os.rmdir(name, dir_fd=above)
+    finally:
+        os.close(above)

@@ -124,7 +124,8 @@ class OwnStep:
         torch = self._device.torch
         exact = first_state(torch, self._start, "float64", "cpu")
         reference = self._run(self._exact, exact, None, None).places
-        roundoff = max(torch.finfo(value.dtype).eps for value in self._start.values()) / 2
+        used = {value.dtype for value in (*self._start.values(), *step.places.values()) if value.is_floating_point()}
+        roundoff = max(torch.finfo(dtype).eps for dtype in used) / 2  # the coarsest, where precision is mixed
         longest = max(value.numel() for value in self._start.values())
         return errors_of(
             torch,
@@ -201,9 +202,13 @@ class _Bound:
 
 
 def _tapped(torch: Any, tap: Tap, name: str, output: Any) -> Any:
-    """The output of a module, its floating-point tensors passed through `tap`; others are left alone."""
+    """
+    The output of a module, its floating-point tensors passed through `tap`; others are left alone.
+
+    What comes next gets a copy: a module that works in place, as ReLU may, would change what was looked at.
+    """
     if isinstance(output, torch.Tensor):
-        return tap(name, output) if output.is_floating_point() else output
+        return tap(name, output).clone() if output.is_floating_point() else output
     if type(output) in (tuple, list):
         return type(output)(_tapped(torch, tap, f"{name}{index}", one) for index, one in enumerate(output))
     if type(output) is dict:

@@ -25,6 +25,10 @@ STRUCK = 1
 """The repeat in which an injected fault strikes, from 0."""
 
 
+MOST_TABLES = 16
+"""Different tables of digests of one step that are kept."""
+
+
 @dataclass
 class Repeats:
     """The most frequent digests of repeats, how many repeats differ from them, and the number and digests of one."""
@@ -77,6 +81,8 @@ def repeat(
         table = tuple(digester.finish(kept).items())
         counts[table] += 1
         numbers.setdefault(table, number)
+        if len(counts) >= MOST_TABLES:
+            break  # it is never the same, and more of them tell nothing more
     assert first is not None
     (common, same), total = counts.most_common(1)[0], counts.total()
     odd = min((number, table) for table, number in numbers.items() if table != common) if len(counts) > 1 else None

@@ -46,7 +46,9 @@ def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) 
         settings = load_settings(given, section="gate")
         endpoint = settings.endpoint(settings.gate.aggregator)
         with Aggregator(endpoint, slack_seconds=ASK_SECONDS) as aggregator:
-            nodes = aggregator.get("/v1/nodes", limit=MOST_NAMES)["nodes"]
+            # Names are sorted: the page begins with what could complete the word.
+            after = {"after": f"{incomplete[:-1]}{chr(ord(incomplete[-1]) - 1)}~"} if incomplete else {}
+            nodes = aggregator.get("/v1/nodes", limit=MOST_NAMES, **after)["nodes"]
     except (HealthdError, OSError):
         return []
     return [CompletionItem(one["node"], help=one["health"]) for one in nodes if one["node"].startswith(incomplete)]

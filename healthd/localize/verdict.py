@@ -166,8 +166,19 @@ def largest_passed(ev: Evidence, rest: Ids) -> Ids | None:
     wanted = frozenset(rest)
     if rest_state(ev, rest) is not False:
         return None
-    found = max((t.members for t in ev.large if not t.bad and t.members <= wanted), key=len, default=None)
+    passed = (
+        t.members
+        for n, t in enumerate(ev.tests)
+        if not t.bad and len(t.members) > 2 and t.members <= wanted and not _failed_after(ev, n, t.members)
+    )
+    found = max(passed, key=len, default=None)
     return tuple(sorted(found)) if found else None
+
+
+def _failed_after(ev: Evidence, number: int, members: frozenset[int]) -> bool:
+    """Whether a part of a group that passed in this test failed in a later one."""
+    later = enumerate(ev.tests[number + 1 :], number + 1)
+    return any(t.bad and t.members <= members for n, t in later if n not in ev.dropped)
 
 
 def _untold(ev: Evidence, judged: Judged, *, passed: bool) -> list[Ids]:

@@ -39,6 +39,7 @@ ACCELERATED_HARDWARE_READY = "AcceleratedHardwareReady"
 NEEDS = "patch on nodes/status"
 
 MESSAGE_CHARACTERS = 512
+EVENTS_AT_ONCE, EVENT_SECONDS = 25, 300.0  # as the kubelet's own
 # A node that flaps must not write at every turn of it.
 LEAST_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 2.0
@@ -175,6 +176,7 @@ class ConditionWriter:
         self._written: Mapping[str, tuple[str, str]] | None = None
         self._since: dict[str, tuple[str, str]] = {}  # type -> (status, lastTransitionTime)
         self._complaint = ""
+        self._events, self._events_at = float(EVENTS_AT_ONCE), clock.boot()
         store.listen(self._changed_event.set)
 
     async def run(self) -> None:
@@ -241,6 +243,8 @@ class ConditionWriter:
             before = self._since.get(one.type, ("", ""))[0] if self._written is None else self._written.get(one.type)
             if before == (one.status if self._written is None else (one.status, one.reason)):
                 continue
+            if not self._may_tell():
+                return
             text = f"{one.type} is {one.status}: {one.message}"
             made = event(self._node, status=one.status, reason=one.reason, message=text, now=now)
             try:
@@ -248,6 +252,16 @@ class ConditionWriter:
             except KubernetesError as error:
                 self._complain(error, "node event")
                 return
+
+    def _may_tell(self) -> bool:
+        """Whether another Event may be made: EVENTS_AT_ONCE, then one each EVENT_SECONDS, as the kubelet does it."""
+        now = self._clock.boot()
+        self._events = min(float(EVENTS_AT_ONCE), self._events + (now - self._events_at) / EVENT_SECONDS)
+        self._events_at = now
+        if self._events < 1.0:
+            return False
+        self._events -= 1.0
+        return True
 
     def _transition(self, wanted: Condition, now: str) -> str:
         """When the status became what it is: who repairs nodes counts from there, so a refresh must not move it."""

@@ -9,7 +9,6 @@ others. WORK, if given, is how much there was to do (tokens, samples): then own 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 PREFIX = b"step1"
@@ -18,6 +17,7 @@ MAX_JOB_CHARACTERS = 128
 MAX_RANKS = 1 << 20
 _MAX_STEP = 1 << 62
 _MAX_SECONDS = 86400.0
+_LEAST_WORK, _MOST_WORK = 1e-6, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ def parse(data: bytes) -> StepReport | None:
         return None
     if not (0 <= own <= _MAX_SECONDS and 0 <= wait <= _MAX_SECONDS):  # also catches NaN
         return None
-    if work is not None and not (work > 0 and math.isfinite(work)):
+    if work is not None and not _LEAST_WORK <= work <= _MOST_WORK:  # also catches NaN
         return None
     return StepReport(job, rank, size, step, own, wait, work)

@@ -86,6 +86,11 @@ class JobSteps:
         self._seconds = 0.0
         self._done = -1
 
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Those that are compared."""
+        return frozenset(self._ranks)
+
     def add(self, report: StepReport) -> bool:
         """Take in one report; whether it has closed a window."""
         if report.rank not in self._ranks:
@@ -97,7 +102,7 @@ class JobSteps:
             self._begin_anew(report.rank)
         step = self._pending.setdefault(report.step, {})
         step[report.rank] = report
-        if len(step) == len(self._ranks):
+        if step.keys() == self._ranks:
             return self._take(report.step)
         return len(self._pending) > _MOST_PENDING_STEPS and self._catch_up()
 

@@ -20,9 +20,10 @@ def gradient_hook(reporter: StepReporter) -> Callable[[Any, Any], Any]:
     """
     A communication hook for DistributedDataParallel, which tells apart a rank's own work and its waiting.
 
-        model.register_comm_hook(None, gradient_hook(reporter))
+        model.register_comm_hook(model.process_group, gradient_hook(reporter))
 
-    It averages gradients as the default does, and tells the reporter when this rank's gradients were ready.
+    It averages gradients over that group as the default does, and tells the reporter when this rank's gradients were
+    ready.
     """
 
     def hook(group: Any, bucket: Any) -> Any:

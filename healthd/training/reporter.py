@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 DEFAULT_SOCKET = "/run/healthd/steps.sock"
 RETRY_SECONDS = 5.0
 """How long after a failure the socket is not tried again: a job without a daemon pays for a look at the clock."""
 _JOB_VARIABLES = ("HEALTHD_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "AWS_BATCH_JOB_ID", "TRAINING_JOB_NAME")
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 
 
 class StepReporter:
@@ -43,13 +46,14 @@ class StepReporter:
         path: str | None = None,
     ) -> None:
         """
-        What is None comes from the environment: RANK, WORLD_SIZE, HEALTHD_STEPS_SOCKET, and as the job's name the
-        first of HEALTHD_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID, AWS_BATCH_JOB_ID, TRAINING_JOB_NAME.
+        What is None comes from the environment: RANK and WORLD_SIZE, else Slurm's or Open MPI's; HEALTHD_STEPS_SOCKET;
+        and as the job's name the first of HEALTHD_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID, AWS_BATCH_JOB_ID,
+        TRAINING_JOB_NAME.
         """
         environ = os.environ
-        name = job or next((environ[key] for key in _JOB_VARIABLES if environ.get(key)), "job")
-        rank = _number(environ.get("RANK"), 0) if rank is None else rank
-        size = _number(environ.get("WORLD_SIZE"), rank + 1) if size is None else size
+        name = job or _first(environ, _JOB_VARIABLES) or "job"
+        rank = _number(_first(environ, _RANK_VARIABLES), 0) if rank is None else rank
+        size = _number(_first(environ, _SIZE_VARIABLES), rank + 1) if size is None else size
         plain = "".join(char if char.isascii() and char.isprintable() and char != " " else "_" for char in name)[:128]
         self._head = f"step1 {plain} {rank} {max(size, rank + 1)} "
         self._path = path or environ.get("HEALTHD_STEPS_SOCKET") or DEFAULT_SOCKET
@@ -137,6 +141,11 @@ class StepReporter:
             return None
         self._socket = found
         return found
+
+
+def _first(environ: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """The first of these variables that says something."""
+    return next((environ[name] for name in names if environ.get(name)), None)
 
 
 def _number(text: str | None, otherwise: int) -> int:

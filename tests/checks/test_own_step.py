@@ -115,6 +115,15 @@ def test_buffers_are_the_same_each_time_and_gradients_that_cancel_are_no_error(
     assert {item.status for item in findings(said)} == {Status.PASS}
 
 
+def test_module_that_works_in_place_is_the_same_each_time(context: Any, cpu_device: Any, tmp_path: Path) -> None:
+    """What the module before it gave is another tensor once the step is over."""
+    text = EXAMPLE.replace("torch.nn.GELU()", "torch.nn.ReLU(inplace=True)")
+    assert text != EXAMPLE
+    (tmp_path / "step.py").write_text(text)
+    said = list(train_step(context(train_step, device=cpu_device, step=f"{tmp_path}/step.py:make")))
+    assert {item.status for item in findings(said)} == {Status.PASS}
+
+
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [

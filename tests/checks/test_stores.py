@@ -231,7 +231,7 @@ def test_checks_go_on_while_the_kernel_holds_a_process_in_a_store(tmp_path: Path
     runner = Runner(RunnerSettings(params=params))
     plan = Plan(tier=Tier.PASSIVE, checks=("store_access", "memory_free"), executor="test")
     with fuse(tmp_path / "store", {"OPENDIR": "hang"}):
-        for message in ("list the directory: did not end", "of an earlier run still hangs"):
+        for message in ("look at the mount: did not end", "of an earlier run still hangs"):
             access, memory = asyncio.run(runner.run(plan))
             (finding,) = access.findings
             assert finding.reason == "StoreHangs"

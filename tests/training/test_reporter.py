@@ -151,7 +151,7 @@ def gradients(hooked):
     layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     model = DistributedDataParallel(layers)
     if hooked:
-        model.register_comm_hook(None, gradient_hook(reporter))
+        model.register_comm_hook(model.process_group, gradient_hook(reporter))
     for step in range(4):
         torch.manual_seed(100 * step + rank)
         model.zero_grad()

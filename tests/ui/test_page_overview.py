@@ -203,9 +203,11 @@ def test_events_say_what_happened_where_when_and_who_did_it(page: Any, found: St
     assert (hours[1] - hours[0]) % 24 in (1, 2), "Berlin is an hour or two ahead"
     page.keyboard.press("/")
     page.keyboard.type("override demo")
+    page.keyboard.press("Enter")
     expect(page.locator("tbody tr")).to_have_count(1)
     assert "demo at ten" in page.inner_text("tbody")
     page.fill("input[name=q]", "100%_sure")
+    page.keyboard.press("Enter")
     expect(page.locator("tbody tr")).to_have_count(0)
     assert "Show all" in page.inner_text("#groups")
 

@@ -73,13 +73,17 @@ class Samples:
             value = lead.value if lead is not None and lead.value is not None else float("nan")
             _append(series[result.check], now - result.age_seconds, _STATUSES.index(result.status), value)
         while self._series > MOST_SERIES and len(self._nodes) > 1:
-            self.forget(next(iter(self._nodes)))
+            self._evict(next(iter(self._nodes)))
 
     def forget(self, node: str) -> None:
         """Drop a node that is gone."""
+        self._evict(node)
+        self.readings.forget(node)
+
+    def _evict(self, node: str) -> None:
+        """Drop what was measured over time; the newest values stay."""
         self._series -= len(self._nodes.pop(node, {}))
         self._started.pop(node, None)
-        self.readings.forget(node)
 
     def of(self, node: str, check: str) -> Sequence[Point]:
         """The results of a check on a node, oldest first."""

@@ -77,6 +77,8 @@ def watch_until_stopped(show: Callable[[], None], *, clear: bool) -> None:
         except UnreachableError as error:
             click.echo(f"healthd: {error}; trying again", err=True)
         sys.stdout.flush()
+        if getattr(sys.stdout, "dropped", False):  # nobody reads on, as behind `| head`
+            return
         time.sleep(WATCH_SECONDS)
 
 

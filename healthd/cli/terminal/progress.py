@@ -22,7 +22,7 @@ class Progress:
 
     def __init__(self, *, quiet: bool, whole: bool = False) -> None:
         self._quiet, self._whole = quiet, whole
-        self._said = ""
+        self._said: tuple[object, ...] = ()
         self._console = Terminal(stderr=True)
         self._live = not quiet and self._console.is_terminal
         self._stack = contextlib.ExitStack()
@@ -45,9 +45,11 @@ class Progress:
         """Show what it waits for."""
         reasons = decision.reasons if self._whole else decision.reasons[:MOST_SHOWN]
         text = ("\n  " if self._whole else "; ").join(reason.message for reason in reasons)
+        # Not the messages: these hold ages, which grow all the time.
+        told = tuple((reason.node, reason.check, reason.code) for reason in reasons) if self._whole else (text,)
         if self._status is not None:
             self._status.update(escape(text))
-        elif text and text != self._said and not self._quiet:
-            self._said = text
+        elif text and told != self._said and not self._quiet:
+            self._said = told
             click.echo(f"healthd: holding: {text}", err=True)
             sys.stderr.flush()

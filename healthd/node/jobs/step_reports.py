@@ -69,6 +69,8 @@ class StepReports:
             self._jobs[report.job], self._ranks[report.job] = JobSteps(), set()
         ranks = self._ranks[report.job]
         if report.rank not in ranks and len(ranks) >= MAX_RANKS:
+            ranks &= self._jobs[report.job].ranks  # those of an earlier placement of the job are gone
+        if report.rank not in ranks and len(ranks) >= MAX_RANKS:
             self.refused += 1
             return False
         ranks.add(report.rank)

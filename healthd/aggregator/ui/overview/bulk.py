@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Annotated
 from urllib.parse import quote, urlencode
@@ -93,11 +94,10 @@ async def act(request: Request) -> Response:
         now, seconds = engine.now(), end_of(fields.get("end", ""))
         until = None if seconds is None else now + seconds
         record = Quarantine(reason=reason, owner=who, owner_kind="person", since=now, until=until)
-        for node in nodes:
-            await engine.quarantine(node, record)
+        await asyncio.gather(*(engine.quarantine(node, record) for node in nodes))
     elif doing == "release":
+        await asyncio.gather(*(engine.quarantine(node, None, why=f"by {who}: {reason}") for node in nodes))
         for node in nodes:
-            await engine.quarantine(node, None, why=f"by {who}: {reason}")
             parts_of(request).accusations.clear(node)
     else:
         raise BadInputError(f"do what? choose one of: {', '.join(sorted(DOINGS))}")

@@ -60,9 +60,10 @@ def heat_map(cells: Sequence[Cell], values: Mapping[str, Reading], plain: str, b
     middle = median(here) if here else 0.0
 
     def step(value: float) -> int:
-        if not high > low:
+        span = high - low
+        if not 0 < span < math.inf:
             return STEPS // 2
-        return min(STEPS - 1, int((value - low) / (high - low) * STEPS))
+        return min(STEPS - 1, int((value - low) / span * STEPS))
 
     def one(cell: Cell) -> HeatCell:
         found = known.get(cell.node)

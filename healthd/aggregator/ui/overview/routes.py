@@ -15,6 +15,7 @@ from healthd.aggregator.ui import fleet_grid, rendering
 from healthd.aggregator.ui.overview.heat_map import heat_map
 from healthd.aggregator.ui.route import PageRoute, feed_of
 from healthd.aggregator.ui.session import visitor_of
+from healthd.core.errors import BadInputError
 
 MOST_EVENTS = 100
 # Cells of one map; what is more is left to the filter.
@@ -65,6 +66,8 @@ async def history(
     """What happened on all nodes and jobs, newest first: faults, quarantines, overrides, decisions."""
     visitor = visitor_of(request)
     parts = parts_of(request)
+    if q and not q.isprintable():
+        raise BadInputError("q: a search has no control characters")
     days = parts.engine.policy.history_days
     since = time.time() - days * 86400.0
     events = await parts.store.read(
