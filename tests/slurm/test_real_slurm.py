@@ -64,8 +64,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("slurm")
     with Cluster(folder) as fleet:
-        extra = "[node.allocations]\nread = false\n"  # other tests of this machine may run a Slurm, too
-        aggregator = fleet.fleet(*NODES, extra=extra)
+        aggregator = fleet.fleet(*NODES)
         (folder / "slurm").mkdir()
         urls = {name: fleet.services[name].url for name in NODES}
         slurm = SlurmCluster(folder / "slurm", urls, aggregator.url)
