@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from checks.contract import Blame, Check, Context, Finding, Limit, Progress, Sta
 from checks.host.machine import Host
 from tests.fakes.neuron import NeuronMachine
 from tests.hosts.machine import number, worst_of
+from tests.patience import PATIENCE
 
 CHECKS = (nccom_all_gather, nccom_all_reduce, nccom_reduce_scatter)
 PASSES = (Status.PASS, None)
@@ -263,7 +264,8 @@ def test_hang_fails_and_leaves_no_process(machine: NeuronMachine) -> None:
     machine.fault("nccom_hang")
     (finding,) = run(machine, params={"step_seconds": 1.0})
     assert (finding.status, finding.reason, finding.blame) == (Status.FAIL, "Timeout", Blame.NODE)
-    assert gone(int((machine.root / "neuron-bench.pid").read_text()))
+    bench = int((machine.root / "neuron-bench.pid").read_text())
+    assert happens(lambda: gone(bench))
 
 
 def test_hang_is_told_with_the_last_words_and_the_log(machine: NeuronMachine) -> None:
@@ -294,28 +296,30 @@ def test_worker_that_is_killed_takes_the_benchmark_with_it(machine: NeuronMachin
     )
     worker = subprocess.Popen([sys.executable, "-c", code, str(Path.cwd()), str(machine.root)])
     noted = machine.root / "neuron-bench.pid"
-    deadline = time.monotonic() + 20
-    while not (noted.exists() and noted.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert happens(lambda: noted.exists() and bool(noted.read_text()), 20)
     bench = int(noted.read_text())
     folder = os.readlink(f"/proc/{bench}/cwd")
     assert os.path.basename(folder).startswith("healthd-nccom-")
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    assert gone(bench)
-    assert not os.path.exists(folder)
+    assert happens(lambda: gone(bench))
+    assert happens(lambda: not os.path.exists(folder)), "its guard removes the folder once the benchmark has ended"
 
 
-def gone(pid: int, within_seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_seconds
+def happens(true: Callable[[], bool], within_seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_seconds * PATIENCE
     while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
+        if true():
             return True
         time.sleep(0.02)
     return False
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 @pytest.mark.parametrize("exit_code", [137, 143])
