@@ -44,7 +44,7 @@ MODULES = (
     "healthd.cli.hooks.preflight",
     "healthd.cli.terminal.render",
     "healthd.cli.services",
-    "healthd.core.http.aggregator_client",
+    "healthd.core.http.gate_client",
     "healthd.aggregator.app",
     "healthd.node.daemon",
     "healthd.hooks.preflight.hook",

@@ -19,7 +19,8 @@ from healthd.aggregator.api.auth import Guard
 from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.baselines.service import Learner
-from healthd.aggregator.controller.controller import Engine, steady_clock
+from healthd.aggregator.controller.clock import steady_clock
+from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.drain.build import make_drain_controller
 from healthd.aggregator.drain.controller import DrainController

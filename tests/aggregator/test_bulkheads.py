@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from checks.contract import Blame
 from healthd.aggregator.api.application import make_app
-from healthd.aggregator.controller.fleet_state import Batch
+from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.model import Accuse, FleetNode
 from healthd.aggregator.store.changes import PutEvent
 from healthd.core.errors import HealthdError
@@ -119,7 +119,7 @@ def test_request_that_fails_is_told_and_changes_nothing_and_its_neighbours_are_c
         async with running(World("n1", "n2")) as run:
 
             def breaks(batch: Batch) -> None:
-                run.engine._fleet_state.put_quarantine(batch, "n1", QUARANTINE)
+                run.engine._memory.fleet_state.put_quarantine(batch, "n1", QUARANTINE)
                 raise ZeroDivisionError("planted")
 
             results = await asyncio.gather(

@@ -10,7 +10,7 @@ import pytest
 
 from healthd.aggregator.api.auth import Scope, new_token
 from healthd.aggregator.model import LeaseState
-from healthd.aggregator.store.changes import read_events
+from healthd.aggregator.store.history import read_history
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join, Verdict
 from tests.aggregator.parts import Clock, Node
@@ -184,7 +184,7 @@ async def adopted(run: Running) -> None:
 
 async def history(run: Running, subject: str) -> list[str]:
     """What is kept of a node for people, newest first."""
-    events = await run.store.run(lambda connection: read_events(connection, subject, limit=10))
+    events = await run.store.run(lambda connection: read_history(connection, subject, limit=10))
     return [f"{event.kind}: {event.message}" for event in events]
 
 

@@ -84,7 +84,7 @@ def test_after_a_restart_who_has_not_spoken_yet_still_counts_and_who_was_gone_do
         async with running(world, url, hear=False) as run:
             measured(run, "n00", with_wrong(1.0))
             await run.engine.run_once()
-            assert run.engine._rules._room(world.now, "a").size == 30
+            assert run.engine._memory.rules.breakers.room(world.now, "a").size == 30
 
     asyncio.run(main())
 

@@ -309,13 +309,13 @@ def test_accusations_count_in_the_transaction_that_accuses() -> None:
                 action=Action.INSPECT,
                 node="n1",
             )
-            assert "n1" not in run.engine._rules.doubted()
+            assert "n1" not in run.engine._memory.rules.doubted()
             for number in range(2):
                 await run.engine.submit(lambda batch: batch.accused.append(Accuse(node="n1", reason=reason)))
                 run.world.now += HOUR
                 assert (kept(run, "n1") is not None) is (number == 1)
-                assert "n1" in run.engine._rules.doubted()  # from the first on: it is no partner for others
-            assert "n2" not in run.engine._rules.doubted()
+                assert "n1" in run.engine._memory.rules.doubted()  # from the first on: it is no partner for others
+            assert "n2" not in run.engine._memory.rules.doubted()
 
     asyncio.run(main())
 

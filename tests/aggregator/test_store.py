@@ -17,7 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate.decisions import close
 from healthd.aggregator.model import Closing, Gate, LeaseRow, LeaseState, Override
-from healthd.aggregator.store import changes
+from healthd.aggregator.store import reading
 from healthd.aggregator.store.changes import (
     Change,
     ForgetNode,
@@ -32,6 +32,7 @@ from healthd.aggregator.store.changes import (
     PutOverride,
     PutQuarantine,
 )
+from healthd.aggregator.store.history import read_history
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.store.tables import METADATA
 from healthd.core.errors import ConfigError, HealthdError, StoreError
@@ -120,13 +121,13 @@ def test_all_that_must_survive_does(url: str) -> None:
         assert (loaded.quarantines, loaded.overrides) == ({"n1": QUARANTINE}, {"train": OVERRIDE})
         assert (loaded.nodes[0].key_hash, loaded.nodes[0].labels) == ("key-one", {"pool": "a"})
         assert loaded.meta["established"] == "yes"
-        assert await store.run(lambda c: changes.read_gate(c, ended(2).id)) == ended(2)
-        (kept,) = await store.run(lambda c: changes.read_evidence(c, ended(2).id))
+        assert await store.run(lambda c: reading.read_gate(c, ended(2).id)) == ended(2)
+        (kept,) = await store.run(lambda c: reading.read_evidence(c, ended(2).id))
         assert kept.results == state("n1").results
-        outcome = await store.run(lambda c: changes.read_outcome(c, ended(2).id))
+        outcome = await store.run(lambda c: reading.read_outcome(c, ended(2).id))
         assert outcome == written[7]
-        assert [e.kind for e in await store.run(lambda c: changes.read_events(c, "n1", limit=9))] == ["quarantined"]
-        newest = await store.run(lambda c: changes.read_gates(c, limit=1, before=None, job="train"))
+        assert [e.kind for e in await store.run(lambda c: read_history(c, "n1", limit=9))] == ["quarantined"]
+        newest = await store.run(lambda c: reading.read_gates(c, limit=1, before=None, job="train"))
         assert [g.id for g in newest] == [gate(2).id]
         await store.write([ForgetNode(node="n1"), PutOverride(job="train", override=None)])
         assert (store.load().nodes, store.load().quarantines, store.load().overrides) == ((), {}, {})
@@ -141,8 +142,8 @@ def test_name_that_no_database_can_hold_is_no_gates_and_no_failure(url: str) -> 
     async def main() -> None:
         store = Store.open(url)
         for name in ("a\0b", "\ud800"):
-            assert await store.run(lambda c, job=name: changes.read_gates(c, limit=1, before=None, job=job)) == ()
-            assert await store.run(lambda c, gate=name: changes.read_gates(c, limit=1, before=gate, job=None)) == ()
+            assert await store.run(lambda c, job=name: reading.read_gates(c, limit=1, before=None, job=job)) == ()
+            assert await store.run(lambda c, gate=name: reading.read_gates(c, limit=1, before=gate, job=None)) == ()
         assert (store.failures, store.failing) == (0, False)
         store.close()
 
@@ -184,9 +185,9 @@ def test_pruning_keeps_open_gates_and_those_with_leases_and_bounds_the_rest(url:
         await store.write([PutLease(row=row("open", LeaseState.GRANTED, ended(1).id))])
         await store.write([PutLease(row=row("shut", LeaseState.CLOSED, ended(2).id))])
         await store.write([PutEvent(at=NOW, subject="n1", kind="x", message=str(n)) for n in range(9)])
-        dropped = await store.run(lambda c: changes.prune(c, before=NOW + 4, most_gates=3, most_events=5))
+        dropped = await store.run(lambda c: reading.prune(c, before=NOW + 4, most_gates=3, most_events=5))
         assert dropped == tuple(ended(number).id for number in range(2, 7))
-        assert [e.message for e in await store.run(lambda c: changes.read_events(c, "n1", limit=9))] == list("87654")
+        assert [e.message for e in await store.run(lambda c: read_history(c, "n1", limit=9))] == list("87654")
         store.close()
 
     asyncio.run(main())

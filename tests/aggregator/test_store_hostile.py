@@ -17,7 +17,7 @@ from checks.contract import Blame, Status
 from healthd.aggregator.api.application import make_app
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.model.calibration import Fault, GateEnding, GateFacts
-from healthd.aggregator.store import calibration_rows, changes
+from healthd.aggregator.store import calibration_rows, reading
 from healthd.aggregator.store.changes import PutEvent, PutFacts, PutGate, PutMeta, PutOutcome
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.store.tables import GATE_FAULTS
@@ -54,7 +54,7 @@ def test_odd_text_of_one_node_is_written_and_does_not_stop_the_transaction(url: 
         told = PutOutcome(gate=ended(1).id, job="train", attempt=1, status="ok\0" * 99, message="x\0y", told_at=NOW)
         line = PutEvent(at=NOW, subject="n1\0" * 999, kind="failed\0" * 99, message="x\0y")
         await store.write([PutGate(gate=ended(1)), PutFacts(facts=facts), told, line])
-        outcome = await store.run(lambda c: changes.read_outcome(c, ended(1).id))
+        outcome = await store.run(lambda c: reading.read_outcome(c, ended(1).id))
         assert outcome is not None
         assert (outcome.status, outcome.message) == (("ok " * 99)[:64], "x y")
         assert await store.run(lambda c: calibration_rows.read_facts(c, ended(1).id)) is not None

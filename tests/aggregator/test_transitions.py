@@ -37,7 +37,7 @@ from healthd.aggregator.gate import machine as gate_module
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
 from healthd.aggregator.model import Claim, ClaimKind, Closing, Decided, FleetNode, Gate, Override, Phase
-from healthd.aggregator.store.changes import read_gate
+from healthd.aggregator.store.reading import read_gate
 from healthd.aggregator.store.store import Store
 from healthd.aggregator.store.tables import GATES
 from healthd.core import wire

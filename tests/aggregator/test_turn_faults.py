@@ -63,7 +63,7 @@ def test_write_that_fails_leaves_no_gate_and_times_of_members_outlive_it(tmp_pat
                 await run.engine.quarantine("n2", dataclasses.replace(QUARANTINE, reason="x" * 100_000))
             assert run.engine.quarantines() == run.store.load().quarantines
             assert (await run.engine.get(gate.id)).members == heard.members
-            assert run.engine._reconciler.settling(run.world.now) is None, "nodes were heard all the time"
+            assert run.engine._memory.reconciler.settling(run.world.now) is None, "nodes were heard all the time"
 
     asyncio.run(main())
 
@@ -167,7 +167,7 @@ def test_gate_whose_executors_cannot_be_told_is_held_alone() -> None:
         async with running(World("n1", "n2")) as run:
             join = Join(group="g", rank=0, size=2, member="m0", node="n1")
             bad = (await run.engine.ask(GateRequest(job="bad", join=join, wait_seconds=600.0))).id
-            gates = run.engine._fleet_state.gates
+            gates = run.engine._memory.fleet_state.gates
             planted = dataclasses.replace(gates[bad].members[0], execute=Unreadable())  # type: ignore[arg-type]
             gates[bad] = with_group(gates[bad], members=(planted,))
             good = await ask(run, "good", "n2")
@@ -184,7 +184,7 @@ def test_quarantine_that_cannot_end_keeps_no_other_from_ending() -> None:
             ended = dataclasses.replace(QUARANTINE, until=1.0)
             for name in ("n1", "n2"):
                 await run.engine.quarantine(name, ended)
-            kept = run.engine._fleet_state.quarantines
+            kept = run.engine._memory.fleet_state.quarantines
             kept["n1"] = dataclasses.replace(ended, until="soon")  # type: ignore[arg-type]
             await run.engine._prune()
             await run.engine.run_once()

@@ -14,7 +14,8 @@ import pytest
 
 from healthd.core import wire
 from healthd.core.errors import ConfigError, UnreachableError, connection_words
-from healthd.core.http.aggregator_client import Aggregator, Endpoint, NotAdmittedError, RefusedError, read_token
+from healthd.core.http.aggregator_client import Endpoint, RefusedError, read_token
+from healthd.core.http.gate_client import GateClient, NotAdmittedError
 from healthd.core.model import AdmittedNode, Decision, GateRequest, Verdict
 from tests.patience import PATIENCE
 
@@ -83,8 +84,8 @@ def said(verdict: Verdict, *, seconds: float = 0.0, **more: object) -> Callable[
     return send
 
 
-def aggregator(url: str, *, token: str | None = None, grace_seconds: float = 5.0) -> Aggregator:
-    return Aggregator(Endpoint(url=url, token=token, ca_file=None), grace_seconds=grace_seconds)
+def aggregator(url: str, *, token: str | None = None, grace_seconds: float = 5.0) -> GateClient:
+    return GateClient(Endpoint(url=url, token=token, ca_file=None), grace_seconds=grace_seconds)
 
 
 def ask(url: str, *, wait_seconds: float = 2.0, gone_seconds: float | None = None, **more: float) -> Decision:

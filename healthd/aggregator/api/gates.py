@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, Parts, Wait, parts_of, problems
 from healthd.aggregator.api.records import GateList, GateRow, OutcomeKept
-from healthd.aggregator.controller.controller import Explanation
+from healthd.aggregator.controller.gates import Explanation
 from healthd.aggregator.controller.handshakes import HandshakeAnswer, HandshakeBody
 from healthd.aggregator.model import Gate
 from healthd.core.errors import BadInputError, NotFoundError, StoreError

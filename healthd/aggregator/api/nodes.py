@@ -27,8 +27,8 @@ from healthd.aggregator.api.records import (
 from healthd.aggregator.gate import name_resolution
 from healthd.aggregator.inventory.roster import NodeView
 from healthd.aggregator.model import LeaseState
-from healthd.aggregator.store import changes
 from healthd.aggregator.store.changes import PutDuplicate, PutEvent, PutKey
+from healthd.aggregator.store.history import read_history
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import Health, Quarantine
 from healthd.core.node_name import check_name
@@ -126,7 +126,7 @@ async def node(request: Request, node: str) -> Answer[NodeDetail]:
         state = dataclasses.replace(
             state, health=view.health, reasons=view.reasons, quarantine=view.node.quarantine or state.quarantine
         )
-    events = await parts.store.read(lambda connection: changes.read_events(connection, node, limit=MOST_EVENTS))
+    events = await parts.store.read(lambda connection: read_history(connection, node, limit=MOST_EVENTS))
     return Answer(
         NodeDetail(
             **{**_row(parts, view), "reasons": view.reasons},

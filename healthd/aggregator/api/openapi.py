@@ -26,7 +26,8 @@ from healthd.aggregator.api.nodes import Word
 from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH, WAIT_PATTERN
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import quarantines as rules
-from healthd.aggregator.store.changes import PutEvent, PutOutcome
+from healthd.aggregator.store.changes import PutOutcome
+from healthd.aggregator.store.history import HistoryEvent
 from healthd.baselines.files import Entry, File
 from healthd.baselines.model import State
 from healthd.core.model import Problem
@@ -76,7 +77,7 @@ NAMES: Mapping[type, str] = {
     File: "BaselineFile",
     State: "BaselineState",
     Word: "PersonDecision",
-    PutEvent: "Event",
+    HistoryEvent: "Event",
     PutOutcome: "JobOutcome",
     Outcome: "GroupOutcome",
     Verdict: "ValidationVerdict",

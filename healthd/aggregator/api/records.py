@@ -9,7 +9,6 @@ from healthd.aggregator.inventory.accusations import Accusation
 from healthd.aggregator.model import LeaseRow, Override, Phase
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
-from healthd.aggregator.store.changes import PutEvent
 from healthd.aggregator.store.history import HistoryEvent
 from healthd.core.model import (
     Allocation,
@@ -153,7 +152,7 @@ class NodeDetail(NodeRow):
     orders: tuple[Order, ...] | None
     reports: Mapping[str, OrderReport]
     grants: tuple[LeaseRow, ...]
-    events: tuple[PutEvent, ...]
+    events: tuple[HistoryEvent, ...]
     rules: RuleRecord | None
 
 

@@ -9,7 +9,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from healthd.aggregator.controller.fleet_state import Batch, FleetState
+from healthd.aggregator.controller.state.batch import Batch
+from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.gate import decisions, members
 from healthd.aggregator.model import Closing, Collecting, Gate, GateGroup, Terms
 from healthd.aggregator.model.policy import Policy

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from healthd.aggregator.controller.bulkheads import ContainedError, Where, contained
-from healthd.aggregator.controller.fleet_state import Batch
+from healthd.aggregator.controller.state.batch import Batch
 from healthd.core.errors import HealthdError
 
 T = TypeVar("T")
@@ -81,17 +81,17 @@ class Requests:
             _, future = self._waiting.popleft()
             _fail(future, error)
 
-    def separate(self) -> bool:
+    def separate(self, error: Exception) -> None:
         """
         Give each request of this pass that has no answer a pass of its own, because the database may refuse only one
-        of them. False, and nothing is changed, where there is only one.
+        of them. Where there is only one, it fails.
         """
         unanswered = [request for request in self._current if not request[1].done()]
         if len(unanswered) < 2:
-            return False
+            self.fail_pass(error)
+            return
         self._waiting.extendleft(reversed(unanswered))
         self._one_by_one = len(unanswered)
-        return True
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 
 from healthd.aggregator.controller import admission
 from healthd.aggregator.controller.bulkheads import Bulkheads, ContainedError, Fault, Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, FleetState
-from healthd.aggregator.controller.lease_reconciler import LeaseReconciler
-from healthd.aggregator.controller.quarantines import Quarantines
+from healthd.aggregator.controller.state.batch import Batch
+from healthd.aggregator.controller.state.fleet_state import FleetState
+from healthd.aggregator.controller.state.lease_reconciler import LeaseReconciler
+from healthd.aggregator.controller.state.quarantines import Quarantines
 from healthd.aggregator.gate import decisions, members, name_resolution
 from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.gate.machine import step

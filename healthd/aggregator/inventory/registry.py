@@ -1,5 +1,5 @@
 """
-The fleet in memory, made of what the nodes say in their syncs; what each node is to be told; who is held waiting.
+The fleet in memory, made of what the nodes say in their syncs; who is held waiting for an answer.
 
 On the event loop alone. Nothing here decides about jobs (`gate`) or writes (`store`); node keys are enrolled through
 `Enrol`, because a name must still belong to the same key after a restart.
@@ -13,14 +13,13 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 
-from healthd.aggregator.inventory import executors
+from healthd.aggregator.inventory.instructions import Instructions
 from healthd.aggregator.inventory.node_record import Arrival, NodeRecord
-from healthd.aggregator.inventory.roster import FullError, Roster
 from healthd.aggregator.model import Duplicate
 from healthd.core.errors import HealthdError
-from healthd.core.model import LearnedLimits, Order, Quarantine, SyncAnswer, SyncRequest
+from healthd.core.model import SyncAnswer, SyncRequest
 from healthd.core.node_name import check_name, names_of
 
 log = logging.getLogger(__name__)
@@ -52,9 +51,9 @@ class DuplicateError(HealthdError):
     """Another daemon has this node's name."""
 
 
-class Fleet(Roster):
+class Fleet(Instructions):
     """
-    The registry (see `healthd.aggregator.model.Registry`, which this satisfies), and the nodes' side of it: `sync`.
+    The registry (see `healthd.aggregator.model.Registry`, which this satisfies): the nodes' side of it, `sync`.
 
     `issuer` is the identity of our database. `silent_seconds` is how long a node may be silent until nothing is known
     of it. `clock` is CLOCK_BOOTTIME unless a test injects its own. `first_seq` must be above every `SyncAnswer.seq`
@@ -82,11 +81,8 @@ class Fleet(Roster):
         self._nonce = secrets.token_hex(4)
         self._answers = 0
         self._first_seq = first_seq
-        self._executing: set[str] = set()
         self._executors = 0
         self._stopping = False
-
-    # --- the nodes' side ----------------------------------------------------------------------------------------------
 
     async def sync(self, node: str, key_hash: str, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
         """
@@ -244,73 +240,6 @@ class Fleet(Roster):
     def _next_seq(self) -> int:
         """One count for all nodes: what matters is that it grows, for each of them and over our restarts."""
         return self._first_seq + self._answers
-
-    # --- the controller's side (healthd.aggregator.model.Registry) ----------------------------------------------------
-
-    def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
-        """The open orders of the node from now on; see the protocol."""
-        record = self._record(node)
-        record.all_orders = orders
-        self._share(record)
-
-    def _share(self, record: NodeRecord) -> None:
-        """Tell daemon and executor what is for each; the same again changes nothing."""
-        own, hooks = executors.shared(
-            record.all_orders,
-            executing=record.expected is not None,
-            has_daemon=record.incarnation is not None,
-            own=record.reports,
-            hooks={} if record.executor is None else record.executor.reports,
-        )
-        for one, orders in ((record, own), (record.executor, hooks)):
-            if one is not None and one.orders != orders:
-                one.orders = orders
-                one.changed()
-
-    def set_executors(self, members: Mapping[str, str]) -> None:
-        """Which member runs the checks of which node from now on, instead of its daemon."""
-        for name in sorted(self._executing | members.keys()):
-            if name not in self._records:
-                try:
-                    self._make_room()
-                except FullError as error:
-                    log.warning("%s: a hook cannot run its checks: %s", name, error)
-                    continue
-            record = self._record(name)
-            if record.expected != members.get(name):
-                record.expected = members.get(name)
-                self._share(record)
-        self._executing = set(members)
-
-    def has_daemon(self, node: str) -> bool:
-        """Whether a daemon of this name was ever heard of, here or by the store."""
-        record = self._records.get(node)
-        return record is not None and (record.incarnation is not None or record.key_hash is not None)
-
-    def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
-        """The aggregator's word on the node from now on."""
-        record = self._record(node)
-        if record.quarantine != quarantine:
-            record.quarantine = quarantine
-            record.changed()
-
-    def set_learned(self, node: str, learned: LearnedLimits | None) -> None:
-        """The approved baselines that concern the node from now on; None says nothing about them."""
-        record = self._records.get(node)
-        if record is not None and record.learned != learned:
-            record.learned = learned
-            if record.unknown_limits() is not None:
-                record.changed()
-
-    def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
-        """These final reports are on disk."""
-        record = self._records.get(node)
-        new = frozenset(order_ids) - record.acknowledged if record is not None else frozenset()
-        if record is not None and new:
-            for one in (record, record.executor):
-                if one is not None:
-                    one.acknowledged |= new
-                    one.changed()
 
     def release_all(self) -> None:
         """Answer every held request now and hold none from here on: the aggregator stops."""

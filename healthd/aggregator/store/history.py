@@ -30,15 +30,15 @@ class HistoryEvent:
 
 
 def read_history(
-    connection: Connection, subject: str, *, limit: int, before: int | None, since: float
-) -> Sequence[HistoryEvent]:
-    """Events of a node, newest first and none older than `since`; `before` is the id to go on from."""
+    connection: Connection, subject: str, *, limit: int, before: int | None = None, since: float = 0.0
+) -> tuple[HistoryEvent, ...]:
+    """Events of a node or job, newest first and none older than `since`; `before` is the id to go on from."""
     return _read(connection, limit=limit, before=before, since=since, also=(EVENTS.c.subject == subject,))
 
 
 def read_fleet_history(
     connection: Connection, *, limit: int, before: int | None, since: float, text: str = ""
-) -> Sequence[HistoryEvent]:
+) -> tuple[HistoryEvent, ...]:
     """
     As `read_history`, of all subjects; of those alone whose subject, kind or message has each word of `text`, among the
     newest MOST_SEARCHED.
@@ -64,7 +64,7 @@ def _read(
     before: int | None,
     since: float,
     also: Sequence[ColumnElement[bool]] = (),
-) -> Sequence[HistoryEvent]:
+) -> tuple[HistoryEvent, ...]:
     columns = (EVENTS.c.id, EVENTS.c.at, EVENTS.c.kind, EVENTS.c.message, EVENTS.c.subject)
     query = select(*columns).where(EVENTS.c.at >= since, *also)
     query = query if before is None else query.where(EVENTS.c.id < before)

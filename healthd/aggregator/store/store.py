@@ -25,11 +25,12 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
-from healthd.aggregator.store import changes as rows
 from healthd.aggregator.store import leadership
-from healthd.aggregator.store.changes import Change, Loaded, PutKey, PutMeta
+from healthd.aggregator.store import reading as rows
+from healthd.aggregator.store.changes import Change, PutKey, PutMeta
 from healthd.aggregator.store.databases import first_line, parse
 from healthd.aggregator.store.leadership import FencedError
+from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import apply_changes
 from healthd.aggregator.store.session import Session
 from healthd.aggregator.store.tables import META, NODES

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import getpass
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.fleet.line import fleet_options
+from healthd.cli.fleet.line import aggregator_of, done, fleet_options, print_json
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:
-    from healthd.baselines.book import Book
-    from healthd.baselines.model import Series, State
+    from healthd.baselines.model import Series
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# A node's state is some 100 kB, a page of them some more.
-MOST_BYTES = 64 << 20
 
 
 def _place(command: F) -> F:
@@ -53,7 +48,7 @@ def show(names: tuple[str, ...], where: Path | None, as_json: bool, **options: A
     if as_json:
         from healthd.baselines import files
 
-        _print_json({**answer, "format": files.FORMAT, "baseline": files.entries_of(chosen, candidates=True)})
+        print_json({**answer, "format": files.FORMAT, "baseline": files.entries_of(chosen, candidates=True)})
     else:
         click.echo("\n".join(lines_of(chosen, answer)))
     return 0
@@ -72,6 +67,7 @@ def learn(states: tuple[Path, ...], out: Path | None, agree: bool, as_json: bool
     devices at least.
     """
     from healthd.baselines import files
+    from healthd.cli.fleet.baseline_learning import decide, learned_of, too_few
     from healthd.cli.fleet.baseline_lines import lines_of
 
     settings = load_settings(options, section="gate")
@@ -83,17 +79,17 @@ def learn(states: tuple[Path, ...], out: Path | None, agree: bool, as_json: bool
             _call(settings, "POST", "/v1/baselines/decide", {"state": "approved", "owner": getpass.getuser()})
         series = _series_of({"format": files.FORMAT, "baseline": changed["changed"]})
     else:
-        book, left_out = _learned_of(states, _read(out) if out.exists() else (), settings)
+        book, left_out = learned_of(states, _read(out) if out.exists() else (), settings)
         if agree:
-            _decide(book, (), "approved")
+            decide(book, (), "approved")
         series = book.all()
         if not any(one.in_force or one.candidate for one in series):
-            raise BadInputError(f"nothing could be learned of {len(states)} files: {_too_few(book, left_out)}")
+            raise BadInputError(f"nothing could be learned of {len(states)} files: {too_few(book, left_out)}")
         files.write(out, series, candidates=True)
         for line in left_out[:20]:
             click.echo(f"healthd: left out: {line}", err=True)
     if as_json:
-        _print_json({"format": files.FORMAT, "baseline": files.entries_of(series, candidates=True)})
+        print_json({"format": files.FORMAT, "baseline": files.entries_of(series, candidates=True)})
     else:
         click.echo("\n".join(lines_of(series, {})))
     return 0
@@ -109,14 +105,15 @@ def _decision(name: str, state: str, text: str) -> None:
             raise ConfigError("name what is to be revoked: measurements or ids, as 'healthd baseline show' lists them")
         if where is not None:
             from healthd.baselines import files
+            from healthd.cli.fleet.baseline_learning import book_of, decide
 
-            book = _book(_read(where), settings)
-            count = len(_decide(book, names, state))
+            book = book_of(_read(where), settings)
+            count = len(decide(book, names, state))
             files.write(where, book.all(), candidates=True)
         else:
             body = {"state": state, "names": names, "owner": getpass.getuser()}
             count = _call(settings, "POST", "/v1/baselines/decide", body)["count"]
-        _done(as_json, f"{count} baselines are {state}", count)
+        done(as_json, f"{count} baselines are {state}", count=count)
         return 0
 
 
@@ -141,7 +138,7 @@ def export(
     if not files.entries_of(series, candidates=candidates):
         raise BadInputError("nothing is approved that could be exported; 'healthd baseline show' lists what is learned")
     count = files.write(out, series, candidates=candidates)
-    _done(as_json, f"{out}: {count} baselines", count)
+    done(as_json, f"{out}: {count} baselines", count=count)
     return 0
 
 
@@ -155,7 +152,7 @@ def take(file: Path, as_json: bool, **options: Any) -> int:
     settings = load_settings(options, section="gate")
     body = {"format": files.FORMAT, "baseline": files.entries_of(_read(file), candidates=True)}
     count = _call(settings, "POST", "/v1/baselines/import", body)["count"]
-    _done(as_json, f"{count} baselines were taken from {file}", count)
+    done(as_json, f"{count} baselines were taken from {file}", count=count)
     return 0
 
 
@@ -174,7 +171,7 @@ def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
     settings = load_settings(options, section="gate")
     found = differences(_read(old), _read(new) if new is not None else _series_of(_get(settings)))
     if as_json:
-        _print_json({"differences": found})
+        print_json({"differences": found})
     elif found:
         click.echo("\n".join(found))
     return 1 if found else 0
@@ -218,81 +215,10 @@ def init(out: Path | None, margin: float, runs: int, tier: str, force: bool, **o
 # --- series here and there ------------------------------------------------------------------------------------------
 
 
-def _book(series: Sequence[Series], settings: Settings) -> Book:
-    from healthd.baselines.book import Book
-
-    book = Book(settings.baseline.rule)
-    for one in series:
-        book.put(one)
-    return book
-
-
-def _learned_of(states: Sequence[Path], known: Sequence[Series], settings: Settings) -> tuple[Book, list[str]]:
-    """What the files teach, and which nodes were left out and why."""
-    import dataclasses
-
-    from healthd.baselines import sampling
-
-    book = _book(known, settings)
-    left_out, newest = [], 0.0
-    for path in states:
-        for state in _states(path):
-            # The node's own clock says when it was: a file may be old, and days tell samples apart.
-            newest = max(newest, state.observed_at)
-            free = dataclasses.replace(state, quarantine=None)
-            why, kind = sampling.why_not(free), sampling.kind_of(free)
-            if why is not None or kind is None:
-                left_out.append(f"{path}: {state.node}: {why}")
-                continue
-            for name, _, sample in sampling.samples_of(free, now=state.observed_at):
-                book.add(kind, name, sample)
-    book.learn(now=newest or time.time(), automatic=False)
-    return book, left_out
-
-
-def _states(path: Path) -> tuple[Any, ...]:
-    """The states in a file: one, or a list."""
-    from healthd.core import wire
-    from healthd.core.model import NodeState
-
-    try:
-        with path.open("rb") as file:
-            body = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(body) > MOST_BYTES:
-        raise BadInputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; 'healthd check --json' writes less")
-    if body.lstrip()[:1] == b"[":
-        return wire.decode(body, tuple[NodeState, ...], what=str(path))
-    return (wire.decode(body, NodeState, what=str(path)),)
-
-
-def _too_few(book: Book, left_out: Sequence[str]) -> str:
-    from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES
-
-    most = max((len(book.samples(one.id)) for one in book.all()), default=0)
-    text = f"at most {most} samples of a measurement, {LEAST_SAMPLES} from {LEAST_SOURCES} devices are needed"
-    return f"{text}; left out: {left_out[0]}" if left_out else text
-
-
-def _decide(book: Book, names: Sequence[str], state: str) -> tuple[Series, ...]:
-    from healthd.baselines.book import due
-    from healthd.baselines.model import State as States
-
-    wanted: State = States(state)
-    found = book.find(names) if names else tuple(one for one in book.all() if due(one, wanted))
-    if not found:
-        raise BadInputError(f"there is nothing that could be {state}; 'healthd baseline show' lists all")
-    return book.decide([one.id for one in found], wanted, by=getpass.getuser(), now=time.time())
-
-
 def _chosen(series: Sequence[Series], names: Sequence[str]) -> tuple[Series, ...]:
-    from healthd.baselines.book import Book
+    from healthd.cli.fleet.baseline_learning import book_of
 
-    book = Book()
-    for one in series:
-        book.put(one)
-    return book.find(names)
+    return book_of(series).find(names)
 
 
 def _read(path: Path) -> tuple[Series, ...]:
@@ -314,29 +240,13 @@ def _series_of(answer: dict[str, Any]) -> tuple[Series, ...]:
 
 
 def _get(settings: Settings) -> dict[str, Any]:
-    from healthd.core.http.aggregator_client import Aggregator
-
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with aggregator_of(settings) as aggregator:
         found: dict[str, Any] = aggregator.get("/v1/baselines")
     return found
 
 
 def _call(settings: Settings, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     from healthd.core import wire
-    from healthd.core.http.aggregator_client import Aggregator
 
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with aggregator_of(settings) as aggregator:
         return wire.decode(aggregator.call(method, path, body=body), dict[str, Any], what="answer of the aggregator")
-
-
-def _done(as_json: bool, message: str, count: int) -> None:
-    if as_json:
-        _print_json({"ok": True, "count": count, "message": message})
-    else:
-        click.echo(message)
-
-
-def _print_json(value: Any) -> None:
-    from healthd.core import wire
-
-    sys.stdout.write(wire.encode(value).decode() + "\n")

@@ -58,10 +58,10 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def done(as_json: bool, message: str) -> None:
-    """Say that it is done, and what."""
+def done(as_json: bool, message: str, **more: object) -> None:
+    """Say that it is done, and what; programs get `more` beside it."""
     if as_json:
-        print_json({"ok": True, "message": message})
+        print_json({"ok": True, "message": message, **more})
     else:
         click.echo(message)
 

@@ -90,7 +90,7 @@ def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> i
         from healthd.cli.hooks import join as joining
 
         return joining.run(settings, as_json=as_json)
-    from healthd.core.http.aggregator_client import NotAdmittedError
+    from healthd.core.http.gate_client import NotAdmittedError
 
     request = build_request(settings.gate)
     try:
@@ -188,11 +188,11 @@ def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
 
 def _withdraw(settings: Settings, request: GateRequest) -> str:
     """Give the gate back, so that it is not admitted to nobody; what came of it, as the end of a sentence."""
-    from healthd.core.http.aggregator_client import Aggregator
+    from healthd.core.http.gate_client import GateClient
 
     try:
         endpoint = settings.endpoint(settings.gate.aggregator)
-        with Aggregator(endpoint, slack_seconds=WITHDRAW_SECONDS) as aggregator:
+        with GateClient(endpoint, slack_seconds=WITHDRAW_SECONDS) as aggregator:
             there = aggregator.withdraw(request.job, request.attempt)
     except HealthdError as error:
         return f"its gate could not be withdrawn ({error})"
@@ -201,7 +201,8 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:
     from healthd.cli.terminal.progress import Progress
-    from healthd.core.http.aggregator_client import Aggregator, RefusedError
+    from healthd.core.http.aggregator_client import RefusedError
+    from healthd.core.http.gate_client import GateClient
 
     progress = Progress(quiet=as_json, whole=watch)
 
@@ -209,7 +210,7 @@ def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool
         if not as_json:
             click.echo(f"healthd: {error}; trying again until the wait is over", err=True)
 
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator, progress:
+    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator, progress:
         try:
             return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)
         except RefusedError as error:

@@ -18,7 +18,8 @@ from healthd.cli.settings.hooks import GateSettings
 from healthd.cli.settings.tree import Settings
 from healthd.core.backoff import Backoff
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
-from healthd.core.http.aggregator_client import Aggregator, NotAdmittedError, RefusedError
+from healthd.core.http.aggregator_client import RefusedError
+from healthd.core.http.gate_client import GateClient, NotAdmittedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
 from healthd.hooks.launchers import Place, describe, find_place, find_places
 
@@ -117,7 +118,7 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
     Ask until there is a last word that all admitted members have confirmed.
 
     Where one of them is lost before, the group comes together again: the hook asks anew, as another member. A decision
-    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `Aggregator.ask`, and
+    that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `GateClient.ask`, and
     OutputError where the host file cannot be written: that is found before the start is confirmed.
     """
     from healthd.cli.hooks.gate import write_hosts
@@ -129,7 +130,7 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
             hook.gate = decision.id
             on_hold(decision)
 
-        with Aggregator(hook.settings.endpoint(hook.settings.gate.aggregator)) as aggregator:
+        with GateClient(hook.settings.endpoint(hook.settings.gate.aggregator)) as aggregator:
             try:
                 decision = aggregator.ask(
                     hook.request,
@@ -176,7 +177,7 @@ def leave(hook: Hook) -> str:
     """Tell the gate that this member ends; what came of it, as the end of a sentence."""
     try:
         endpoint = hook.settings.endpoint(hook.settings.gate.aggregator)
-        with Aggregator(endpoint, slack_seconds=LEAVE_SECONDS) as aggregator:
+        with GateClient(endpoint, slack_seconds=LEAVE_SECONDS) as aggregator:
             gate = hook.gate or aggregator.newest_gate(hook.request.job)
             if gate is None:
                 return "no gate was open yet"
@@ -192,7 +193,7 @@ def _starts(decision: Decision, join: Join) -> bool:
     return decision.decision is Verdict.ADMIT and decision.would is None and included and len(decision.nodes) > 1
 
 
-def _confirmed(aggregator: Aggregator, decision: Decision, hook: Hook) -> bool:
+def _confirmed(aggregator: GateClient, decision: Decision, hook: Hook) -> bool:
     """
     Whether all admitted members confirmed the start, so that all go or none does.
 

@@ -26,13 +26,14 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     Exit code 0: released. 1: no gate of this job and attempt. 2: usage, or a token that may not release.
     """
     from healthd.core.http.aggregator_client import RefusedError
+    from healthd.core.http.gate_client import GateClient
 
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
     asked = settings.gate
     if not asked.job:
         raise ConfigError("--job is missing: name the job as its gate was asked with it")
-    with aggregator_of(settings) as aggregator:
+    with GateClient(settings.endpoint(asked.aggregator)) as aggregator:
         try:
             there = aggregator.withdraw(asked.job, asked.attempt)
         except RefusedError as error:

@@ -61,9 +61,10 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
 
 def _told(settings: Settings, job: str, attempt: int, status: str, message: str) -> str | None:
     """The gate that was told, None when there is none. UnreachableError when nobody heard it after some tries."""
-    from healthd.core.http.aggregator_client import Aggregator, RefusedError
+    from healthd.core.http.aggregator_client import RefusedError
+    from healthd.core.http.gate_client import GateClient
 
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
         try:
             for pause in PAUSES_SECONDS:
                 try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from healthd.core.errors import connection_words
-from healthd.core.platforms.slurm import Fitness
 from healthd.core.redaction import redact
 
 TIMEOUT_SECONDS = 5.0
@@ -14,6 +14,14 @@ TIMEOUT_SECONDS = 5.0
 
 MAX_BYTES = 64 << 10
 """A line for each check is some kilobytes; more is not a daemon of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitness:
+    """What a node's daemon says of itself. `fit` None: nobody knows. `why` is one line, empty when it is fit."""
+
+    fit: bool | None
+    why: str
 
 
 def ask_readiness(url: str, query: Mapping[str, str]) -> Fitness:

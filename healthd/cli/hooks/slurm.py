@@ -11,31 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from healthd.cli.hooks.readiness import ask_readiness
+from healthd.cli.hooks.readiness import Fitness, ask_readiness
 from healthd.cli.hooks.slurm_doctor import doctor
+from healthd.cli.hooks.slurm_rules import Step, culprits, next_step, refusal
 from healthd.cli.hooks.stopping import Stopped, stoppable
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.model import Decision, Verdict
-from healthd.core.platforms.slurm import (
-    MARK,
-    Fitness,
-    Scontrol,
-    SlurmError,
-    Step,
-    culprits,
-    gate_name,
-    next_step,
-    one_node,
-    reason_text,
-    refusal,
-)
+from healthd.core.platforms.slurm import MARK, Scontrol, SlurmError, gate_name, one_node, reason_text
 
 if TYPE_CHECKING:
     from healthd.cli.hooks.slurm_job import SlurmJob
-    from healthd.core.http.aggregator_client import Aggregator
+    from healthd.core.http.gate_client import GateClient
 
 DONE, NOT_ADMITTED = 0, 75
 
@@ -135,7 +124,7 @@ def gate(drain: bool, **options: Any) -> int:
     2: usage, or a token that may not ask; it comes to the same.
     """
     from healthd.cli.hooks.slurm_job import read_job
-    from healthd.core.http.aggregator_client import Aggregator, NotAdmittedError
+    from healthd.core.http.gate_client import GateClient, NotAdmittedError
 
     settings = load_settings(options, section="gate")
     scontrol = Scontrol()
@@ -143,7 +132,7 @@ def gate(drain: bool, **options: Any) -> int:
     if not job.nodes:
         click.echo(f"job {job.id} has no nodes: nothing to ask")
         return DONE
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
         try:
             with stoppable():  # slurmctld itself uses SIGKILL, after which the gate ends by its own wait
                 decision = _ask(aggregator, settings, job)
@@ -181,7 +170,7 @@ def gate(drain: bool, **options: Any) -> int:
     return NOT_ADMITTED
 
 
-def _ask(aggregator: Aggregator, settings: Settings, job: SlurmJob) -> Decision:
+def _ask(aggregator: GateClient, settings: Settings, job: SlurmJob) -> Decision:
     from healthd.core.http.aggregator_client import RefusedError
 
     def hold(decision: Decision) -> None:
@@ -234,12 +223,13 @@ def end(**options: Any) -> int:
     Exit code 0: done. 75: the aggregator is away. 2: usage, or a token that may not tell.
     """
     from healthd.cli.hooks.slurm_job import outcome_of, read_ids
-    from healthd.core.http.aggregator_client import Aggregator, RefusedError
+    from healthd.core.http.aggregator_client import RefusedError
+    from healthd.core.http.gate_client import GateClient
 
     settings = load_settings(options, section="gate")
     job, attempt = read_ids(os.environ)
     status, message = outcome_of(os.environ)
-    with Aggregator(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
         for pause in (*END_PAUSES_SECONDS, 0.0):
             try:
                 if aggregator.outcome(gate_name(job), attempt, status, message) is not None:

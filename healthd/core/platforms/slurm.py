@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 from checks.printable import printable
 from healthd.core.errors import BadInputError, HealthdError
@@ -23,9 +22,6 @@ from healthd.core.programs import CalledOffError, Programs
 
 MARK = "healthd: "
 """How the reason of a drain begins that is the node's own word."""
-
-PROLOG_ERROR = "Prolog error"
-"""The reason that slurmctld itself gives when a node's prolog failed."""
 
 # The controller answers in milliseconds; its own time-out (MessageTimeout) is 10 s.
 SCONTROL_SECONDS = 15.0
@@ -254,79 +250,3 @@ class Scontrol:
             said = " ".join((done.stderr.decode("utf-8", "replace") + " " + out[:400]).split())[:300]
             raise SlurmError(f"Slurm: scontrol {words[0]} failed ({done.returncode}): {said or 'no word'}")
         return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fitness:
-    """What a node's daemon says of itself. `fit` None: nobody knows. `why` is one line, empty when it is fit."""
-
-    fit: bool | None
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What to do with a node in Slurm: drain (with `reason`), undrain or nothing; `note` says why, for the log."""
-
-    action: str
-    reason: str
-    note: str
-
-
-# Between the prolog's word and slurmctld's drain lies a message; a minute also covers clocks that are not quite equal.
-ADOPT_SECONDS = 60.0
-
-
-def next_step(
-    node: SlurmNode, found: Fitness, *, refused_at: float | None = None, mark: str = MARK, drain_unknown: bool = True
-) -> Step:
-    """
-    What the node's own word comes to: pure.
-
-    `refused_at` is when our prolog refused a job here (seconds since the epoch, None never): a drain for "Prolog error"
-    of that moment is ours, though slurmctld signed it. `drain_unknown`: a daemon that does not answer is no health.
-    """
-    adopted = (
-        node.drained
-        and node.reason == PROLOG_ERROR
-        and refused_at is not None
-        and node.reason_at is not None
-        and abs(node.reason_at - refused_at) <= ADOPT_SECONDS
-    )
-    ours = node.bears(mark) or adopted
-    if found.fit:
-        if ours:
-            return Step(action="undrain", reason="", note=f"is fit again; its drain was ours ({node.reason})")
-        if node.drained:
-            return Step(
-                action="nothing", reason="", note=f"is fit; the drain is not ours ({node.reason or 'no reason'})"
-            )
-        return Step(action="nothing", reason="", note="is fit")
-    if found.fit is None and not drain_unknown:
-        return Step(action="nothing", reason="", note=f"is left as it is: {found.why}")
-    reason = reason_text(mark, found.why)
-    if ours and not adopted:
-        return Step(action="nothing", reason="", note=f"is drained already ({node.reason})")
-    if node.off:
-        return Step(action="nothing", reason="", note="is powered off; there is nothing to keep out")
-    if node.out and not adopted:
-        return Step(action="nothing", reason="", note=f"is out of service by others ({node.reason or 'no reason'})")
-    return Step(action="drain", reason=reason, note=found.why)
-
-
-def culprits(nodes: Sequence[tuple[str, str]], *, of: int, most: int) -> tuple[tuple[str, str], ...]:
-    """
-    Which of the nodes (name and reason) that a gate found at fault may be drained: all, or none at all.
-
-    What is wrong with more than `most` of a job's nodes and more than a tenth of them is hardly the nodes.
-    """
-    return tuple(nodes) if len(nodes) <= max(most, of // 10) else ()
-
-
-def refusal(file: Path) -> float | None:
-    """When the prolog last refused a job, as it wrote it (seconds since the epoch); None when it never did."""
-    try:
-        first = file.read_text(encoding="utf-8", errors="replace").split(maxsplit=1)[:1]
-        return float(first[0]) if first else None
-    except (OSError, ValueError):
-        return None

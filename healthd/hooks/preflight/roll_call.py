@@ -14,7 +14,8 @@ from healthd.aggregator.controller.roll_call import RollCallAnswer
 from healthd.core import wire
 from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.aggregator_client import USAGE as REFUSED_FOR_GOOD
-from healthd.core.http.aggregator_client import Aggregator, Endpoint, RefusedError
+from healthd.core.http.aggregator_client import Endpoint, RefusedError
+from healthd.core.http.gate_client import GateClient
 from healthd.hooks.preflight import Task
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ def options_of(task: Task) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def ask(task: Task, aggregator: Aggregator) -> RollCallAnswer:
+def ask(task: Task, aggregator: GateClient) -> RollCallAnswer:
     """Say once (more) that this process is there."""
     waited = time.monotonic() - task.began
     body = {
@@ -59,7 +60,7 @@ def ask(task: Task, aggregator: Aggregator) -> RollCallAnswer:
     return wire.decode(found, RollCallAnswer, what="answer to the roll call")
 
 
-def check(task: Task, aggregator: Aggregator) -> RollCallAnswer:
+def check(task: Task, aggregator: GateClient) -> RollCallAnswer:
     """As `ask`; DifferenceError when not all were started alike."""
     answer = ask(task, aggregator)
     if answer.difference is not None:
@@ -109,7 +110,7 @@ async def tell_difference(task: Task) -> None:
             await asyncio.sleep(0.1)
 
 
-async def call(task: Task, work: Callable[[Aggregator], T]) -> T:
+async def call(task: Task, work: Callable[[GateClient], T]) -> T:
     """
     Speak to the aggregator in a thread that nobody waits for.
 
@@ -130,7 +131,7 @@ async def call(task: Task, work: Callable[[Aggregator], T]) -> T:
         value: T | None = None
         failure: Exception | None = None
         try:
-            with Aggregator(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
+            with GateClient(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
                 value = work(aggregator)
         except Exception as error:  # noqa: BLE001 - raised again where it is awaited
             failure = error

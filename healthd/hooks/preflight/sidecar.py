@@ -14,14 +14,8 @@ from typing import Any
 from healthd.core import wire
 from healthd.core.backoff import Backoff
 from healthd.core.errors import BadInputError, HealthdError, UnreachableError
-from healthd.core.http.aggregator_client import (
-    BAD_REQUEST,
-    HOLD_SECONDS,
-    NO_TOKEN,
-    WRONG_TOKEN,
-    Aggregator,
-    RefusedError,
-)
+from healthd.core.http.aggregator_client import BAD_REQUEST, HOLD_SECONDS, NO_TOKEN, WRONG_TOKEN, RefusedError
+from healthd.core.http.gate_client import GateClient
 from healthd.core.model import Decision, Verdict
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
@@ -155,7 +149,7 @@ async def _ask(task: Task, wait_seconds: float) -> Decision:
     request = dataclasses.replace(task.request, wait_seconds=wait_seconds)
     say = _say_hold(task)
 
-    def ask(aggregator: Aggregator) -> Decision:
+    def ask(aggregator: GateClient) -> Decision:
         def hold(decision: Decision) -> None:
             say(decision)
             with contextlib.suppress(UnreachableError):  # the next question finds out
@@ -200,7 +194,7 @@ async def _acknowledge(task: Task, decision: Decision) -> tuple[bool, tuple[str,
 async def _handshake(task: Task, decision: Decision, event: str, *, wait: float = 10.0) -> dict[str, Any]:
     """One step of the handshake, tried again for a while: the line may be cut at any moment."""
 
-    def step(aggregator: Aggregator) -> dict[str, Any]:
+    def step(aggregator: GateClient) -> dict[str, Any]:
         path = f"/v1/gates/{decision.id}/handshake"
         body = {"node": task.node, "event": event}
         found = aggregator.call("POST", path, body=body, query={"wait": wait})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from healthd.aggregator.controller.fleet_state import Batch
+from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.model.quarantines import Breaker, Latch, Rule, RuleRecord
 from healthd.aggregator.quarantine.recheck import due_at
-from healthd.aggregator.store.changes import Loaded, PutLatches, PutMachine, PutMeta, PutRecord
+from healthd.aggregator.store.changes import PutLatches, PutMachine, PutMeta, PutRecord
+from healthd.aggregator.store.reading import Loaded
 from healthd.core import wire
 
 BREAKERS = "rule_breakers"

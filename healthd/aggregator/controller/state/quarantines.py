@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from healthd.aggregator.controller.bulkheads import Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, FleetState
-from healthd.aggregator.controller.quarantine_memory import QuarantineMemory
+from healthd.aggregator.controller.state.batch import Batch
+from healthd.aggregator.controller.state.breakers import Breakers
+from healthd.aggregator.controller.state.fleet_state import FleetState
+from healthd.aggregator.controller.state.quarantine_memory import QuarantineMemory
 from healthd.aggregator.inventory.machine_identity import differences, identities_in, machine_of
 from healthd.aggregator.model import FleetNode, Registry
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.quarantine_facts import Facts, PoolLimit
+from healthd.aggregator.model.quarantine_facts import Facts
 from healthd.aggregator.model.quarantines import (
-    Breaker,
     Effect,
     HistoryNote,
     Latch,
@@ -36,7 +37,7 @@ from healthd.aggregator.model.quarantines import (
 from healthd.aggregator.quarantine.facts import facts_of
 from healthd.aggregator.quarantine.judge import inherited, judge, released
 from healthd.aggregator.quarantine.recheck import due_at
-from healthd.aggregator.store.changes import Loaded
+from healthd.aggregator.store.reading import Loaded
 from healthd.core.model import NodeState, Order, OrderKind, Quarantine, Reason, RunOrder
 
 log = logging.getLogger(__name__)
@@ -58,13 +59,10 @@ class Quarantines:
         self.counted: Counter[tuple[str, str]] = Counter()
         """How often a rule came to a word, by rule and what came of it, since the process began."""
         self._fleet_state = fleet_state
-        self._registry = registry
         self._policy = policy
-        self._pool_of = pool_of
-        self._present = present
         self._memory = QuarantineMemory(loaded)
+        self.breakers = Breakers(self._memory, fleet_state, registry, policy, pool_of=pool_of, present=present)
         self._told: list[tuple[str, str]] = []
-        self._sizes: dict[str, int] = {}
         for name, record in self._memory.records.items():
             fleet_state.set_probe(name, _order(record))
 
@@ -85,7 +83,7 @@ class Quarantines:
         """
         if not self._policy.rules:
             return
-        self._sizes.clear()
+        self.breakers.begin()
         due = [name for name, at in self._memory.due.items() if at <= batch.now and name not in resting]
         for name in sorted({*heard, *due}):
             with contained(Where.NODE, name):
@@ -154,7 +152,7 @@ class Quarantines:
             batch.now,
             node,
             self._policy,
-            room=self._room(batch.now, state.labels.get("pool")),
+            room=self.breakers.room(batch.now, state.labels.get("pool")),
             person=kept is not None and kept.owner_kind != "rule" and _stands(kept, batch.now),
             kept=kept is not None and kept.owner_kind == "rule",
             accusations=accusations,
@@ -214,7 +212,7 @@ class Quarantines:
         elif isinstance(effect, HistoryNote):
             batch.event(name, effect.kind, effect.message)
         elif isinstance(effect, OpenBreaker):
-            self._trip(batch, effect)
+            self.breakers.trip(batch, effect)
         elif isinstance(effect, VerdictChanged):
             self._told.append((effect.rule.value, effect.mode.value))
             if effect.mode in (Mode.OBSERVED, Mode.HELD):
@@ -222,47 +220,7 @@ class Quarantines:
                 text = f"by rule:{effect.rule.value} ({why}): {effect.reason}"
                 batch.event(name, "would be quarantined", text)
 
-    # --- the breaker --------------------------------------------------------------------------------------------------
-
-    def _room(self, now: float, pool: str | None) -> PoolLimit:
-        """Nodes that are gone count for nothing: a terminated one would keep its place for ever."""
-        key = pool or ""
-        if key not in self._sizes:
-            unlabelled = (name for name in self._registry.names() if self._pool_of(name) is None)
-            names = self._registry.pool(key) if key else unlabelled
-            self._sizes[key] = sum(self._present(name, now) for name in names)
-        kept = sum(
-            one.owner_kind == "rule" and (self._pool_of(name) or "") == key and self._present(name, now)
-            for name, one in self._fleet_state.quarantines.items()
-        )
-        size = self._sizes[key]
-        most = self._policy.most_out(size)
-        return PoolLimit(pool=key, size=size, kept=kept, most=most, open=key in self._memory.breakers)
-
-    def _trip(self, batch: Batch, effect: OpenBreaker) -> None:
-        if effect.pool in self._memory.breakers:
-            return
-        log.error("the breaker of the rules has tripped: %s", effect.reason)
-        self._memory.put_breaker(batch, effect.pool, Breaker(at=batch.now, reason=effect.reason))
-        batch.event("fleet", "breaker tripped", effect.reason)
-
-    def reset_breaker(self, batch: Batch, owner: str, pool: str | None) -> tuple[str, ...]:
-        """A person has looked; the pools whose breaker is closed again: all, or the one that is named."""
-        closed = tuple(name for name in self._memory.breakers if pool is None or name == pool)
-        for name in closed:
-            batch.event("fleet", "breaker reset", f"by {owner}: {name or 'nodes without a pool'}")
-            self._memory.put_breaker(batch, name, None)
-        if closed:
-            for name, record in self._memory.records.items():
-                if record.word is not None and record.word.mode is Mode.HELD:
-                    self._memory.set(self._memory.due, name, batch.now)
-        return closed
-
     # --- what is asked ------------------------------------------------------------------------------------------------
-
-    def breakers(self) -> Mapping[str, Breaker]:
-        """Those that are open, by pool; "" are the nodes without one."""
-        return dict(self._memory.breakers)
 
     def doubted(self) -> frozenset[str]:
         """Nodes that a validation named lately and nothing has cleared, quarantined for it or not."""

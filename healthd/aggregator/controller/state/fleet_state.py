@@ -1,8 +1,8 @@
 """
 The memory of the engine: what is on disk of open gates, reservations, leases, quarantines and overrides.
 
-A `Batch` collects what one pass of the loop changes. When its transaction fails, this memory is dropped and loaded from
-the database again. Nothing here waits, talks or decides.
+When the transaction of a pass fails, this memory is dropped and loaded from the database again. Nothing here waits,
+talks or decides.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
 from healthd.aggregator.calibration.facts import facts_of
-from healthd.aggregator.controller.bulkheads import Where, contained
+from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.model import (
     Accuse,
     Claim,
@@ -28,15 +27,11 @@ from healthd.aggregator.model import (
     Override,
     Reserve,
     RevokeLease,
-    RunStatus,
     StartGroups,
     Unreserve,
 )
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.changes import (
-    Change,
-    Loaded,
-    PutEvent,
     PutEvidence,
     PutFacts,
     PutGate,
@@ -44,39 +39,11 @@ from healthd.aggregator.store.changes import (
     PutOverride,
     PutQuarantine,
 )
-from healthd.aggregator.validation.groups import orders_of
-from healthd.core.model import Lease, NodeState, Order, OrderKind, Quarantine, RunOrder
-from healthd.core.text import plain
+from healthd.aggregator.store.reading import Loaded
+from healthd.core.model import Lease, NodeState, Order, Quarantine
 
 MOST_DECIDED = 2000
 """Decided gates kept in memory for those who ask again; older ones are read from the store."""
-MOST_MESSAGE = 4096
-"""Characters of a line of the audit trail: people read it, and sentences of ours stay far below."""
-
-
-@dataclass
-class Batch:
-    """What one pass changes."""
-
-    now: float
-    changes: list[Change] = field(default_factory=list)
-    """What is written to the database."""
-    touched: set[str] = field(default_factory=set)
-    """Nodes whose orders may have changed."""
-    freed: set[str] = field(default_factory=set)
-    """Nodes that another gate may be able to reserve now."""
-    decided: list[Gate] = field(default_factory=list)
-    """Gates that were decided."""
-    ready: list[Gate] = field(default_factory=list)
-    """Gates that have granted their first leases."""
-    accused: list[Accuse] = field(default_factory=list)
-    """What validations said of nodes."""
-    forgotten: set[str] = field(default_factory=set)
-    """Nodes that are gone for good."""
-
-    def event(self, subject: str, kind: str, message: str) -> None:
-        """Add a line to the audit trail; it is one line whatever a node has put into it."""
-        self.changes.append(PutEvent(at=self.now, subject=subject, kind=kind, message=plain(message, MOST_MESSAGE)))
 
 
 class FleetState:
@@ -145,6 +112,10 @@ class FleetState:
                 batch.changes.append(PutFacts(facts=facts))
             why = gate.decision.reasons[0].message if gate.decision.reasons else f"{len(gate.decision.nodes)} nodes"
             batch.event(f"job:{gate.request.job}", gate.decision.decision.value, f"gate {gate.id}: {why}")
+
+    def known(self, gate_id: str) -> Gate | None:
+        """A gate that is open, or was decided lately; None for any other, which may be in the store."""
+        return self.gates.get(gate_id) or self.decided.get(gate_id)
 
     def update_members(self, gate: Gate) -> None:
         """Replace a gate of which only the times when its members were heard have changed; these are not written."""
@@ -275,30 +246,7 @@ class FleetState:
         else:
             self.claims.pop(node, None)
 
-    # --- orders, quarantines, overrides -------------------------------------------------------------------------------
-
-    def orders(self, node: str) -> tuple[Order, ...]:
-        """All open orders of a node. They follow from what is on disk, so they are the same after a restart."""
-        found = []
-        gate = self.gates.get(self.reserved.get(node, ""))
-        run = gate.ordered.get(node) if gate is not None else None
-        if gate is not None and run is not None and run.status is RunStatus.OPEN:
-            work = RunOrder(tier=gate.terms.tier, workload=gate.asker_on(node))
-            found.append(Order(id=run.order_id, kind=OrderKind.RUN, deadline_seconds=run.deadline_seconds, run=work))
-        if gate is not None and gate.validation is not None:
-            found.extend(orders_of(gate.validation, node, self.policy, workload=gate.asker_on(node)))
-        if node in self.probes:
-            found.append(self.probes[node])
-        within = self.policy.lease_ack_seconds
-        for lease_id in self.leases_of.get(node, ()):
-            row, ended = self.leases[lease_id], not self.lease_stands(lease_id)
-            # A lease of ours ends when it is not listed. A node may not know yet that an adopted lease is ours now.
-            if row.adopted or not ended:
-                order = Order(
-                    id=lease_id, kind=OrderKind.LEASE, deadline_seconds=within, withdrawn=ended, lease=row.lease
-                )
-                found.append(order)
-        return tuple(found)
+    # --- quarantines, overrides -------------------------------------------------------------------------------
 
     def put_quarantine(self, batch: Batch, node: str, quarantine: Quarantine | None, *, why: str = "") -> None:
         """Quarantine a node, or lift its quarantine (None); `why` is for people."""
@@ -330,22 +278,6 @@ class FleetState:
         self.newest = {job: attempt for job, attempt in self.newest.items() if job in jobs}
         for gate_id in gone:
             self.decided.pop(gate_id, None)
-
-    def end_expired(self, batch: Batch, resting: Container[str]) -> None:
-        """
-        Delete quarantines and overrides whose time is over; they have no effect any more.
-
-        ContainedError names a node that failed; those of `resting` are left for the next time.
-        """
-        for node, kept in list(self.quarantines.items()):
-            if kept.until is None or node in resting:
-                continue
-            with contained(Where.NODE, node):
-                if kept.until <= batch.now:
-                    self.put_quarantine(batch, node, None)
-        for job, override in list(self.overrides.items()):
-            if override.until <= batch.now:
-                self.put_override(batch, job, None)
 
     def put_override(self, batch: Batch, job: str, override: Override | None) -> None:
         """Set the override of a job, or delete it (None)."""

@@ -13,11 +13,14 @@ import re
 from collections.abc import Iterable, Mapping
 
 from healthd.aggregator.controller.bulkheads import Where, contained
-from healthd.aggregator.controller.fleet_state import Batch, FleetState
-from healthd.aggregator.controller.recovery import Recovery
+from healthd.aggregator.controller.state.batch import Batch
+from healthd.aggregator.controller.state.fleet_state import FleetState
+from healthd.aggregator.controller.state.node_orders import orders_for
+from healthd.aggregator.controller.state.recovery import Recovery
 from healthd.aggregator.model import FleetNode, LeaseRow, LeaseState, Registry
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.store.changes import ForgetNode, Loaded, PutNode
+from healthd.aggregator.store.changes import ForgetNode, PutNode
+from healthd.aggregator.store.reading import Loaded
 from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus
 
 GONE_SECONDS = 86400.0
@@ -202,7 +205,7 @@ class LeaseReconciler:
             if name in batch.touched:
                 self._registry.set_quarantine(name, self._fleet_state.quarantines.get(name))
             # A node whose own leases are not known here yet must not be told that it has none.
-            orders = self._fleet_state.orders(name) if name in self._reconciled else ()
+            orders = orders_for(self._fleet_state, name) if name in self._reconciled else ()
             if name in self._reconciled and name in batch.touched:
                 self._registry.set_orders(name, orders)
             if node is not None and node.orders:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from healthd.aggregator.controller.fleet_state import Batch
+from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.changes import PutMeta
 

@@ -1,0 +1,38 @@
+"""When the loop tries again after a pass that has failed."""
+
+from __future__ import annotations
+
+import math
+
+RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 8.0
+"""The pause after a failed commit, twice as long each time in a row: each failure costs a rebuild of memory."""
+MOST_REFUSED = 3
+"""Passes in a row whose rows the database may refuse before that is a fault: the first may be one request's."""
+
+
+class Retries:
+    """`at` is when the next pass may begin; -inf in good days."""
+
+    def __init__(self) -> None:
+        self.at = -math.inf
+        self._seconds = RETRY_SECONDS
+        self._refused = 0
+
+    def succeeded(self) -> None:
+        """A pass is on disk."""
+        self.at, self._seconds, self._refused = -math.inf, RETRY_SECONDS, 0
+
+    def failed(self, now: float) -> None:
+        """A commit failed: pause, longer each time in a row."""
+        self.at = now + self._seconds
+        self._seconds = min(2 * self._seconds, LONGEST_RETRY_SECONDS)
+
+    def soon(self, now: float) -> None:
+        """Nothing was committed: try again after the shortest pause."""
+        self.at = now + RETRY_SECONDS
+
+    def refused(self) -> bool:
+        """Count a pass whose rows were refused; whether there were too many in a row."""
+        self._refused += 1
+        return self._refused >= MOST_REFUSED

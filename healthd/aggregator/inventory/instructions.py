@@ -1,0 +1,89 @@
+"""What each node is to be told: orders, its quarantine, learned limits, which reports are on disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from healthd.aggregator.inventory import executors
+from healthd.aggregator.inventory.node_record import NodeRecord
+from healthd.aggregator.inventory.roster import FullError, Roster
+from healthd.core.model import LearnedLimits, Order, Quarantine
+
+log = logging.getLogger(__name__)
+
+
+class Instructions(Roster):
+    """
+    The controller's side of the registry (see `healthd.aggregator.model.Registry`). A node that is held is answered as
+    soon as there is something new for it.
+    """
+
+    def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
+        super().__init__(silent_seconds=silent_seconds, max_nodes=max_nodes, clock=clock)
+        self._executing: set[str] = set()
+
+    def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
+        """The open orders of the node from now on; see the protocol."""
+        record = self._record(node)
+        record.all_orders = orders
+        self._share(record)
+
+    def _share(self, record: NodeRecord) -> None:
+        """Tell daemon and executor what is for each; the same again changes nothing."""
+        own, hooks = executors.shared(
+            record.all_orders,
+            executing=record.expected is not None,
+            has_daemon=record.incarnation is not None,
+            own=record.reports,
+            hooks={} if record.executor is None else record.executor.reports,
+        )
+        for one, orders in ((record, own), (record.executor, hooks)):
+            if one is not None and one.orders != orders:
+                one.orders = orders
+                one.changed()
+
+    def set_executors(self, members: Mapping[str, str]) -> None:
+        """Which member runs the checks of which node from now on, instead of its daemon."""
+        for name in sorted(self._executing | members.keys()):
+            if name not in self._records:
+                try:
+                    self._make_room()
+                except FullError as error:
+                    log.warning("%s: a hook cannot run its checks: %s", name, error)
+                    continue
+            record = self._record(name)
+            if record.expected != members.get(name):
+                record.expected = members.get(name)
+                self._share(record)
+        self._executing = set(members)
+
+    def has_daemon(self, node: str) -> bool:
+        """Whether a daemon of this name was ever heard of, here or by the store."""
+        record = self._records.get(node)
+        return record is not None and (record.incarnation is not None or record.key_hash is not None)
+
+    def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
+        """The aggregator's word on the node from now on."""
+        record = self._record(node)
+        if record.quarantine != quarantine:
+            record.quarantine = quarantine
+            record.changed()
+
+    def set_learned(self, node: str, learned: LearnedLimits | None) -> None:
+        """The approved baselines that concern the node from now on; None says nothing about them."""
+        record = self._records.get(node)
+        if record is not None and record.learned != learned:
+            record.learned = learned
+            if record.unknown_limits() is not None:
+                record.changed()
+
+    def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
+        """These final reports are on disk."""
+        record = self._records.get(node)
+        new = frozenset(order_ids) - record.acknowledged if record is not None else frozenset()
+        if record is not None and new:
+            for one in (record, record.executor):
+                if one is not None:
+                    one.acknowledged |= new
+                    one.changed()

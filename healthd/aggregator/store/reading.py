@@ -1,0 +1,167 @@
+"""What is read back from the database: all that an aggregator starts from, gates, their evidence; and what goes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, select, text
+
+from healthd.aggregator.model import Duplicate, Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.model.quarantines import Latch, RuleRecord
+from healthd.aggregator.store.changes import PutOutcome
+from healthd.aggregator.store.tables import (
+    EVENTS,
+    EVIDENCE,
+    GATES,
+    LATCHES,
+    LEASES,
+    MACHINES,
+    META,
+    NODES,
+    OUTCOMES,
+    OVERRIDES,
+    QUARANTINES,
+    RULES,
+)
+from healthd.core import wire
+from healthd.core.model import NodeState, Quarantine
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRow:
+    """A node as the store knows it; `duplicate` while two daemons claim its name."""
+
+    node: str
+    key_hash: str | None
+    labels: Mapping[str, str]
+    first_seen: float
+    last_seen: float
+    duplicate: Duplicate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Everything that an aggregator starts from. `keys` maps job and attempt to gate ids; `gates` are the open ones."""
+
+    gates: tuple[Gate, ...]
+    keys: Mapping[tuple[str, int], str]
+    leases: tuple[LeaseRow, ...]
+    quarantines: Mapping[str, Quarantine]
+    overrides: Mapping[str, Override]
+    nodes: tuple[NodeRow, ...]
+    meta: Mapping[str, str]
+    rules: Mapping[str, RuleRecord]
+    latches: Mapping[str, tuple[Latch, ...]]
+    machines: Mapping[str, str]
+
+
+def load(connection: Connection) -> Loaded:
+    """Read everything that an aggregator starts from; BadInputError when a record cannot be decoded."""
+    open_gates = select(GATES.c.id, GATES.c.record).where(GATES.c.phase != Phase.DECIDED.value).order_by(GATES.c.id)
+    open_leases = (
+        select(LEASES.c.id, LEASES.c.record).where(LEASES.c.state != LeaseState.CLOSED.value).order_by(LEASES.c.id)
+    )
+    return Loaded(
+        gates=tuple(wire.decode(r.record.encode(), Gate, what=f"gate {r.id}") for r in connection.execute(open_gates)),
+        keys={(r.job, r.attempt): r.id for r in connection.execute(select(GATES.c.job, GATES.c.attempt, GATES.c.id))},
+        leases=tuple(
+            wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in connection.execute(open_leases)
+        ),
+        quarantines={
+            r.node: wire.decode(r.record.encode(), Quarantine, what=f"quarantine of {r.node}")
+            for r in connection.execute(select(QUARANTINES))
+        },
+        overrides={
+            r.job: wire.decode(r.record.encode(), Override, what=f"override of {r.job}")
+            for r in connection.execute(select(OVERRIDES))
+        },
+        nodes=tuple(
+            NodeRow(
+                node=r.node,
+                key_hash=r.key_hash,
+                labels=wire.decode(r.labels.encode(), dict[str, str], what=f"labels of {r.node}"),
+                first_seen=r.first_seen,
+                last_seen=r.last_seen,
+                duplicate=None
+                if r.duplicate is None
+                else wire.decode(r.duplicate.encode(), Duplicate, what=f"duplicate of {r.node}"),
+            )
+            for r in connection.execute(select(NODES).order_by(NODES.c.node))
+        ),
+        meta={r.key: r.value for r in connection.execute(select(META))},
+        rules={
+            r.node: wire.decode(r.record.encode(), RuleRecord, what=f"rules on {r.node}")
+            for r in connection.execute(select(RULES))
+        },
+        latches={
+            r.identity: wire.decode(r.record.encode(), tuple[Latch, ...], what=f"latches of {r.identity}")
+            for r in connection.execute(select(LATCHES))
+        },
+        machines={r.node: r.record for r in connection.execute(select(MACHINES))},
+    )
+
+
+def read_gate(connection: Connection, gate_id: str) -> Gate | None:
+    """One gate, open or decided."""
+    row = connection.execute(select(GATES.c.record).where(GATES.c.id == gate_id)).one_or_none()
+    return None if row is None else wire.decode(row.record.encode(), Gate, what=f"gate {gate_id}")
+
+
+def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]:
+    """The states that a decision is based on; empty for an open gate."""
+    row = connection.execute(select(EVIDENCE.c.states).where(EVIDENCE.c.gate == gate_id)).one_or_none()
+    if row is None:
+        return ()
+    return wire.decode(zlib.decompress(row.states), tuple[NodeState, ...], what=f"evidence of gate {gate_id}")
+
+
+def read_gates(connection: Connection, *, limit: int, before: str | None, job: str | None) -> tuple[Gate, ...]:
+    """Gates, newest first; `before` is the id to continue from. No gate has a name with control characters."""
+    if not all(text is None or text.isprintable() for text in (before, job)):
+        return ()  # PostgreSQL drops the connection over a NUL
+    query = select(GATES.c.id, GATES.c.record).order_by(GATES.c.id.desc()).limit(limit)
+    query = query if before is None else query.where(GATES.c.id < before)
+    query = query if job is None else query.where(GATES.c.job == job)
+    return tuple(wire.decode(r.record.encode(), Gate, what=f"gate {r.id}") for r in connection.execute(query))
+
+
+def read_outcome(connection: Connection, gate_id: str) -> PutOutcome | None:
+    """How the job of a gate ended; None when nobody has said."""
+    row = connection.execute(select(OUTCOMES).where(OUTCOMES.c.gate == gate_id)).one_or_none()
+    return None if row is None else PutOutcome(**row._mapping)
+
+
+def prune(
+    connection: Connection, *, before: float, most_gates: int, most_events: int, history_before: float = 0.0
+) -> tuple[str, ...]:
+    """
+    Drop decided gates older than `before` or beyond `most_gates`, unless a lease of theirs is open; closed leases of
+    gates that are gone; all but the newest `most_events` events of each subject, those of nodes older than
+    `history_before` and those of jobs older than `before`. Returns the ids of the gates dropped.
+    """
+    leased = select(LEASES.c.gate).where(LEASES.c.state != LeaseState.CLOSED.value)
+    newest = select(GATES.c.id).order_by(GATES.c.id.desc()).limit(most_gates)
+    old = (GATES.c.created_at < before) | GATES.c.id.not_in(newest)
+    where = (GATES.c.phase == Phase.DECIDED.value) & old & GATES.c.id.not_in(leased)
+    dropped = tuple(connection.execute(select(GATES.c.id).where(where)).scalars())
+    connection.execute(delete(GATES).where(where))
+    connection.execute(
+        delete(LEASES).where(LEASES.c.state == LeaseState.CLOSED.value, LEASES.c.gate.not_in(select(GATES.c.id)))
+    )
+    of_job = EVENTS.c.subject.like("job:%")
+    connection.execute(delete(EVENTS).where(EVENTS.c.at < history_before, ~of_job))
+    connection.execute(delete(EVENTS).where(EVENTS.c.at < min(before, history_before), of_job))
+    rank = func.row_number().over(partition_by=EVENTS.c.subject, order_by=EVENTS.c.id.desc()).label("rank")
+    ranked = select(EVENTS.c.id, rank).subquery()
+    connection.execute(delete(EVENTS).where(EVENTS.c.id.in_(select(ranked.c.id).where(ranked.c.rank > most_events))))
+    return dropped
+
+
+def check_whole(connection: Connection) -> str | None:
+    """What is wrong with the database file; None when nothing is. PostgreSQL looks after itself."""
+    if connection.dialect.name != "sqlite":
+        return None
+    found = connection.execute(text("PRAGMA quick_check(1)")).scalar()
+    return None if found == "ok" else str(found)
