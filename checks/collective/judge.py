@@ -47,6 +47,16 @@ _NOT_STARTED = ("MissingDevice", "Busy", "StartFailed", "ColdCache", "CompileFai
 
 def judge_ranks(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
     """Findings of one collective: whose fault missing ranks are, wrong values, and the speed when all are here."""
+    ranks, gone = present_and_gone(evidence, missing)
+    if gone:
+        yield from judge_missing(name, ranks, gone)
+    yield from _judge_values(name, ranks)
+    if ranks and not gone:
+        yield from _judge_speed(name, ranks)
+
+
+def present_and_gone(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> tuple[list[Evidence], list[Missing]]:
+    """The ranks that gave evidence, in their order, and all others of the group."""
     ranks = sorted(evidence, key=lambda item: int(item.data["rank"]))
     expected = max((int(item.data["ranks"]) for item in ranks), default=0)
     heard = {item.target for item in ranks} | {item.target for item in missing}
@@ -55,18 +65,13 @@ def judge_ranks(name: str, evidence: Sequence[Evidence], missing: Sequence[Missi
         for target in (f"rank:{rank}" for rank in range(expected))
         if target not in heard
     ]
-    gone = [*missing, *silent]
-    if gone:
-        yield from _judge_missing(name, ranks, gone)
-    yield from _judge_values(name, ranks)
-    if ranks and not gone:
-        yield from _judge_speed(name, ranks)
+    return ranks, [*missing, *silent]
 
 
 # --- missing ranks ----------------------------------------------------------------------------------------------------
 
 
-def _judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing]) -> Iterator[Finding]:
+def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing]) -> Iterator[Finding]:
     """The culprits among the missing, by the strongest sign there is."""
     devices = _devices(present)
     absent = [one for one in gone if one.reason in _NOT_STARTED]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -99,12 +100,7 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
 
         yield from run_mesh(ctx, name, cast("Mesh", device), group)
         return
-    yield progress(RENDEZVOUS, "joined")
-    store = reach(group, device)
-    if group.rendezvous.startswith("tcp:"):
-        yield progress(CONNECTING, "joined")
-    rank = Rank(torch=device.torch, distributed=join(group, device, store), device=device, group=group)
-    yield progress(RENDEZVOUS, "left")
+    rank = yield from meet(group, device)
     sizes = []
     for size_bytes in ctx.params.sizes_bytes:
         elements = max(1, size_bytes // ELEMENT_BYTES // group.size) * group.size
@@ -138,8 +134,35 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
             "sizes": sizes,
         },
     )
-    if group.leave:  # its port, and its connections to nodes that are busy with something else
+    leave_unwanted(rank)
+
+
+def meet(group: Group, device: Device) -> Generator[Progress, None, Rank]:
+    """Find the other ranks, saying how far it is. Raises RuntimeError as `reach` and `join` do."""
+    yield progress(RENDEZVOUS, "joined")
+    store = reach(group, device)
+    if group.rendezvous.startswith("tcp:"):
+        yield progress(CONNECTING, "joined")
+    rank = Rank(torch=device.torch, distributed=join(group, device, store), device=device, group=group)
+    yield progress(RENDEZVOUS, "left")
+    return rank
+
+
+def leave_unwanted(rank: Rank) -> None:
+    """Leave a group that is not wanted any more: its port, and its connections to nodes that are busy with others."""
+    if rank.group.leave:
         _leave(rank.distributed)
+
+
+@contextmanager
+def ends_with_failure(group: Group, distributed: Any) -> Iterator[None]:
+    """A failure of an operation ends the process group: what peers then do in it is no longer defined."""
+    try:
+        yield
+    except RuntimeError:
+        _broken.add(group.rendezvous)
+        _leave(distributed)
+        raise
 
 
 def reach(group: Group, device: Device) -> Any:
@@ -205,11 +228,10 @@ def _time(device: Device, operation: Operation, params: Params, group: Group) ->
     Seconds of each timed run, of the work of this rank alone that went before it, and of all runs together.
 
     No barrier: ranks wait for each other in the operation itself, as in a training step. A rank that is late to it was
-    long in its own work, while those that waited for it were long in the operation. A failure ends the process group:
-    what peers then do in it is no longer defined.
+    long in its own work, while those that waited for it were long in the operation.
     """
-    try:
-        seconds, ready, shared_seconds = [], [], 0.0
+    seconds, ready, shared_seconds = [], [], 0.0
+    with ends_with_failure(group, device.torch.distributed):
         for index in range(params.warmup + params.iterations):
             since = time.perf_counter()
             operation.refresh()
@@ -220,10 +242,6 @@ def _time(device: Device, operation: Operation, params: Params, group: Group) ->
             if index >= params.warmup:
                 seconds.extend(took)
                 ready.append(begun - since)
-    except RuntimeError:
-        _broken.add(group.rendezvous)
-        _leave(device.torch.distributed)
-        raise
     return seconds, ready, shared_seconds
 
 
@@ -247,10 +265,17 @@ def limits_of(ctx: Context[Params], name: str, size_bytes: int) -> dict[str, lis
 
     Bandwidth means something for large messages alone; a limit on the plain name must not fail the small ones.
     """
+    return limits_of_size(ctx, name, size_bytes, largest=size_bytes == max(ctx.params.sizes_bytes))
+
+
+def limits_of_size(
+    ctx: Context[Any], name: str, size_bytes: int, *, largest: bool, more: Sequence[str] = ()
+) -> dict[str, list[Any]]:
+    """The same for a check with sizes of its own; `more` are quantities that it has besides."""
     limits = {}
-    for quantity in ("busbw_bytes_per_second", "algbw_bytes_per_second", "duration_seconds"):
+    for quantity in ("busbw_bytes_per_second", "algbw_bytes_per_second", "duration_seconds", *more):
         limit: Limit = ctx.limit(f"{name}_{quantity}/{size_bytes}", "node")
-        if limit is NO_LIMIT and size_bytes == max(ctx.params.sizes_bytes):
+        if limit is NO_LIMIT and largest:
             limit = ctx.limit(f"{name}_{quantity}", "node")
         limits[quantity] = [limit.lower, limit.upper, limit.origin]
     return limits

@@ -6,6 +6,7 @@ Pure and without torch, because an injected fault names a place and is parsed wh
     block1.gelu                what the operation gives, forward
     block1.gelu_grad           the gradient with respect to that
     block1.up_weight_grad      the gradient of a parameter
+    block1.up_weight_reduced   its mean over all ranks, where ranks train together
     block1.up_weight_update    the parameter after the optimizer's step
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 FORWARD = "forward"
 BACKWARD = "backward"
+REDUCTION = "reduction"
 OPTIMIZER = "optimizer"
 
 EMBEDDING = ("token", "position")
@@ -50,10 +52,19 @@ def all_places() -> Iterator[str]:
             yield f"{layer}.{parameter}_update"
 
 
+def reduced_places() -> Iterator[str]:
+    """The gradients that a step over several ranks has besides: those after the reduction."""
+    for layer, _, parameters in layers():
+        for parameter in parameters:
+            yield f"{layer}.{parameter}_reduced"
+
+
 def phase_of(place: str) -> str:
-    """Forward, backward or optimizer."""
+    """Forward, backward, reduction or optimizer."""
     if place.endswith("_update"):
         return OPTIMIZER
+    if place.endswith("_reduced"):
+        return REDUCTION
     return BACKWARD if place.endswith("_grad") else FORWARD
 
 
@@ -63,6 +74,8 @@ def describe(place: str) -> str:
     phase = phase_of(place)
     if phase == OPTIMIZER:
         return f"layer {layer}, {name.removesuffix('_update')} after the optimizer"
+    if phase == REDUCTION:
+        return f"layer {layer}, reduced gradient of {name.removesuffix('_reduced')}"
     if phase == BACKWARD:
         return f"layer {layer}, gradient of {name.removesuffix('_grad')}"
     return f"layer {layer}, operation {name}"

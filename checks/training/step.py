@@ -118,6 +118,15 @@ def take_step(
     the backward pass. See `run_step` for the others.
     """
     places: dict[str, Any] = {}
+    keep = keeper(places, look, change)
+    loss, gradients = differentiate(torch, parameters, loss_of, scale, keep)
+    with torch.no_grad():
+        after = adamw(torch, state, gradients, scale, keep)
+    return Step(state=after, loss=loss, places=places)
+
+
+def keeper(places: dict[str, Any], look: Look | None, change: Change | None) -> Tap:
+    """A tap that puts into `places` what is kept of each tensor; see `run_step` for `look` and `change`."""
 
     def keep(name: str, tensor: Any) -> Any:
         """The tensor that the step goes on with."""
@@ -125,6 +134,14 @@ def take_step(
             tensor = change(name, tensor)
         places[name] = tensor.detach() if look is None else look(tensor.detach())
         return tensor
+
+    return keep
+
+
+def differentiate(
+    torch: Any, parameters: Mapping[str, Any], loss_of: Callable[[Tap], Any], scale: float, keep: Tap
+) -> tuple[Any, dict[str, Any]]:
+    """The loss, and the gradient of the loss times `scale` with respect to each of `parameters`."""
 
     def tap(name: str, tensor: Any) -> Any:
         """Keep what an operation gives, and its gradient once the backward pass comes there."""
@@ -137,12 +154,11 @@ def take_step(
         loss = loss_of(tap)
         gradients = torch.autograd.grad(loss * scale, list(parameters.values()), allow_unused=True)
     with torch.no_grad():
-        seen = {
+        found = {
             name: keep(f"{name}_grad", torch.zeros_like(parameters[name]) if gradient is None else gradient)
             for name, gradient in zip(parameters, gradients, strict=True)
         }
-        after = adamw(torch, state, seen, scale, keep)
-    return Step(state=after, loss=loss.detach(), places=places)
+    return loss.detach(), found
 
 
 def adamw(torch: Any, state: State, gradients: Mapping[str, Any], scale: float, keep: Tap) -> State:

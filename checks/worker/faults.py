@@ -1,8 +1,9 @@
 """
 Faults that an operator injects, as text and as records; `fault_injection` applies them in the worker.
 
-A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it. One check
-has places within its work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE]`, see `checks.training.places`.
+A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it. Training
+steps have places within their work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE]`, see
+`checks.training.places`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.training.places import OWN, all_places
+from checks.training.places import OWN, all_places, reduced_places
 
 KINDS = ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage", "absent")
 MAX_FACTOR = 10_000.0
@@ -26,8 +27,8 @@ _BY_SCOPE: Mapping[str, tuple[str, ...]] = {
 }
 COUNTING_CHECK = "device_count"  # the one node check that sees a missing device
 
-PLACED_CHECK = "train_step"  # the one check whose faults have places
-_PLACE = "block1.gelu"
+# Checks whose faults have places, each with places that it has besides those of every step.
+PLACED_CHECKS: Mapping[str, tuple[str, ...]] = {"train_step": (), "data_parallel_step": tuple(reduced_places())}
 
 _TARGET = re.compile(r"rank:\d+|[a-z][a-z0-9_]*(:[A-Za-z0-9_./-]+)?")
 
@@ -113,13 +114,14 @@ def _check_scope(where: str, check: str, scope: str, kind: str, target: str) -> 
 
 
 def _check_place(where: str, check: str, place: str, kind: str) -> None:
-    if check != PLACED_CHECK:
-        raise ValueError(f"{where}: {check} has no places; only {PLACED_CHECK} has, as in {PLACED_CHECK}.{_PLACE}")
+    if check not in PLACED_CHECKS:
+        placed = " and ".join(PLACED_CHECKS)
+        raise ValueError(f"{where}: {check} has no places; only {placed} have, as in train_step.block1.gelu")
     if kind != "corrupt":
         raise ValueError(f"{where}: {kind} acts on all of {check}; a place takes corrupt alone")
-    known = list(all_places())
+    known = [*all_places(), *PLACED_CHECKS[check]]
     # Of a step of the user's own only the worker knows the places; it refuses what is not there.
-    if place not in known and not place.startswith(OWN):
+    if place not in known and not (place.startswith(OWN) and check == "train_step"):
         layer, _, operation = place.partition(".")
         layers = dict.fromkeys(one.partition(".")[0] for one in known)
         if layer not in layers:

@@ -30,7 +30,7 @@ ROOT=${ROOT:-}
 HOME_DIR=/opt/healthd
 # What gates in containers need of the host: its name, their token, the CA.
 SHARED_DIR=/var/lib/healthd/host
-ACTIVE_CHECKS='"matmul", "memory", "transfer", "digest", "train_step", "checkpoint_store", "checkpoint_load", "data_store", "all_reduce", "all_gather", "reduce_scatter",
+ACTIVE_CHECKS='"matmul", "memory", "transfer", "digest", "train_step", "data_parallel_step", "checkpoint_store", "checkpoint_load", "data_store", "all_reduce", "all_gather", "reduce_scatter",
   "nccom_all_reduce", "nccom_all_gather", "nccom_reduce_scatter"'
 say() { echo "healthd user data: $*"; }
 

@@ -127,7 +127,8 @@ def run_ranks(
     Run checks over real ranks: `run_ranks(["all_reduce"], size=2)` -> (evidence of each check, missing ranks).
 
     `faults` maps a rank to what it does: {"event": [step, event], "kind": "hang" | "crash" | "raise" | "absent" |
-    "corrupt"}. `waits_at` is the [step, event] at which sound ranks wait for one that hangs or is absent: once all of
+    "corrupt" | "slow"}; "places" are those of a training step to corrupt, with magnitudes, and "factor" is how slow.
+    `waits_at` is the [step, event] at which sound ranks wait for one that hangs or is absent: once all of
     them are there, the deadline is not waited for.
     """
 

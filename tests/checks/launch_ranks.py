@@ -8,7 +8,6 @@ collects what they yield, kills what does not end, and says what is missing and 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import select
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from checks.accelerators import cpu
 from checks.contract import Context, Evidence, Finding, Group, Limit, Progress, Tier, load_params
+from checks.discover import builtin_checks
 from checks.host.machine import Host
 from checks.worker.fault_injection import FaultyDevice
 
@@ -35,10 +35,13 @@ def be_a_rank(order: dict[str, Any], rank: int, output: int) -> None:
         strike("hang", output)
     inventory = cpu.find(Host(None), {"cpu_devices": size})
     device: Any = cpu.bind(f"cpu:{rank}", inventory, {})
-    if fault["kind"] == "corrupt":
-        device = FaultyDevice(device, factor=1.0, corrupt=True)
+    if fault["kind"] in ("corrupt", "slow"):
+        places = fault.get("places", {})
+        device = FaultyDevice(
+            device, factor=fault.get("factor", 1.0), corrupt=fault["kind"] == "corrupt" and not places, places=places
+        )
     for number, name in enumerate(order["checks"]):
-        check = getattr(importlib.import_module(f"checks.collective.{name}"), name)
+        check = builtin_checks(("checks.collective",))[name]
         context: Context[Any] = Context(
             host=Host(None),
             params=load_params(check.params_type, order["params"]),

@@ -71,7 +71,10 @@ def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
         ("train_step.block1.gelu=corrupt:0", "corrupt takes a relative error above 0"),
         ("train_step.block1.gelu=corrupt:nan", "corrupt takes a relative error above 0"),
         ("train_step=corrupt:1", "corrupt takes no value; only slow does"),
-        ("matmul.block1.gelu=corrupt", "matmul has no places; only train_step has, as in train_step.block1.gelu"),
+        (
+            "matmul.block1.gelu=corrupt",
+            "matmul has no places; only train_step and data_parallel_step have, as in train_step.block1.gelu",
+        ),
         ("disk_space=corrupt", "corrupt makes no sense for disk_space, a node check"),
         ("disk_space=missing", "missing makes no sense for disk_space, a node check"),
         ("disk_space@cpu:0=fail", "disk_space runs once for the node"),

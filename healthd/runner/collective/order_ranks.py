@@ -260,7 +260,7 @@ class OrderRanks:
                 "leave": info is self._round.checks[-1],
             },
             "previous": None,
-            "faults": [[f.check, f.target, f.kind, f.value] for f in self._faults(info, rank)],
+            "faults": [[f.check, f.target, f.kind, f.value, f.place] for f in self._faults(info, rank)],
         }
 
 

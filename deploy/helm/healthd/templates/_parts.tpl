@@ -57,7 +57,7 @@ HEALTHD_PROBE_ON_COLD_CACHE: compile
 HEALTHD_NODE_ACTIVE_UNPROMPTED: "off"
 # What a container without rights sees of these is itself, not the node, or nothing (neuron_cores wants neuron-ls and
 # its devices): better not looked at than passed wrongly or unknown for ever.
-HEALTHD_NODE_DISABLED: device_permissions,device_holders,host_name,kernel_log,mounts,neuron_cores,process_limits,processes,shared_memory,matmul,memory,transfer,digest,train_step,checkpoint_store,checkpoint_load,data_store,all_reduce,all_gather,reduce_scatter,nccom_all_reduce,nccom_all_gather,nccom_reduce_scatter
+HEALTHD_NODE_DISABLED: device_permissions,device_holders,host_name,kernel_log,mounts,neuron_cores,process_limits,processes,shared_memory,matmul,memory,transfer,digest,train_step,data_parallel_step,checkpoint_store,checkpoint_load,data_store,all_reduce,all_gather,reduce_scatter,nccom_all_reduce,nccom_all_gather,nccom_reduce_scatter
 {{- end }}
 {{- if .Values.node.acceleratedHardwareReady }}
 HEALTHD_NODE_KUBERNETES_ACCELERATED_HARDWARE_READY: "true"

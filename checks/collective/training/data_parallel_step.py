@@ -1,0 +1,123 @@
+"""The `data_parallel_step` check: training steps of all ranks together, with the real reduction of gradients."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checks.collective.own_time import OwnTime
+from checks.collective.ranks import ends_with_failure, leave_unwanted, limits_of_size, meet, progress
+from checks.collective.training.judge import judge_data_parallel
+from checks.collective.training.shard import Shard
+from checks.contract import Context, Evidence, Finding, Progress, Status, check
+from checks.device.sampling import median
+from checks.training.work import LARGE, SMALL
+
+NAME = "data_parallel_step"
+LEAST_STEPS, MOST_STEPS = 2, 16
+
+
+@dataclass(frozen=True)
+class Params:
+    steps: int = 4
+    """Steps of each rank, 2 to 16; the first does not count for times."""
+    large: bool = False
+    """Whether the model is the large one of `train_step`, with 25 MB of gradients: minutes on CPUs."""
+
+
+@check(
+    tier="deep",
+    interval_seconds=86400,
+    timeout_seconds=120,
+    scope="group",
+    judge=functools.partial(judge_data_parallel, NAME),
+)
+def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Progress]:
+    """
+    All ranks train one model together: gradients are right on each, and the same on all after the reduction.
+
+    Reads:   all devices of the group, by steps of the small transformer of `train_step` in fp32. Each rank has a part
+             of the batch of its own, computes its gradients twice, reduces them with all others by torch.distributed
+             with the accelerator's backend, and applies AdamW. Over several nodes: `healthd fleet validate --kind
+             training`, and gates from the deep tier on.
+    Judges:  fail SilentCorruption (the gradients of a rank differ between two computations; or its reduced gradients or
+             its parameters differ from those of most ranks) | fail WrongResult (gradients of a rank are further from
+             float64 than rounding explains) | fail DigestMismatch (ranks differ and no majority tells which: one of
+             them) | fail CollectiveMismatch (all hold the same reduced gradients, which are not the mean of what the
+             ranks contributed: one of them) | fail RankAbsent, RankDied, RankHung (the culprit, not those who waited
+             for it) | fail SlowDevice (limit `data_parallel_step_own_seconds` of a rank's own work) | fail SlowLink
+             (limits `data_parallel_step_busbw_bytes_per_second`, `..._algbw_...`, `..._duration_seconds` of the
+             reduction, without the waiting for late ranks; `nodes_NAME` between nodes) | unknown Timeout (nobody can be
+             told) | skip NotApplicable (fewer than 2 ranks; ranks that share a process) | pass with the times. Between
+             nodes a rank is also late by its own work compared with the others': SlowNode.
+    Faults:  `data_parallel_step.LAYER.OPERATION@DEVICE=corrupt:MAGNITUDE` as for `train_step`, in the second step; also
+             at `block1.up_weight_reduced`, a gradient after the reduction.
+    Cost:    deep: 2 s on 2 ranks of one core each; 0.5 MB of gradients in each reduction.
+    Source:  own; the reduction is that of data-parallel training (Li and others, PyTorch Distributed, VLDB 2020): sum
+             over ranks, divided by their number. Ranks hold equal bits after it, since each part is summed by one rank
+             and copied. The sum of the parts is held against the sum of the whole (Huang and Abraham, Algorithm-Based
+             Fault Tolerance, 1984), with the bound of checks/training/reference.py.
+    Unverified: NCCL on GPUs, Neuron's collectives, EFA, and a device that really corrupts. It has run by gloo on CPUs.
+    """
+    device, group = ctx.device, ctx.group
+    if device is None or group is None or group.size < 2:
+        text = f"{NAME} needs at least 2 ranks"
+        yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
+        return
+    if device.members:
+        text = f"{NAME} needs a process for each rank; here one drives all devices"
+        yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
+        return
+    steps = ctx.params.steps
+    if not LEAST_STEPS <= steps <= MOST_STEPS:
+        raise ValueError(f"parameter 'steps' must be from {LEAST_STEPS} to {MOST_STEPS}, not {steps}")
+    rank = yield from meet(group, device)
+    shard = Shard(device, group, LARGE if ctx.params.large else SMALL)
+    seconds: list[float] = []
+    ready_seconds = shared_seconds = 0.0
+    own, since = OwnTime(ctx.host), time.perf_counter()
+    for number in range(steps):
+        shard.compute(number)
+        device.synchronize()
+        step = f"{NAME}/{number + 1}"
+        yield progress(step, "entered")
+        begun = time.perf_counter()
+        with ends_with_failure(group, rank.distributed):
+            shard.reduce(rank.distributed)
+            device.synchronize()
+        ended = time.perf_counter()
+        yield progress(step, "left")
+        shard.update()
+        shared_seconds += ended - begun
+        if number:  # the first step is longer: it is held against float64, and libraries warm up
+            seconds.append(ended - begun)
+            ready_seconds += begun - since
+        since = ended
+    size_bytes = shard.gradient_bytes
+    measured = {
+        "size_bytes": size_bytes,
+        "bytes": size_bytes,
+        "seconds": median(seconds),
+        "ready_seconds": ready_seconds,
+        **own.spent(without_seconds=shared_seconds),
+        "limits": limits_of_size(ctx, NAME, size_bytes, largest=True, more=("own_seconds",)),
+        "mismatches": 0,
+        "first": None,
+        "sources": {},
+    }
+    yield Evidence(
+        target=f"rank:{group.rank}",
+        key=shard.key,
+        data={
+            "rank": group.rank,
+            "ranks": group.size,
+            "device": device.target,
+            "targets": list(group.targets),
+            "seed": group.seed,
+            "sizes": [measured],
+            "training": shard.told(),
+        },
+    )
+    leave_unwanted(rank)

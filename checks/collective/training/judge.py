@@ -1,0 +1,221 @@
+"""
+What data-parallel ranks say together: who computed or holds something else than the others, and how long it took. Pure.
+
+The first step in which anything is wrong speaks alone: what follows is its consequence. In a step, what a rank saw in
+itself comes first, then the reduced gradients, then the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from checks.collective.judge import judge_missing, present_and_gone
+from checks.contract import SEVERITY, Evidence, Finding, Limit, Missing, Status
+from checks.limits import quantity, within
+from checks.training.places import OPTIMIZER, REDUCTION, describe, phase_of
+
+_FACTOR = 6.0  # as in checks/training/reference.py: rounding explains more once in 3e7
+_U_FP32 = 2.0**-24
+
+Digests = Mapping[str, Sequence[str]]
+
+
+def judge_data_parallel(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
+    """Findings of the steps: whose fault missing ranks are, who is wrong, and the times when all are here."""
+    ranks, gone = present_and_gone(evidence, missing)
+    if gone:
+        yield from judge_missing(name, ranks, gone)
+    wrong = list(_judge_steps(name, ranks, whole=not gone))
+    yield from wrong
+    if ranks and not gone:
+        yield from _judge_speed(name, ranks, exact=not wrong)
+
+
+# --- what is right ----------------------------------------------------------------------------------------------------
+
+
+def _judge_steps(name: str, ranks: Sequence[Evidence], *, whole: bool) -> Iterator[Finding]:
+    count = min((int(item.data["training"]["steps"]) for item in ranks), default=0)
+    for step in range(count):
+        findings = list(_own_faults(name, ranks, step))
+        if whole:
+            findings += _reduced(name, ranks, step, {one.target for one in findings})
+            findings += _updated(name, ranks, step, {one.target for one in findings})
+        if findings:
+            yield from findings
+            return
+
+
+def _own_faults(name: str, ranks: Iterable[Evidence], step: int) -> Iterator[Finding]:
+    for item in ranks:
+        for fault in item.data["training"]["faults"]:
+            if fault["step"] == step:
+                text = f"{_of_step(name, step)}: {_named(item)} is at fault: {fault['message']}"
+                yield Finding(status=Status.FAIL, reason=fault["reason"], message=text, target=item.target)
+
+
+def _reduced(name: str, ranks: Sequence[Evidence], step: int, known: set[str]) -> list[Finding]:
+    """Reduced gradients are equal on all ranks, and the mean of what all contributed."""
+    off = {item.target: layer for item in ranks if (layer := _off_mean(item, ranks, step)) is not None}
+    sound = [item for item in ranks if item.target not in known]
+    findings = list(_compared(name, sound, step, REDUCTION, off))
+    if not findings and sound and len(off) == len(ranks):
+        who, layer = ", ".join(map(_named, ranks)), off[ranks[0].target]
+        text = (
+            f"{_of_step(name, step)}: all ranks hold the same reduced gradients, and those of layer {layer} are not the"
+            f" mean of what the ranks contributed: one of {who}"
+        )
+        findings.append(Finding(status=Status.FAIL, reason="CollectiveMismatch", message=text, target="node"))
+    return findings
+
+
+def _updated(name: str, ranks: Sequence[Evidence], step: int, known: set[str]) -> list[Finding]:
+    """Parameters are equal on all ranks of one key; whose gradients were others already is not looked at."""
+    groups: dict[str, list[Evidence]] = defaultdict(list)
+    if "node" not in known:
+        for item in ranks:
+            if item.target not in known:
+                groups[item.key].append(item)
+    return [finding for group in groups.values() for finding in _compared(name, group, step, OPTIMIZER, {})]
+
+
+def _compared(name: str, ranks: Sequence[Evidence], step: int, phase: str, off: Mapping[str, str]) -> Iterator[Finding]:
+    """
+    By majority. Without one, those whose sums are `off` are wrong, if the sums of others are not; else nobody is named.
+    """
+    tables = {item.target: _table(item, step, phase) for item in ranks}
+    votes = Counter(tables.values())
+    if len(votes) < 2:
+        return
+    right, most = votes.most_common(1)[0]
+    what = _of_step(name, step)
+    if 2 * most <= len(ranks) and 0 < len(off) < len(ranks):
+        sound = Counter(table for target, table in tables.items() if target not in off)
+        right, most = sound.most_common(1)[0]
+        if len(sound) > 1:
+            most = 0
+    elif 2 * most <= len(ranks):
+        most = 0
+    if not most:
+        one, other = sorted(tables.values())[:: len(tables) - 1]
+        who = ", ".join(map(_named, ranks))
+        text = (
+            f"{what}: {_first(one, other)} differs between ranks and no majority can say which is wrong: one of {who}"
+        )
+        yield Finding(status=Status.FAIL, reason="DigestMismatch", message=text, target="node")
+        return
+    for item in ranks:
+        if tables[item.target] == right:
+            continue
+        others = f"{most} other ranks" if most > 1 else "the other rank"
+        text = f"{what}: {_named(item)} holds other bits than {others}: {_first(right, tables[item.target])}"
+        if item.target in off:
+            text += ", which is not the mean of what the ranks contributed"
+        yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=item.target)
+
+
+def _off_mean(item: Evidence, ranks: Sequence[Evidence], step: int) -> str | None:
+    """
+    The first layer whose reduced gradients are not the mean of what all ranks contributed; None: all are, or none is a
+    number.
+
+    Sums of n terms err by up to sqrt(n) roundings, and the division by one.
+    """
+    bound = _FACTOR * math.sqrt(len(ranks)) * _U_FP32
+    for layer, steps in item.data["training"]["sums"].items():
+        parts = [one.data["training"]["sums"][layer][step] for one in ranks]
+        reduced = steps[step][2]
+        if any(part[0] is None or part[1] is None for part in parts):
+            continue
+        mean = sum(part[0] for part in parts) / len(parts)
+        size = sum(part[1] for part in parts) / len(parts)
+        if reduced is None or abs(reduced - mean) > bound * size:
+            return str(layer)
+    return None
+
+
+def _table(item: Evidence, step: int, phase: str) -> tuple[tuple[str, str], ...]:
+    digests: Digests = item.data["training"]["digests"]
+    return tuple((place, values[step]) for place, values in digests.items() if phase_of(place) == phase)
+
+
+def _first(one: tuple[tuple[str, str], ...], other: tuple[tuple[str, str], ...]) -> str:
+    """The first place at which two tables differ, in words."""
+    there = dict(one)
+    return next((describe(place) for place, digest in other if there.get(place) != digest), "a place one lacks")
+
+
+def _named(item: Evidence) -> str:
+    return f"{item.target} ({item.data['device']})"
+
+
+def _of_step(name: str, step: int) -> str:
+    return f"{name}, step {step + 1}"
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def _judge_speed(name: str, ranks: Sequence[Evidence], *, exact: bool) -> Iterator[Finding]:
+    """
+    One finding of the reduction, and one of each rank whose own work takes longer than its limit.
+
+    The reduction takes as long as in the rank that came to it last: the others waited for that one in it.
+    """
+    measured = {item.target: item.data["sizes"][0] for item in ranks}
+    size, count = next(iter(measured.values())), len(ranks)
+    seconds = min(float(one["seconds"]) for one in measured.values())
+    own = [float(one["own_seconds"]) for one in measured.values()]
+    algbw = int(size["bytes"]) / seconds if seconds > 0 else float("nan")
+    values = {
+        "busbw_bytes_per_second": algbw * 2 * (count - 1) / count,
+        "algbw_bytes_per_second": algbw,
+        "duration_seconds": seconds,
+    }
+    labels = {"size_bytes": str(size["size_bytes"])}
+    judged = [
+        within(
+            value,
+            name=f"{name}_{suffix}",
+            target="node",
+            limit=_limit(size, suffix),
+            reason="SlowLink",
+            subject=f"{name}: reduction of {size['size_bytes']} bytes over {count} ranks: {suffix.partition('_')[0]}",
+            labels=labels,
+        )
+        for suffix, value in values.items()
+    ]
+    worst = max(judged, key=lambda finding: SEVERITY[finding.status])
+    span = " to ".join(quantity("own_seconds", value) for value in (min(own), max(own)))
+    text = f"{worst.message}; own work of the ranks took {span}"
+    if exact:
+        steps = int(ranks[0].data["training"]["steps"])
+        text += f"; in {steps} steps gradients and parameters are the same on all ranks"
+    yield Finding(
+        status=worst.status,
+        reason=worst.reason,
+        message=text,
+        target="node",
+        measurements=tuple(one for finding in judged for one in finding.measurements),
+    )
+    for item in ranks:
+        one = measured[item.target]
+        finding = within(
+            float(one["own_seconds"]),
+            name=f"{name}_own_seconds",
+            target=item.target,
+            limit=_limit(one, "own_seconds"),
+            reason="SlowDevice",
+            subject=f"{name}: own work of {_named(item)}",
+            labels={},
+        )
+        if finding.status is not Status.PASS:
+            yield finding
+
+
+def _limit(size: Mapping[str, Any], suffix: str) -> Limit:
+    lower, upper, origin = size["limits"][suffix]
+    return Limit(lower=lower, upper=upper, origin=origin)

@@ -1,0 +1,172 @@
+"""
+What one rank computes in data-parallel steps: the gradients of its own part of the batch, and the parameters after it.
+
+Nothing is judged against other ranks here. What the rank can see alone it says as its own fault: gradients that differ
+between two computations, or that are further from float64 than rounding explains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from checks.contract import Device, Group
+from checks.training.corruption import corrupting
+from checks.training.digests import Digester
+from checks.training.judge import first_difference
+from checks.training.model import FORMATS, Size, forward, make_batch, make_parameters
+from checks.training.places import describe
+from checks.training.probing import check_places
+from checks.training.reference import errors_of, longest_sum, reference_step
+from checks.training.step import State, adamw, differentiate, first_state, keeper
+from checks.training.work import on_device
+
+FORM = FORMATS["fp32"]  # reduced as they are computed: in a narrower format the order of summation would matter
+STRUCK = 1
+"""The step in which an injected fault strikes, from 0."""
+
+
+class Shard:
+    """
+    The work of one rank: for each step `compute`, `reduce`, `update`; at the end `told` says what came of it.
+
+    All ranks start from the same parameters; the batch of a rank is that of its number.
+    """
+
+    def __init__(self, device: Device, group: Group, size: Size) -> None:
+        torch = device.torch
+        self._device, self._group, self._size = device, group, size
+        self._digester = Digester(device)
+        self._start = make_parameters(torch, size)
+        self._state: State = first_state(torch, self._start, FORM.wide, device.torch_device)
+        self._places: Mapping[str, float | None] = getattr(device, "places", {})
+        self._change = corrupting(torch, self._places) if self._places else None
+        self._number = 0
+        self._gradients: dict[str, Any] = {}
+        self._flat: Any = None
+        self._sums: dict[str, tuple[float | None, float | None]] = {}
+        self._digests: dict[str, list[str]] = {}
+        self._layers: dict[str, list[list[float | None]]] = {}
+        self._faults: list[dict[str, Any]] = []
+        threads = f" | {torch.get_num_threads()} threads" if str(device.torch_device) == "cpu" else ""
+        self.key = f"{device.key}{threads} | {FORM.name} | {size}"
+        """Parameters are compared with ranks of the same key alone: others may round differently."""
+        self.gradient_bytes = sum(4 * tensor.numel() for tensor in self._start.values())
+
+    def compute(self, number: int) -> None:
+        """The gradients of step `number`, from 0, computed twice and in the first step held against float64."""
+        device, torch = self._device, self._device.torch
+        batch = make_batch(torch, self._size, number * self._group.size + self._group.rank)
+        there = on_device(device, batch)
+        first, _ = self._differentiate(there, exact=number == 0)
+        if number == 0:
+            self._hold_against_reference(batch, first)
+            first = {place: self._digester.look(tensor) for place, tensor in first.items()}
+            known = [*first, *(f"{name}{end}" for name in self._start for end in ("_reduced", "_update"))]
+            check_places(self._places, known)
+        again, self._gradients = self._differentiate(there, strikes=number == STRUCK)
+        one, other = self._digester.finish(first), self._digester.finish(again)
+        if one != other:
+            place, _ = first_difference(one, other)
+            text = f"gradients computed twice from one state: {place} has other bits the second time"
+            self._fault("SilentCorruption", number, text)
+        self._number = number
+        self._flat = self._joined(self._gradients)
+        self._sums = dict(self._sums_of(self._flat))
+
+    def _differentiate(
+        self, batch: tuple[Any, Any], *, exact: bool = False, strikes: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is kept of each place, and the gradients. `exact`: the tensors themselves; `strikes`: a fault may."""
+        torch = self._device.torch
+        parameters = {name: tensor.detach().requires_grad_() for name, tensor in self._state.parameters.items()}
+        places: dict[str, Any] = {}
+        keep = keeper(places, None if exact else self._digester.look, self._change if strikes else None)
+
+        def loss_of(tap: Any) -> Any:
+            return forward(torch, self._size, FORM, parameters, batch, tap)
+
+        _, gradients = differentiate(torch, parameters, loss_of, FORM.loss_scale, keep)
+        self._device.synchronize()
+        return places, gradients
+
+    def _hold_against_reference(self, batch: tuple[Any, Any], places: Mapping[str, Any]) -> None:
+        torch = self._device.torch
+        errors = errors_of(
+            torch,
+            self._start,
+            places,
+            reference_step(torch, self._size, FORM, self._start, batch),
+            read=self._device.read,
+            scale=FORM.loss_scale,
+            roundoff=FORM.roundoff,
+            longest=longest_sum(self._size),
+        )
+        wrong = next((error for error in errors if error.share > 1.0), None)
+        if wrong is not None:
+            text = (
+                f"wrong from {describe(wrong.place)} on: off by {wrong.error:.3g} of its largest element, rounding "
+                f"explains {wrong.bound:.3g}"
+            )
+            self._fault("WrongResult", 0, text)
+
+    def reduce(self, distributed: Any) -> None:
+        """Sum the gradients of all ranks, on each of them. Raises RuntimeError where the group is broken."""
+        distributed.all_reduce(self._flat)
+
+    def update(self) -> None:
+        """The parameters after the step, and the digests that all ranks must share."""
+        torch, places = self._device.torch, dict[str, Any]()
+        keep = keeper(places, self._digester.look, self._change if self._number == STRUCK else None)
+        mean, begin, reduced = self._flat / self._group.size, 0, {}
+        for name, gradient in self._gradients.items():
+            end = begin + gradient.numel()
+            reduced[name] = keep(f"{name}_reduced", mean[begin:end].reshape(gradient.shape))
+            begin = end
+        with torch.no_grad():
+            self._state = adamw(torch, self._state, reduced, FORM.loss_scale, keep)
+        self._device.synchronize()
+        for place, digest in self._digester.finish(places).items():
+            self._digests.setdefault(place, []).append(digest)
+        for layer, (whole, _) in self._sums_of(self._joined(reduced)):
+            self._layers.setdefault(layer, []).append([*self._sums[layer], whole])
+
+    def _joined(self, tensors: Mapping[str, Any]) -> Any:
+        """One buffer, as in a bucket of gradients  # [elements] fp32."""
+        return self._device.torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+    def _sums_of(self, flat: Any) -> Iterator[tuple[str, tuple[float | None, float | None]]]:
+        """Of each layer: the sum of its gradients and that of their absolute values, in float64; None: no number."""
+        exact, begin = self._device.read(flat).double(), 0
+        layers: dict[str, int] = {}
+        for name, tensor in self._start.items():
+            layer = name.partition(".")[0]
+            layers[layer] = layers.get(layer, 0) + tensor.numel()
+        for layer, count in layers.items():
+            part = exact[begin : begin + count]
+            yield layer, (_number(part.sum()), _number(part.abs().sum()))
+            begin += count
+
+    def _fault(self, reason: str, number: int, text: str) -> None:
+        self._faults.append({"reason": reason, "step": number, "message": text})
+
+    def told(self) -> dict[str, Any]:
+        """
+        For the comparison of ranks.
+
+        `digests`: place -> one of each step, of reduced gradients and of parameters; `sums`: layer -> for each step the
+        sum of its own gradients, that of their absolute values, and the sum of the reduced ones; `faults`: what the
+        rank saw in itself, by step.
+        """
+        return {
+            "steps": self._number + 1,
+            "digests": self._digests,
+            "sums": self._layers,
+            "faults": self._faults[:1],  # what follows is of the same cause
+        }
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
