@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from healthd.cli.settings.options import common_options, load_settings
-from healthd.core.errors import ConfigError
+from healthd.core.errors import ConfigError, words_of
 
 
 @click.group(short_help="Inject faults into a running daemon: a fire drill.")
@@ -72,13 +74,15 @@ def checks(as_json: bool, **options: Any) -> int:
 @click.command(short_help="Make a bearer token.")
 @click.argument("name")
 @click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeat.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the token there; do not show it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
-def token(name: str, scope: tuple[str, ...], as_json: bool) -> int:
+def token(name: str, scope: tuple[str, ...], write: Path | None, as_json: bool) -> int:
     """
     Make a bearer token for NAME, and the lines that let it in.
 
-    The token goes to standard error, the lines for the aggregator's token file (its hash alone) to standard output:
-    'healthd token ci --scope gate >> tokens.toml'.
+    The token goes into a new file that only you can read (--write) or to standard error, the lines for the
+    aggregator's token file (its hash alone) to standard output:
+    'healthd token ci --scope gate --write ci.token >> tokens.toml'.
     """
     from healthd.aggregator.api.auth import Scope, new_token
 
@@ -87,9 +91,23 @@ def token(name: str, scope: tuple[str, ...], as_json: bool) -> int:
         if text not in known:
             raise ConfigError(f"--scope {text!r} is none of: {', '.join(known)}")
     secret, entry = new_token(name, [known[text] for text in scope])
+    if write is not None:
+        _write_new(write, secret)
     if as_json:
-        sys.stdout.write(json.dumps({"token": secret, "entry": entry}) + "\n")
+        sys.stdout.write(json.dumps(({} if write else {"token": secret}) | {"entry": entry}) + "\n")
         return 0
-    click.echo(f"The token, for --token-file on the other side; it is shown this once:\n\n{secret}\n", err=True)
+    if write is None:
+        click.echo(f"The token, for --token-file on the other side; it is shown this once:\n\n{secret}\n", err=True)
     click.echo(entry)
     return 0
+
+
+def _write_new(path: Path, secret: str) -> None:
+    """Write a secret into a file that is new: one in use would lock out whoever has it."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(f"{secret}\n")
+    except FileExistsError:
+        raise ConfigError(f"{path}: there is such a file; a token is written to a new one alone") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: the token cannot be written: {words_of(error)}; name another file") from None

@@ -54,6 +54,13 @@ _CONNECTION_REMEDIES = (
     (("certificate has expired",), "renew its certificate, and restart it"),
     (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it speaks no TLS: write http://"),
     (("Server disconnected without sending",), "where it speaks TLS, write https://"),
+    (("Connection refused",), "nothing listens there: start it, or correct the address"),
+    (
+        ("Name or service not known", "No address associated", "name resolution"),
+        "correct the name, or add it to DNS or /etc/hosts",
+    ),
+    (("No route to host", "Network is unreachable"), "correct the address, or look at routes and firewalls"),
+    (("timed out",), "look whether it runs, and whether a firewall drops what is sent to it"),
 )
 
 

@@ -143,7 +143,7 @@ def test_the_same_job_and_attempt_gets_the_same_answer_and_another_request_a_con
             for changed, said in (
                 ({"min_nodes": 1}, "another request .*: min_nodes was not given and is 1 now"),
                 ({"mode": Mode.OBSERVE}, "mode was not given and is observe now"),
-                ({"nodes": ("n1", "n2")}, "it named 1 nodes and names 2 now, in only one of them: n2"),
+                ({"nodes": ("n1", "n2")}, "1 nodes were named and 2 are now: newly n2"),
             ):
                 with pytest.raises(ConflictError, match=said):
                     await run.engine.ask(dataclasses.replace(request, **changed))  # type: ignore[arg-type]

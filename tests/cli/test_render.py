@@ -66,16 +66,16 @@ def test_a_report_ends_with_how_many_checks_came_to_what() -> None:
     assert console.file.getvalue().rstrip().splitlines()[-1].strip() == "2 checks: 1 warn, 1 pass"
 
 
-def reason(node: str, target: str, message: str, status: Status = Status.UNKNOWN) -> Reason:
+def reason(node: str, target: str, message: str, status: Status = Status.UNKNOWN, check: str = "all_gather") -> Reason:
     return Reason(
         code="ColdCache",
-        message=f"all_gather {target}: {message}",
+        message=f"{check} {target}: {message}",
         status=status,
         blame=Blame.NODE,
         action=Action.RETRY,
         node=node,
         target=target,
-        check="all_gather",
+        check=check,
     )
 
 
@@ -129,6 +129,13 @@ def test_reasons_alike_are_one_line_a_node() -> None:
     assert plain(*render.reason_lines(many)) == [
         f"? {node}: ColdCache all_gather rank:0-31: {COLD} → retry" for node in ("a", "b")
     ]
+
+
+def test_reasons_alike_of_several_checks_are_one_line() -> None:
+    """Without torch every probe says the same: one remedy, read once."""
+    said = "python3: No module named 'torch'; name the interpreter that has it"
+    many = [reason("a", f"cpu:{n}", said, check=check) for check in ("digest", "matmul") for n in (0, 1)]
+    assert plain(*render.reason_lines(many)) == [f"? a: ColdCache digest, matmul cpu:0, cpu:1: {said} → retry"]
 
 
 def test_reasons_that_are_cut_off_are_counted() -> None:

@@ -239,3 +239,16 @@ def test_a_token_file_is_one_line_and_its_faults_are_named(tmp_path: Path) -> No
         read_token(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(tmp_path)
+
+
+def test_where_nobody_answers_the_message_says_what_to_do() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with (
+        aggregator(url) as line,
+        pytest.raises(UnreachableError, match=r"refused; nothing listens there: start it, or"),
+    ):
+        line.call("GET", "/v1/fleet")
+    with aggregator("http://no-such-host.invalid:8090") as line, pytest.raises(UnreachableError, match="to DNS or"):
+        line.call("GET", "/v1/fleet")

@@ -1,8 +1,7 @@
 """
 The documented ways that can be walked on one machine, as the lines of the pages themselves.
 
-What a person does between the lines (copy a token from the terminal into a file, put their own path in the place of the
-example's) is done here, and named in `own`.
+What a person puts in the place of an example, such as a path of their own, is named in `own`.
 """
 
 from __future__ import annotations

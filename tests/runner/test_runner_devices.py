@@ -228,7 +228,7 @@ def test_device_whose_worker_cannot_be_reaped_is_stuck_and_the_other_is_measured
 def test_group_that_lacks_a_device_is_not_run() -> None:
     result = run_quick("meets", faults=("meets@cpu:1=missing",))["meets"]
     assert by_target(result) == {"rank:1": ("fail", "MissingDevice")}
-    assert "a group of 2 cannot be whole without it" in result.findings[0].message
+    assert "without it the 2 ranks cannot start" in result.findings[0].message
 
 
 # --- who has the devices ----------------------------------------------------------------------------------------------

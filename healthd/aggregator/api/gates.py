@@ -156,7 +156,9 @@ async def _find(parts: Parts, name: str) -> str:
     except NotFoundError:
         found = await parts.engine.gates(limit=1, job=name)
         if not found:
-            raise NotFoundError(f"no gate and no job {name[:80]!r}; it may have been long ago") from None
+            raise NotFoundError(
+                f"no gate and no job {name[:80]!r} is known; 'healthd fleet history NODE' lists those of a node"
+            ) from None
         return found[0].id
 
 

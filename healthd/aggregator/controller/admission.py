@@ -125,7 +125,7 @@ def check_same_request(gate: Gate, request: GateRequest, fleet_state: FleetState
     elif gate.as_asked != request:
         raise ConflictError(
             f"{who} was asked before with another request (gate {gate.id}): {_difference(gate.as_asked, request)}; "
-            "use the next attempt"
+            f"use the next attempt (--attempt {request.attempt + 1})"
         )
     if gate.decision is None or (gate.decision.would is not None and gate.request.pool is None):
         return
@@ -144,9 +144,11 @@ def _difference(before: GateRequest, now: GateRequest) -> str:
     if name != "nodes":
         first, second = (_shown(getattr(one, name)) for one in (before, now))
         return f"{name} was {first} and is {second} now"
-    odd = sorted(set(before.nodes) ^ set(now.nodes))
-    named = f"in only one of them: {', '.join(odd[:5])}" if odd else "in another order"
-    return f"it named {len(before.nodes)} nodes and names {len(now.nodes)} now, {named}"
+    gone, new = (sorted(set(one.nodes) - set(other.nodes)) for one, other in ((before, now), (now, before)))
+    parts = [f"no more {', '.join(gone[:5])}"] if gone else []
+    parts += [f"newly {', '.join(new[:5])}"] if new else []
+    named = "; ".join(parts) or "in another order"
+    return f"{len(before.nodes)} nodes were named and {len(now.nodes)} are now: {named}"
 
 
 def _shown(value: object) -> str:

@@ -41,7 +41,7 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     if there:
         done(as_json, f"the nodes of job {asked.job} attempt {asked.attempt} are given back")
         return RELEASED
-    text = f"the newest gate of job {asked.job} is not of attempt {asked.attempt}, or there is none"
+    text = f"there is no gate of job {asked.job} attempt {asked.attempt}, or a later attempt has superseded it"
     if as_json:
         print_json({"ok": False, "message": text})
     click.echo(f"healthd: {text}; an admin can free a node: healthd fleet release-lease NODE", err=True)

@@ -223,13 +223,12 @@ def limit_text(measurement: Measurement) -> str:
 
 
 def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
-    """One line a reason, worst first, with what to do about it; what many targets say alike is one line."""
+    """One line a reason, worst first, with what to do about it; what many checks or targets say alike is one line."""
     groups: dict[tuple[Any, ...], list[Reason]] = {}
     for reason in reasons:
         said = _DEVICE.sub("", bare_message(reason).removeprefix(_address(reason)))
-        groups.setdefault((reason.node, reason.check, reason.code, reason.status, reason.action, said), []).append(
-            reason
-        )
+        whole = reason.check is None  # a sentence on the node, not on what one check found
+        groups.setdefault((reason.node, whole, reason.code, reason.status, reason.action, said), []).append(reason)
     for key, alike in list(groups.items())[:most]:
         reason = alike[0]
         # A sentence that begins with the node's name needs it only once.
@@ -238,7 +237,8 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
         sign = {Status.FAIL: "[red]✗[/]", Status.WARN: "[yellow]![/]"}.get(reason.status, "[magenta]?[/]")
         said = bare_message(reason)
         if len(alike) > 1 and reason.check is not None:
-            said = f"{reason.check} {_in_short(one.target or 'node' for one in alike)}: {key[-1]}"
+            checks = ", ".join(dict.fromkeys(one.check or "" for one in alike))
+            said = f"{checks} {_in_short(one.target or 'node' for one in alike)}: {key[-1]}"
         yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(said)}{action}"
     if len(groups) > most:
         left = sum(len(alike) for alike in list(groups.values())[most:])

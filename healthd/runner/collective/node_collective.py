@@ -120,7 +120,7 @@ class NodeCollective:
         lost: list[Outcome] = []
         for rank, missing in zip(group.ranks, await group.start(info, faults), strict=True):
             if missing is not None:
-                text = f"{missing.target}: {missing.message}; a group of {len(self._lanes)} cannot be whole without it"
+                text = f"{missing.target}: {missing.message}; without it the {len(self._lanes)} ranks cannot start"
                 number = rank.first + (rank.targets.index(missing.target) if missing.target in rank.targets else 0)
                 lost.append(Outcome(target=f"rank:{number}").fail(missing.reason, text, action=missing.action))
         return lost

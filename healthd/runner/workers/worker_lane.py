@@ -186,8 +186,8 @@ class WorkerLane:
             return self._missing("MissingDevice", message), True
         if event.get("type") == "ModuleNotFoundError":
             # The commonest mistake of a first day; a second attempt does not help.
-            text = f"{self._workers.python}: {message}; name the interpreter that has it (python of [probe])"
-            return self._missing("StartFailed", f"{text}, or install it there: 'healthd doctor' says how"), True
+            text = f"{self._workers.python}: {message}; name the interpreter that has it with python under [probe] or"
+            return self._missing("StartFailed", f"{text} HEALTHD_PROBE_PYTHON: 'healthd doctor' says how"), True
         if event.get("reason") == "ColdCache":
             return self._missing("ColdCache", message), True
         return self._missing("StartFailed", f"{event.get('type')}: {message}", process.last_output()), False

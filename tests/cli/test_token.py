@@ -1,0 +1,32 @@
+"""`healthd token`: the secret goes to one place, the lines that let it in to another."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from pathlib import Path
+
+from tests.cli.cli_kit import healthd
+
+
+def test_a_token_is_written_to_a_file_that_only_its_owner_reads_and_is_not_shown(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "token", "nodes", "--scope", "sync", "--write", str(tmp_path / "node.token"))
+    secret = (tmp_path / "node.token").read_text(encoding="ascii").strip()
+    assert (said.code, said.err) == (0, "")
+    assert secret not in said.out
+    assert hashlib.sha256(secret.encode()).hexdigest() in said.out
+    assert stat.S_IMODE((tmp_path / "node.token").stat().st_mode) == 0o600
+
+
+def test_a_token_in_use_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "node.token").write_text("in use")
+    for file, why in (("node.token", "there is such a file"), ("none/node.token", "No such file or directory")):
+        said = healthd(tmp_path, "token", "nodes", "--scope", "sync", "--write", str(tmp_path / file))
+        assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+        assert why in said.err
+    assert (tmp_path / "node.token").read_text() == "in use"
+
+
+def test_json_leaves_out_a_token_that_was_written(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "token", "ci", "--scope", "gate", "--write", str(tmp_path / "ci.token"), "--json")
+    assert sorted(said.json) == ["entry"]
