@@ -10,8 +10,8 @@ knows nothing of HTTP, of processes or of the service. Standard library alone, P
 
 from __future__ import annotations
 
-from checks.contract.context import Context, Device, Group, Mesh, MeshOperation, P, Previous
-from checks.contract.records import NO_LIMIT, Evidence, Finding, Limit, Measurement, Missing, Progress
+from checks.contract.context import Context, Device, Group, Mesh, MeshOperation, P, Previous, Profiling
+from checks.contract.records import NO_LIMIT, Evidence, Finding, Limit, Measurement, Missing, Profile, Progress
 from checks.contract.specs import Check, Judge, NoParams, Run, Series, check, load_params
 from checks.contract.words import SEVERITY, Action, Blame, Scope, Status, Tier, worst
 
@@ -35,6 +35,8 @@ __all__ = [
     "NoParams",
     "P",
     "Previous",
+    "Profile",
+    "Profiling",
     "Progress",
     "Run",
     "Scope",

@@ -42,6 +42,15 @@ class Previous:
     boot_id: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Profiling:
+    """That a probe may be profiled: of what is slow, and with `always` of everything that is timed."""
+
+    always: bool
+    until: float
+    """When the check must have ended (monotonic): a profile must not cost it its results."""
+
+
 class Device(Protocol):
     """
     The device that a worker is bound to; every check works through it, so that faults can sit where real ones do.
@@ -108,7 +117,7 @@ class Context(Generic[P]):
 
     `device` is None in passive checks and `group` None outside collectives. `inventory` is what the accelerator
     reported (see `checks.accelerators`). `limits` maps measurement names to limits, most specific first:
-    `name@target`, then `name`.
+    `name@target`, then `name`. `profiling` None means that nobody wants profiles.
     """
 
     host: Host
@@ -119,6 +128,7 @@ class Context(Generic[P]):
     previous: Previous | None
     inventory: Mapping[str, Any]
     limits: Mapping[str, Limit]
+    profiling: Profiling | None = None
 
     def limit(self, name: str, target: str = "") -> Limit:
         """The limit in force for a measurement; NO_LIMIT where nobody set one: then the speed is shown unjudged."""

@@ -60,6 +60,31 @@ class Finding:
     measurements: tuple[Measurement, ...] = ()
     blame: Blame | None = None
     action: Action | None = None
+    profile: str | None = None
+    """The id of the profile that shows where the time went; None where none was taken, or nobody keeps it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What one more repetition of a probe did, operation by operation; a check yields it before its findings."""
+
+    id: str
+    """Lower-case letters, digits, `_`, `.` and `-`: it is the name of a file."""
+    target: str
+    """The device."""
+    said: str
+    """The operations that took most of the time, in words."""
+    format: str
+    """Of the content: `PROFILE_FORMAT`."""
+    content: bytes
+    """At most `MAX_PROFILE_BYTES`."""
+
+
+PROFILE_FORMAT = "trace-event-json-gzip"
+"""The Trace Event Format of Chrome and Perfetto, as JSON, compressed by gzip."""
+
+MAX_PROFILE_BYTES = 1 << 20
+"""Of the content of one profile."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract.context import Context
-from checks.contract.records import Evidence, Finding, Missing, Progress
+from checks.contract.records import Evidence, Finding, Missing, Profile, Progress
 from checks.contract.words import Scope, Tier
 
-Run = Callable[[Context[Any]], Iterator["Finding | Evidence | Progress"]]
+Run = Callable[[Context[Any]], Iterator["Finding | Evidence | Progress | Profile"]]
 Judge = Callable[[Sequence[Evidence], Sequence[Missing]], Iterator[Finding]]
 
 
@@ -59,7 +59,7 @@ class Check:
         (params_type,) = typing.get_args(context) or (type(None),)
         return typing.cast("type[Any]", params_type)
 
-    def __call__(self, ctx: Context[Any]) -> Iterator[Finding | Evidence | Progress]:
+    def __call__(self, ctx: Context[Any]) -> Iterator[Finding | Evidence | Progress | Profile]:
         """Run it here and now: what tests do."""
         return self.run(ctx)
 

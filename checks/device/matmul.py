@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from checks.accelerators.neuron.errors import diagnose
-from checks.contract import Context, Device, Finding, Series, Status, Tier, check
+from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
+from checks.device.profiling import with_profile
 from checks.device.sampling import labelled_limit, median, new_seed, per_second
 from checks.limits import within
 
@@ -41,6 +42,15 @@ _EXACT_ROWS = 512  # rows checked one element at a time; the rest by sums (see `
 
 
 @dataclass(frozen=True)
+class Probed:
+    """What one product gave; `operation` does it again and takes `seconds` (None: there is no such product here)."""
+
+    finding: Finding
+    operation: Callable[[], object] | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Params:
     dtypes: tuple[str, ...] = ()
     """Of: fp32, bf16, fp16, fp8; empty: fp32 and bf16, and from the deep tier on the others where the device has
@@ -68,7 +78,7 @@ class Params:
         ),
     ),
 )
-def matmul(ctx: Context[Params]) -> Iterator[Finding]:
+def matmul(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
     Matrix products of random data are right to the last bit that rounding allows, and fast.
 
@@ -97,24 +107,32 @@ def matmul(ctx: Context[Params]) -> Iterator[Finding]:
         if dtype not in _DTYPES:
             raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; known are {', '.join(_DTYPES)}")
         size = params.sizes[index] if params.sizes else device.matmul_rows
-        yield _probe(ctx, device, dtype, _DTYPES[dtype][0], size, seed)
+        yield from _shown(ctx, device, dtype, _probe(ctx, device, dtype, _DTYPES[dtype][0], size, seed))
     if not params.dtypes and ctx.tier.rank >= Tier.DEEP.rank:
         for dtype in _WHERE_THERE:
-            yield _where_there(ctx, device, dtype, device.matmul_rows, seed)
+            yield from _shown(ctx, device, dtype, _where_there(ctx, device, dtype, device.matmul_rows, seed))
 
 
-def _where_there(ctx: Context[Params], device: Device, dtype: str, size: int, seed: int) -> Finding:
+def _shown(ctx: Context[Params], device: Device, dtype: str, probed: Probed) -> Iterator[Finding | Profile]:
+    """The finding on a product, with a profile of it where it is slow."""
+    if probed.operation is None:
+        yield probed.finding
+        return
+    yield from with_profile(ctx, device, f"matmul {dtype}", probed.operation, probed.seconds, [probed.finding])
+
+
+def _where_there(ctx: Context[Params], device: Device, dtype: str, size: int, seed: int) -> Probed:
     """The product of a dtype that the device may not have: found out by asking for it."""
     why = f"torch {device.torch.__version__} does not know it"
     if dtype in getattr(device, "narrow_sums", ()):
         text = f"no {dtype} products on this device: its sums are not kept in fp32, so no bound holds"
-        return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target)
+        return Probed(Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target))
     fallbacks = getattr(device, "fallbacks", tuple)
     for form in _DTYPES[dtype]:
         if not hasattr(device.torch, form.torch_name):
             continue
         try:
-            finding = _probe(ctx, device, dtype, form, size, seed)
+            probed = _probe(ctx, device, dtype, form, size, seed)
         except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
             found = diagnose(str(error))
             if found is not None and found.reason != "CompileFailed":
@@ -122,16 +140,16 @@ def _where_there(ctx: Context[Params], device: Device, dtype: str, size: int, se
             why = (str(error) or type(error).__name__).splitlines()[0][:200]
             continue
         left: tuple[str, ...] = fallbacks()
-        if not left and finding.reason != _NARROW:
-            return finding
-        why = f"the host would do {', '.join(left[:4])}" if left else finding.message
+        if not left and probed.finding.reason != _NARROW:
+            return probed
+        why = f"the host would do {', '.join(left[:4])}" if left else probed.finding.message
         if not left:
             break
     text = f"no {dtype} products on this device: {why}"
-    return Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target)
+    return Probed(Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target))
 
 
-def _probe(ctx: Context[Params], device: Device, dtype: str, form: Format, size: int, seed: int) -> Finding:
+def _probe(ctx: Context[Params], device: Device, dtype: str, form: Format, size: int, seed: int) -> Probed:
     """One product of one dtype: timed, and the last timed result judged."""
     torch = device.torch
     torch_dtype = getattr(torch, form.torch_name)
@@ -139,9 +157,11 @@ def _probe(ctx: Context[Params], device: Device, dtype: str, form: Format, size:
     a, b = (torch.rand(size, size, generator=generator).mul_(2).sub_(1).to(torch_dtype) for _ in range(2))
     device_a, device_b = a.to(device.torch_device), b.to(device.torch_device)
     product = torch.empty(size, size, dtype=torch_dtype, device=device.torch_device)
-    seconds = device.measure(
-        lambda: torch.matmul(device_a, device_b, out=product), repeats=ctx.params.repeats, warmup=ctx.params.warmup
-    )
+
+    def multiply() -> object:
+        return torch.matmul(device_a, device_b, out=product)
+
+    seconds = device.measure(multiply, repeats=ctx.params.repeats, warmup=ctx.params.warmup)
     wrong, narrow = _compare(torch, a, b, device.read(product), form, generator)
     name = "matmul_flops_per_second"
     shape = f"{dtype} {size}x{size}x{size}"
@@ -155,12 +175,14 @@ def _probe(ctx: Context[Params], device: Device, dtype: str, form: Format, size:
         labels={"dtype": dtype},
     )
     if wrong is None:
-        return finding
+        return Probed(finding, multiply, median(seconds))
     text = f"{shape} product is wrong (seed {seed}): {wrong}"
     if narrow and dtype in _WHERE_THERE:
         text = f"its sums are not kept in fp32, so no bound holds ({wrong})"
-        return dataclasses.replace(finding, status=Status.UNKNOWN, reason=_NARROW, message=text)
-    return dataclasses.replace(finding, status=Status.FAIL, reason="WrongResult", message=text, blame=None, action=None)
+        return Probed(dataclasses.replace(finding, status=Status.UNKNOWN, reason=_NARROW, message=text))
+    return Probed(
+        dataclasses.replace(finding, status=Status.FAIL, reason="WrongResult", message=text, blame=None, action=None)
+    )
 
 
 def _compare(torch: Any, a: Any, b: Any, product: Any, form: Format, generator: Any) -> tuple[str | None, bool]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Context, Device, Finding, Series, Status, Tier, check
+from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
+from checks.device.profiling import with_profile
 from checks.device.sampling import median, new_seed, per_second
 from checks.limits import quantity, within
 
@@ -40,7 +41,7 @@ class Params:
         Series(measurement="memory_bandwidth_bytes_per_second", help="Achieved memory bandwidth in the last run."),
     ),
 )
-def memory(ctx: Context[Params]) -> Iterator[Finding]:
+def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
     A block of device memory gives back three patterns and their inverses, and copies fast.
 
@@ -98,7 +99,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding]:
     seconds = device.measure(copy, repeats=params.repeats, warmup=1)
     name = "memory_bandwidth_bytes_per_second"
     size = quantity("size_bytes", words * _WORD_BYTES)
-    yield within(
+    judged = within(
         per_second(words * _WORD_BYTES, median(seconds)),
         name=name,
         target=device.target,
@@ -106,6 +107,7 @@ def memory(ctx: Context[Params]) -> Iterator[Finding]:
         reason="SlowDevice",
         subject=f"{size} gave back {', '.join(PATTERNS)} and their inverses (seed {seed}); bandwidth",
     )
+    yield from with_profile(ctx, device, "memory", copy, median(seconds), [judged])
 
 
 def _cannot(device: Device, why: str) -> Finding:

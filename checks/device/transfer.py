@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.contract import Context, Finding, Status, check
+from checks.contract import Context, Finding, Profile, Status, check
+from checks.device.profiling import with_profile
 from checks.device.sampling import labelled_limit, median, new_seed, per_second
 from checks.limits import within
 
@@ -22,7 +23,7 @@ class Params:
 
 
 @check(tier="quick", interval_seconds=3600, timeout_seconds=60, scope="device")
-def transfer(ctx: Context[Params]) -> Iterator[Finding]:
+def transfer(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     """
     Random bytes that go from host to device and back are the same, and go fast.
 
@@ -69,4 +70,4 @@ def transfer(ctx: Context[Params]) -> Iterator[Finding]:
             finding = dataclasses.replace(
                 finding, status=Status.FAIL, reason="WrongResult", message=message, blame=None, action=None
             )
-        yield finding
+        yield from with_profile(ctx, device, f"transfer {direction}", copy, median(seconds), [finding])

@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Context, Device, Finding, Limit, Status
+from checks.contract import Context, Device, Finding, Limit, Profile, Status
+from checks.device.profiling import with_profile
 from checks.device.sampling import labelled_limit, median, per_second
 from checks.limits import within
 from checks.training.corruption import corrupting
 from checks.training.digests import Digester
 from checks.training.judge import first_difference
 from checks.training.places import describe
-from checks.training.profiling import profile
 from checks.training.step import Step
 from checks.training.work import Work
 
@@ -126,7 +126,7 @@ def right(device: Device, work: Work, first: Step) -> Iterator[Finding]:
     yield finding
 
 
-def speed(ctx: Context[Any], device: Device, work: Work, timed: int) -> Iterator[Finding]:
+def speed(ctx: Context[Any], device: Device, work: Work, timed: int) -> Iterator[Finding | Profile]:
     """Steps and tokens per second, and how long the median and the longest step took."""
     kept: list[
         Step
@@ -158,10 +158,6 @@ def speed(ctx: Context[Any], device: Device, work: Work, timed: int) -> Iterator
         judged.append(judge(name, value, f"{work.name}, achieved", dtype, {"dtype": dtype}))
     # One line while all is well; each number that is not has one of its own.
     slow = [one for one in judged if one.status is not Status.PASS]
-    if not slow:
-        everything = tuple(measured for one in judged for measured in one.measurements)
-        yield dataclasses.replace(judged[0], measurements=everything)
-        return
-    said = profile(device, operation, middle)
-    for one in slow:
-        yield dataclasses.replace(one, message=f"{one.message}; {said}" if said else one.message)
+    everything = tuple(measured for one in judged for measured in one.measurements)
+    shown = slow or [dataclasses.replace(judged[0], measurements=everything)]
+    yield from with_profile(ctx, device, f"train_step {work.label}", operation, middle, shown)

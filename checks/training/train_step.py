@@ -6,7 +6,19 @@ import dataclasses
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
-from checks.contract import NO_LIMIT, Context, Device, Evidence, Finding, Limit, Measurement, Status, Tier, check
+from checks.contract import (
+    NO_LIMIT,
+    Context,
+    Device,
+    Evidence,
+    Finding,
+    Limit,
+    Measurement,
+    Profile,
+    Status,
+    Tier,
+    check,
+)
 from checks.device.sampling import labelled_limit
 from checks.limits import within
 from checks.training.digests import Digester, fold, join
@@ -47,7 +59,7 @@ class Params:
 
 
 @check(tier="quick", interval_seconds=3600, timeout_seconds=180, scope="device", judge=judge_steps)
-def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
+def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
     """
     A training step of a small transformer is the same each time and on each device of a kind, is right, and is fast.
 
@@ -103,7 +115,7 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         yield _evidence(ctx, device, work, repeated, digests)
 
 
-def _questions(ctx: Context[Params], device: Device, work: Work) -> Generator[Finding, None, Repeats]:
+def _questions(ctx: Context[Params], device: Device, work: Work) -> Generator[Finding | Profile, None, Repeats]:
     """What is asked of each step; its digests."""
     count = ctx.params.repeats if ctx.params.repeats is not None else _REPEATS.get(ctx.tier, 3)
     repeated, first = repeat(device, work, count, ctx.params.left_out, ctx.params.seconds)

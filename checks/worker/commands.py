@@ -12,7 +12,7 @@ from checks.worker.results import ResultWriter
 
 if TYPE_CHECKING:
     from checks.accelerators import Accelerator
-    from checks.contract import Check, Context, Device, Limit, Missing
+    from checks.contract import Check, Context, Device, Limit, Missing, Profiling
     from checks.host.machine import Host
     from checks.worker.compiling import Compiling
     from checks.worker.faults import Fault
@@ -249,6 +249,7 @@ class Worker:
             previous=to_previous(command["previous"]),
             inventory=inventory,
             limits={**self._learned(), **to_limits(self._setup["limits"])},
+            profiling=_profiling(command),
         )
 
     def _device_with(self, faults: Sequence[Fault]) -> Device | None:
@@ -264,3 +265,15 @@ class Worker:
 
         sets = self._setup.get("learned")
         return choose(sets, **self._identity) if sets and self._identity else {}
+
+
+def _profiling(command: Mapping[str, Any]) -> Profiling | None:
+    """Whether the probe may be profiled: ranks wait for each other, and are not."""
+    import time
+
+    from checks.contract import Profiling
+
+    wanted = command.get("profile", "off")
+    if wanted == "off" or command["group"] is not None:
+        return None
+    return Profiling(always=wanted == "always", until=time.monotonic() + command["timeout_seconds"])

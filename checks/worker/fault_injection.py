@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from checks.contract import Device, Evidence, Finding, Mesh, MeshOperation, Progress, Status
+from checks.contract import Device, Evidence, Finding, Mesh, MeshOperation, Profile, Progress, Status
 from checks.worker.faults import Fault
 
-Item = Finding | Evidence | Progress
+Item = Finding | Evidence | Progress | Profile
 
 
 def apply_faults(

@@ -3,7 +3,8 @@ The protocol between a worker and the runner: JSON, one object a line, bounded o
 
 To the worker (standard input): `load`, `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`; the end of the input
 means exit. From the worker (a descriptor of its own): `ready`, `surveyed`, `warmed`, `started`, `progress`, `finding`,
-`evidence`, `done`, `raised`, `catalogue`. Each line from the worker has the `id` of the command that it answers.
+`evidence`, `profile`, `done`, `raised`, `catalogue`. Each line from the worker has the `id` of the command that it
+answers.
 
 Reading is strict: what is not exactly a record of the contract raises ProtocolError, and is garbage to the runner.
 """
@@ -117,6 +118,7 @@ def from_finding(finding: Finding) -> dict[str, Any]:
         "measurements": measurements,
         "blame": finding.blame.value if finding.blame else None,
         "action": finding.action.value if finding.action else None,
+        "profile": finding.profile,
     }
 
 
@@ -183,6 +185,7 @@ def to_finding(plain: Any) -> Finding:
             measurements=tuple(_measurement(item) for item in measurements),
             blame=Blame(values["blame"]) if values.get("blame") is not None else None,
             action=Action(values["action"]) if values.get("action") is not None else None,
+            profile=_text(values, "profile", optional=True),
         )
     except ProtocolError:
         raise

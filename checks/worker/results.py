@@ -20,7 +20,7 @@ class ResultWriter:
 
     def stream(self, items: Iterable[Any]) -> int:
         """Send what a check yields as it comes. Findings above the bound are counted, and the worst of them is sent."""
-        from checks.contract import SEVERITY, Evidence, Finding, Progress
+        from checks.contract import SEVERITY, Evidence, Finding, Profile, Progress
         from checks.worker.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
 
         findings = dropped = 0
@@ -38,8 +38,13 @@ class ResultWriter:
                 self.send("evidence", evidence=from_evidence(item))
             elif isinstance(item, Progress):
                 self.send("progress", progress=from_progress(item))
+            elif isinstance(item, Profile):
+                from checks.worker.profile_parts import split
+
+                for part in split(item):
+                    self.send("profile", profile=part)
             else:
-                raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence or Progress")
+                raise TypeError(f"yielded {type(item).__name__}; a check yields Finding, Evidence, Progress or Profile")
         if worst_dropped is not None:
             self.send("finding", finding=from_finding(worst_dropped))
         return max(0, dropped - 1)

@@ -15,6 +15,7 @@ import click
 
 from checks.contract import SEVERITY, Status, Tier, worst
 from healthd.cli.completion import complete_checks
+from healthd.cli.profiles import new_folder, show_profiles
 from healthd.cli.settings.checks import CheckSettings
 from healthd.cli.settings.options import common_options, load_check_settings
 from healthd.core.errors import ConfigError
@@ -23,6 +24,7 @@ from healthd.core.model import NodeState
 if TYPE_CHECKING:
     from checks.worker.faults import Fault
     from healthd.core.model import CheckResult, Inventory
+    from healthd.node.state.profiles import ProfileFolder
     from healthd.runner import CheckInfo, Runner, RunProgress
 
 PRINTER_SECONDS = 0.005  # after the run has begun: its commands have been sent by then
@@ -44,6 +46,13 @@ STYLES = {
 @click.option("--tier", default=None, help="What to run: passive, quick (default), deep or soak.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Judge by the approved limits in it.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
+@click.option("--profile", is_flag=True, help="Profile one more repetition of all that is timed, slow or not.")
+@click.option(
+    "--profile-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where --profile puts the profiles (default: a new directory here).",
+)
 @click.option("--localize", is_flag=True, help="Where a collective fails, find which rank it is (deep does anyway).")
 @click.option(
     "--exit-style",
@@ -53,7 +62,14 @@ STYLES = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the node's state as JSON, and nothing else.")
 def check(
-    names: tuple[str, ...], tier: str | None, localize: bool, exit_style: str, as_json: bool, **options: Any
+    names: tuple[str, ...],
+    tier: str | None,
+    profile: bool,
+    profile_dir: Path | None,
+    localize: bool,
+    exit_style: str,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """
     Check this node now: all checks of a tier, or those named.
@@ -62,7 +78,10 @@ def check(
     --exit-style npd: 0 pass or warn, 1 fail, 2 and above unknown; slurm: 0 pass or warn, else not 0.
     """
     settings = load_check_settings(options)
-    state = asyncio.run(examine(settings, names, _tier(tier), quiet=as_json, localize=localize))
+    profiles = new_folder(settings.node, profile_dir) if profile or profile_dir is not None else None
+    state = asyncio.run(
+        examine(settings, names, _tier(tier), quiet=as_json, localize=localize, profiles=profiles, profile=profile)
+    )
     if not names:
         for name in unused_limits(settings.limits, state):
             click.echo(f"healthd: {settings.where('limits', name)}: limits.{name} matched no measurement", err=True)
@@ -77,6 +96,8 @@ def check(
 
         console = render.out()
         render.show(console, render.node_report(state))
+    if profiles is not None:
+        show_profiles(profiles)
     return STYLES[exit_style][worst([reason.status for reason in state.reasons] or [Status.PASS])]
 
 
@@ -88,16 +109,27 @@ def one_line(state: NodeState) -> str:
 
 
 async def examine(
-    settings: CheckSettings, names: tuple[str, ...], tier: Tier | None, *, quiet: bool, localize: bool = False
+    settings: CheckSettings,
+    names: tuple[str, ...],
+    tier: Tier | None,
+    *,
+    quiet: bool,
+    localize: bool = False,
+    profiles: ProfileFolder | None = None,
+    profile: bool = False,
 ) -> NodeState:
     """
     Run and report: a NodeState whose health answers strictly what was asked.
+
+    `profiles` keeps the profiles of what is slow; with `profile` everything that is timed is profiled.
 
     Raises ConfigError for a name that matches nothing or a fault that makes no sense.
     """
     from healthd.runner import Runner
 
-    runner = Runner(settings.runner())
+    wanted = settings.runner()
+    runner = Runner(dataclasses.replace(wanted, profile="always") if profile else wanted)
+    runner.on_profile = profiles.keep if profiles is not None else None
     async with runner.prestarted():  # from here on the child imports at the same time as this process
         return await _examine(runner, settings, names, tier, quiet=quiet, localize=localize)
 

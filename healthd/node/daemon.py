@@ -36,6 +36,7 @@ from healthd.node.orders.orders import Orders
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
 from healthd.node.state.approved_baselines import ApprovedBaselines
+from healthd.node.state.profiles import ProfileFolder
 from healthd.node.state.saving import SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
 from healthd.node.sync import SyncClient
@@ -123,8 +124,11 @@ async def _serve(
     baselines = ApprovedBaselines(settings.state_dir / "baseline.json", runner)
     sync_clients = _sync_clients(settings, store, orders, clock, baselines, tasks)
     conditions = _condition_writers(settings, store, clock)
+    profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
+    profiles.tidy()
+    runner.on_profile = profiles.keep
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
-    control = ControlApi(store, scheduler, stopping)
+    control = ControlApi(store, scheduler, profiles, stopping)
     steps = StepReports(settings.run_dir, boot_seconds=clock.boot)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stopping)

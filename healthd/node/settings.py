@@ -79,6 +79,20 @@ class LeaseSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    """How long profiles of slow probes are kept, in `profiles` of the state directory; the oldest go first."""
+
+    count: int = 200
+    """Most profiles. A probe that is slow gives one for each device; 0 keeps none."""
+
+    max_bytes: int = 64 << 20
+    """Bytes of all of them together. One has 50 to 100 kB as a rule, and 1 MiB at most."""
+
+    age_seconds: float = 28 * 86400.0
+    """A profile that is older is removed. Four weeks, as the history of a node in the fleet."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AllocationSettings:
     """How the job schedulers of the host are asked for their allocations."""
 
@@ -212,6 +226,9 @@ class NodeSettings:
 
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     """How the end of a job is seen."""
+
+    profiles: ProfileSettings = field(default_factory=ProfileSettings)
+    """How long profiles of slow probes are kept."""
 
     allocations: AllocationSettings = field(default_factory=AllocationSettings)
     """How the job schedulers of the host are asked."""

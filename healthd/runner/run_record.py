@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import SEVERITY, Evidence, Finding, Missing, Previous, Scope, Status, worst
+from checks.contract import SEVERITY, Evidence, Finding, Missing, Previous, Profile, Scope, Status, worst
 from checks.worker.faults import Fault
 from checks.worker.protocol import from_previous, shorten
 from healthd.core.model import CheckResult
-from healthd.runner.settings import CheckInfo, OnResult, Plan, RunnerSettings
+from healthd.runner.settings import CheckInfo, OnProfile, OnResult, Plan, RunnerSettings
 from healthd.runner.workers.outcome import MAX_ERROR_CHARACTERS, Outcome
 from healthd.runner.workers.worker_lane import Job
 
@@ -33,6 +33,8 @@ class RunRequest:
     previous: Mapping[str, Previous]
     """The last evidence, by check."""
     on_result: OnResult | None
+    on_profile: OnProfile | None = None
+    """Keeps profiles; None: nobody does."""
     on_evidence: Callable[[str, tuple[Evidence, ...], str | None], None]
     """Receives the check, its new evidence and the boot id."""
     on_survey: Callable[[Outcome], object]
@@ -70,6 +72,8 @@ class RunRecord:
             "tier": self.plan.tier.value,
             "params": dict(self._settings.params.get(info.name, {})),
             "group": group,
+            "profile": self._settings.profile,
+            "timeout_seconds": self.timeout_seconds(info),
             "previous": from_previous(self.request.previous.get(info.name)),
             "faults": [
                 [fault.check, fault.target, fault.kind, fault.value, fault.place]
@@ -90,7 +94,26 @@ class RunRecord:
 
     def compose(self, info: CheckInfo, outcomes: Sequence[Outcome], judgement: Outcome | None = None) -> CheckResult:
         """The result of a check from the outcomes of its workers and of its judge; None where nothing is judged."""
-        return compose(info, self.plan, outcomes, judgement=judgement, injected=self.injected(info.name))
+        result = compose(info, self.plan, outcomes, judgement=judgement, injected=self.injected(info.name))
+        named = {finding.profile for finding in result.findings if finding.profile is not None}
+        if not named:
+            return result
+        kept = {profile.id for outcome in outcomes for profile in outcome.profiles if self._keep(profile)}
+        return dataclasses.replace(
+            result,
+            findings=tuple(
+                one if one.profile in kept else dataclasses.replace(one, profile=None) for one in result.findings
+            ),
+        )
+
+    def _keep(self, profile: Profile) -> bool:
+        if self.request.on_profile is None:
+            return False
+        try:
+            return self.request.on_profile(profile)
+        except Exception:
+            log.exception("the profile %s could not be kept", profile.id)
+            return False
 
     def publish(self, result: CheckResult) -> None:
         """Record a complete result and pass it to the listener."""

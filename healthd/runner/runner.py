@@ -20,7 +20,7 @@ from healthd.core.model import CheckResult
 from healthd.runner.catalogue import BUILT_IN, builtin_catalogue, catalogue_of
 from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
-from healthd.runner.settings import CheckInfo, OnProgress, OnResult, Plan, RunnerSettings, Survey
+from healthd.runner.settings import CheckInfo, OnProfile, OnProgress, OnResult, Plan, RunnerSettings, Survey
 from healthd.runner.survey import to_survey
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.process import WorkerProcess
@@ -60,6 +60,8 @@ class Runner:
         """The last survey; every run makes one before anything else, and one after active checks."""
         self.learned = settings.learned
         """The approved baselines of the next run; the daemon changes them."""
+        self.on_profile: OnProfile | None = None
+        """Keeps the profiles of what is slow; None: nobody does, and their sentences alone remain."""
         self._unreaped = Unreaped()
         self._prestarted: WorkerProcess | None = None
         self._versions: dict[str, str] = {}
@@ -136,6 +138,7 @@ class Runner:
                 faults=tuple(faults),
                 previous={**self._previous(), **(previous or {})},
                 on_result=on_result,
+                on_profile=self.on_profile,
                 on_evidence=self._note_evidence,
                 on_survey=lambda outcome: self._note_survey(outcome, ()),
             ),

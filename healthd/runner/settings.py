@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from checks.accelerators import compiles
-from checks.contract import Limit, Scope, Series, Tier
+from checks.contract import Limit, Profile, Scope, Series, Tier
 from healthd.core.model import CheckResult, Inventory, LearnedLimits
 
 BETWEEN_NODES = "nodes_"
@@ -176,6 +176,8 @@ class RunnerSettings:
     """Time limit for the search for the rank at fault in a collective: ten rounds, and a start of ranks that hung."""
     lock_wait_seconds: float = 10.0
     """How long to wait for another healthd that runs active checks on the same devices."""
+    profile: Literal["off", "slow", "always"] = "slow"
+    """What is profiled: nothing, what is slow against its limit, or everything that is timed."""
     retries: int = 1
     """Retries after transient failures: a worker that did not start or died, a device that was busy. Never after a
     wrong result."""
@@ -204,5 +206,7 @@ class RunnerSettings:
 
 
 OnResult = Callable[[CheckResult], None]
+OnProfile = Callable[[Profile], bool]
+"""Receives a profile, and says whether it is kept."""
 OnProgress = Callable[[RunProgress], None]
 Limits = Mapping[str, Limit]

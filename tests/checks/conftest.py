@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from checks.accelerators import cpu
-from checks.contract import Check, Context, Evidence, Limit, Missing, Progress, Tier, load_params
+from checks.contract import Check, Context, Evidence, Limit, Missing, Profiling, Progress, Tier, load_params
 from checks.host.machine import Host
 
 # A bare GPU machine has torch and pytest alone: all but the tests for it are left out there.
@@ -49,6 +49,7 @@ def context() -> Callable[..., Context[Any]]:
         inventory: Mapping[str, Any] | None = None,
         limits: Mapping[str, Limit] | None = None,
         previous: Any = None,
+        profiling: Profiling | None = None,
         **params: Any,
     ) -> Context[Any]:
         return Context(
@@ -60,6 +61,7 @@ def context() -> Callable[..., Context[Any]]:
             previous=previous,
             inventory=inventory or {},
             limits=limits or {},
+            profiling=profiling,
         )
 
     return make

@@ -132,6 +132,7 @@ class CheckSettings:
             start_timeout_seconds=probe.start_seconds,
             lock_wait_seconds=probe.lock_wait_seconds,
             retries=probe.retries,
+            profile=probe.profile,
         )
 
     def _check_writers(self) -> None:

@@ -92,6 +92,10 @@ class ProbeSettings:
     lock_wait_seconds: float = 60.0
     """How long to wait while another healthd on this host runs active checks."""
 
+    profile: Literal["off", "slow", "always"] = "slow"
+    """What one more repetition under a profiler is done of: what is slow against its limit, everything that is timed,
+    or nothing."""
+
     retries: int = 1
     """How often a check that could not run is tried again. A wrong result is never tried into a pass."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gzip
 import io
 import json
 import os
@@ -36,6 +37,7 @@ PROBE_SECONDS = 20.0
 MAX_FILE_BYTES = 4 << 20
 MAX_TAIL_BYTES = 256 << 10
 MAX_KERNEL_LINES = 1000
+MAX_PROFILES = 5  # the newest; each is read value by value
 
 # Lines of the kernel that say something of accelerators, their network and the machine's own faults.
 _KERNEL = re.compile(
@@ -66,7 +68,8 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     """
     A redacted archive (tar.gz) for a support case.
 
-    State, recent results, settings, kernel lines, logs, tools' outputs and versions, with and without a running daemon.
+    State, recent results, settings, kernel lines, logs, tools' outputs, versions and the newest profiles of slow
+    probes, with and without a running daemon.
     The instance id stays in it: the vendor needs it. Look into README.txt in it before you send it.
 
     Exit code: 0 when it was written, also when some sources could not be read (README.txt says which).
@@ -96,13 +99,18 @@ def sources(settings: Settings) -> dict[str, Source]:
     """File name -> what gives its content: text, or JSON values. Each raises OSError, HealthdError or ValueError."""
     from checks.host.machine import Host
     from healthd.cli.support import logs
+    from healthd.node.state.profiles import ProfileFolder
 
     host = Host(settings.node.host_root)
     state_dir = settings.node.state_dir
+    profiles = ProfileFolder(state_dir / "profiles", settings.node.profiles)
+    newest = [record.id for record in profiles.records()[:MAX_PROFILES]]
     return {
         "state.json": lambda: _state(settings),
         "results-saved.json": lambda: _json_file(state_dir / "state.json"),
         "orders.json": lambda: _json_file(state_dir / "orders.json"),
+        "profiles.json": lambda: [dataclasses.asdict(record) for record in profiles.records()],
+        **{f"profiles/{name}.trace.json": functools.partial(_trace, profiles.trace(name)) for name in newest},
         "settings.json": lambda: _config(settings),
         "schedulers.json": lambda: _schedulers(settings),
         "doctor.json": lambda: _doctor(settings),
@@ -121,6 +129,15 @@ def _state(settings: Settings) -> Any:
     from healthd.node.http.control_socket import node_state
 
     return wire.plain(node_state(settings.node.control_socket))
+
+
+def _trace(path: Path) -> Any:
+    """A profile as the values that it holds, so that names in it can be told apart."""
+    with gzip.open(path) as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes; it is in the state directory")
+    return parse_json(content)
 
 
 def _json_file(path: Path) -> Any:

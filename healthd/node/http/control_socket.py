@@ -1,5 +1,6 @@
 """
-Serves local operators on a Unix socket: HTTP to run a tier now, to set and clear faults, and to read the state.
+Serves local operators on a Unix socket: HTTP to run a tier now, to set and clear faults, and to read the state and
+profiles.
 
 The second half is the client, for the command line.
 """
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,12 +30,13 @@ from healthd.core import wire
 from healthd.core.errors import BadInputError, HealthdError, UnreachableError
 from healthd.core.model import FINAL_STATUSES, CheckSpec, NodeState, OrderReport
 from healthd.node.checks.scheduler import Scheduler
-from healthd.node.http.problems import handlers, json_response
+from healthd.node.http.problems import handlers, json_response, problem
+from healthd.node.state.profiles import ProfileFolder, ProfileRecord
 from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
 
-PATHS = "/v1/node, /v1/faults, /v1/run"
+PATHS = "/v1/node, /v1/faults, /v1/run, /v1/profiles, /v1/profiles/ID"
 MAX_BODY_BYTES = 64 * 1024
 MAX_FAULTS = 64
 MAX_ANSWER_BYTES = 16 << 20
@@ -54,6 +57,13 @@ class RunRequest:
 
     tier: Tier = Tier.QUICK
     checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileList:
+    """The profiles that are kept, the newest first."""
+
+    profiles: tuple[ProfileRecord, ...] = ()
 
 
 def check_faults(faults: Sequence[str], specs: Sequence[CheckSpec]) -> tuple[str, ...]:
@@ -82,8 +92,11 @@ def check_targets(faults: Sequence[str], devices: Sequence[str], workers: Sequen
 class ControlApi:
     """The ASGI application behind the socket."""
 
-    def __init__(self, store: NodeStore, scheduler: Scheduler, stopping: asyncio.Future[None]) -> None:
+    def __init__(
+        self, store: NodeStore, scheduler: Scheduler, profiles: ProfileFolder, stopping: asyncio.Future[None]
+    ) -> None:
         self._store = store
+        self._profiles = profiles
         self._scheduler = scheduler
         self._stopping = stopping
         self._numbers = itertools.count(1)
@@ -94,6 +107,8 @@ class ControlApi:
                 Route("/v1/faults", self._set, methods=["POST"]),
                 Route("/v1/faults", self._clear, methods=["DELETE"]),
                 Route("/v1/run", self._run, methods=["POST"]),
+                Route("/v1/profiles", self._list_profiles),
+                Route("/v1/profiles/{id}", self._profile),
             ],
             exception_handlers=dict(handlers(PATHS)),
         )
@@ -141,6 +156,20 @@ class ControlApi:
         if not ended.done():
             raise HTTPException(503, "the daemon stops")
         return json_response(ended.result())
+
+    async def _list_profiles(self, request: Request) -> Response:
+        return json_response(ProfileList(profiles=self._profiles.records()))
+
+    async def _profile(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        content = self._profiles.read(name)
+        if content is None:
+            return problem(404, f"no profile {name[:130]!r} is kept here; /v1/profiles lists them")
+        return Response(
+            content,
+            media_type="application/gzip",
+            headers={"Content-Disposition": f'attachment; filename="{name}.trace.json.gz"'},
+        )
 
 
 def without(faults: Sequence[str], cleared: Sequence[str]) -> tuple[str, ...]:
@@ -194,6 +223,16 @@ def run_now(control_socket: Path, tier: Tier, checks: Sequence[str] = ()) -> Ord
     """Run a tier in the daemon and wait for its end."""
     body = _call(control_socket, "POST", "/v1/run", RunRequest(tier=tier, checks=tuple(checks)), seconds=RUN_SECONDS)
     return wire.decode(body, OrderReport, what="answer")
+
+
+def list_profiles(control_socket: Path) -> tuple[ProfileRecord, ...]:
+    """The profiles that the daemon keeps, the newest first."""
+    return wire.decode(_call(control_socket, "GET", "/v1/profiles"), ProfileList, what="answer").profiles
+
+
+def read_profile(control_socket: Path, profile_id: str) -> bytes:
+    """The trace of a profile, compressed."""
+    return _call(control_socket, "GET", f"/v1/profiles/{quote(profile_id, safe='')}")
 
 
 def node_state(control_socket: Path) -> NodeState:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checks.accelerators.neuron.errors import diagnose, telling_line
-from checks.contract import Action, Evidence, Finding, Missing, Progress
+from checks.contract import Action, Evidence, Finding, Missing, Profile, Progress
+from checks.worker.profile_parts import ProfileParts
 from checks.worker.protocol import (
     MAX_FINDINGS,
     MAX_PROGRESS,
@@ -47,6 +48,8 @@ class Outcome:
     """What a judge compares."""
     progress: list[Progress] = field(default_factory=list)
     """The first and the latest signs of progress."""
+    profile_parts: ProfileParts = field(default_factory=ProfileParts, repr=False)
+    """The profiles of what was slow."""
     answers: list[dict[str, Any]] = field(default_factory=list)
     """Answers that are no findings: surveys, catalogue entries, compiled graphs."""
     missing: Missing | None = None
@@ -111,6 +114,8 @@ class Outcome:
                 self.findings.append(to_finding(event.get("finding")))
             case "evidence" if len(self.evidence) < MAX_EVIDENCE:
                 self.evidence.append(to_evidence(event.get("evidence")))
+            case "profile":
+                self.profile_parts.add(event.get("profile"))
             case "catalogue" | "warmed" if len(self.answers) < MAX_ANSWERS:
                 self.answers.append(event)
             case "surveyed":
@@ -142,6 +147,11 @@ class Outcome:
             self.compile_seconds += seconds
         if isinstance(dropped, int) and dropped > 0:
             self.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst of them was kept"
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """The profiles that are complete."""
+        return self.profile_parts.whole
 
     @property
     def last_step(self) -> str:
