@@ -77,6 +77,7 @@ def make_program_check(
         timeout_seconds=timeout_seconds,
         scope=Scope.NODE,
         accelerators=False,
+        accelerator_faults=(),
         collective=False,
         series=(),
         doc=f"What the program {argv[0]} says ({protocol} protocol).",

@@ -42,6 +42,8 @@ class Check:
     doc: str
     accelerators: bool
     """Whether it looks at accelerators and at nothing else, so that a fault of hardware that it finds is theirs."""
+    accelerator_faults: tuple[str, ...]
+    """`CODE: words` of a check that looks at more: findings of this reason that begin so are faults of accelerators."""
     collective: bool
     """Whether it measures a collective, of which Prometheus gets bus bandwidth and time by size."""
     series: tuple[Series, ...]
@@ -77,6 +79,7 @@ def check(
     scope: str = "node",
     judge: Judge | None = None,
     accelerators: bool = False,
+    accelerator_faults: tuple[str, ...] = (),
     collective: bool = False,
     series: tuple[Series, ...] = (),
 ) -> Callable[[Run], Check]:
@@ -100,6 +103,7 @@ def check(
             scope=Scope(scope),
             doc=run.__doc__ or "",
             accelerators=accelerators or Scope(scope) is not Scope.NODE,
+            accelerator_faults=accelerator_faults,
             collective=collective or Scope(scope) is Scope.GROUP,
             series=series,
         )

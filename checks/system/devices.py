@@ -11,6 +11,8 @@ from checks.contract import Context, Finding, Limit, NoParams, Status, check
 from checks.host.identity import read_identity
 from checks.limits import within
 
+NOT_SHOWN = "the driver does not show it"
+
 
 @dataclass(frozen=True)
 class Params:
@@ -20,7 +22,8 @@ class Params:
     type: str | None = None  # the instance type where the machine does not tell it
 
 
-@check(tier="passive", interval_seconds=30, timeout_seconds=5)
+# That there are too few may be a wrong expectation or a driver that is missing; one that is named is lost.
+@check(tier="passive", interval_seconds=30, timeout_seconds=5, accelerator_faults=(f"MissingDevice: {NOT_SHOWN}",))
 def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     """
     The node has as many devices as it should have.
@@ -62,7 +65,7 @@ def device_count(ctx: Context[Params]) -> Iterator[Finding]:
     )
     if origin == "catalogue":
         for index in _gaps(ctx, expected):
-            text = "the driver does not show it, and shows the others by their numbers"
+            text = f"{NOT_SHOWN}, and shows the others by their numbers"
             yield Finding(status=Status.FAIL, reason="MissingDevice", message=text, target=f"neuron:{index}")
 
 

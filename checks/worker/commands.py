@@ -200,6 +200,7 @@ class Worker:
                 timeout_seconds=check.timeout_seconds,
                 judged=check.judge is not None,
                 accelerators=check.accelerators,
+                accelerator_faults=list(check.accelerator_faults),
                 collective=check.collective,
                 series=[dataclasses.asdict(series) for series in check.series],
                 doc=check.doc[:8000],

@@ -23,7 +23,7 @@ from healthd.core.threads import use_daemon_threads
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock, system_clock
-from healthd.node.condition import ConditionWriter
+from healthd.node.condition_writer import ConditionWriter
 from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address

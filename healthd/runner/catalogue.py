@@ -28,6 +28,7 @@ def info_of(check: Check, origin: str) -> CheckInfo:
         judged=check.judge is not None,
         doc=check.doc,
         accelerators=check.accelerators,
+        accelerator_faults=check.accelerator_faults,
         collective=check.collective,
         series=check.series,
         origin=origin,
@@ -46,6 +47,7 @@ def catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
             judged=answer["judged"],
             doc=answer["doc"],
             accelerators=answer["accelerators"],
+            accelerator_faults=tuple(answer["accelerator_faults"]),
             collective=answer["collective"],
             series=tuple(
                 Series(measurement=one["measurement"], help=one["help"], labels=tuple(one["labels"]))

@@ -82,6 +82,8 @@ class CheckInfo:
     """Its docstring."""
     accelerators: bool
     """It looks at accelerators and at nothing else."""
+    accelerator_faults: tuple[str, ...]
+    """`CODE: words` of one that looks at more: its findings of this reason that begin so are faults of accelerators."""
     collective: bool
     """It measures a collective."""
     series: tuple[Series, ...]

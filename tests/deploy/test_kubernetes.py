@@ -34,7 +34,7 @@ from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks, under_rule
 from healthd.node.checks.timetable import QuickFacts, quick_due_at
-from healthd.node.condition import NEEDS
+from healthd.node.condition_writer import NEEDS
 from healthd.node.kubernetes_events import NEEDS_EVENTS
 from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state

@@ -64,6 +64,7 @@ def info(name: str, tier: Tier = Tier.PASSIVE, *, interval: float = 30.0, scope:
         judged=False,
         doc=f"\n    What {name} is.\n\n    More of it.\n",
         accelerators=name in DECLARED and DECLARED[name].accelerators,
+        accelerator_faults=DECLARED[name].accelerator_faults if name in DECLARED else (),
         collective=name in DECLARED and DECLARED[name].collective,
         series=DECLARED[name].series if name in DECLARED else (),
         origin="built-in",

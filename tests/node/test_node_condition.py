@@ -26,7 +26,8 @@ from healthd.core.errors import ConfigError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckSpec, Health, NodeState, Quarantine, Reason
 from healthd.core.platforms.kubernetes import STRATEGIC, KubernetesError, api_server
-from healthd.node.condition import ACCELERATED_HARDWARE_READY, ConditionWriter, conditions
+from healthd.node.condition import ACCELERATED_HARDWARE_READY, conditions
+from healthd.node.condition_writer import ConditionWriter
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
 from tests.hosts.machine import Machine
@@ -46,6 +47,7 @@ ALL = tuple(
         scope=check.scope.value,
         doc="",
         accelerators=check.accelerators,
+        accelerator_faults=check.accelerator_faults,
     )
     for check in builtin_checks().values()
 )
@@ -197,7 +199,8 @@ def test_what_is_no_fault_of_an_accelerator_gives_up_no_instance(
 )
 def test_fault_of_an_accelerator_is_said_whatever_else_is_wrong(check: str, code: str, target: str) -> None:
     disk = why("DiskFull", check="disk_space", target="path:/tmp", action=Action.INSPECT)
-    assert accelerated(seen(Health.UNHEALTHY, disk, why(code, check=check, target=target))) == ("False", code)
+    fault = why(code, check=check, target=target, message=f"{check} {target}: the driver does not show it")
+    assert accelerated(seen(Health.UNHEALTHY, disk, fault)) == ("False", code)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +223,8 @@ def test_of_the_kernel_log_only_lines_of_accelerators_give_up_an_instance(
     machine.write("/dev/kmsg", f"[  4999.0] {line}\n")
     found = result("disk", *machine.findings(kernel_log))
     one = dataclasses.replace(found, check="kernel_log")
-    blank = state(health=Health.UNKNOWN, checks=(dataclasses.replace(specs()[0], name="kernel_log"),), results=(one,))
+    spec = dataclasses.replace(specs()[0], name="kernel_log", accelerator_faults=kernel_log.accelerator_faults)
+    blank = state(health=Health.UNKNOWN, checks=(spec,), results=(one,))
     health, reasons = judge_health(blank)
     assert health is Health.UNHEALTHY
     assert accelerated(dataclasses.replace(blank, health=health, reasons=reasons)) == (status, "KernelFault")

@@ -314,6 +314,7 @@ def _info(name: str, scope: str = "node") -> CheckInfo:
         judged=False,
         doc="",
         accelerators=False,
+        accelerator_faults=(),
         collective=False,
         series=(),
         origin="",

@@ -18,6 +18,7 @@ INFO = CheckInfo(
     judged=True,
     doc="",
     accelerators=False,
+    accelerator_faults=(),
     collective=False,
     series=(),
     origin="built-in",

@@ -19,7 +19,8 @@ from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.model import Decided, Gate
 from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
-from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, RING, Feed, FullError
+from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, Feed, FullError
+from healthd.aggregator.ui.ring import RING
 from healthd.aggregator.ui.session import local_path
 from healthd.core import text
 from healthd.core.model import Health
@@ -347,7 +348,7 @@ def test_a_watcher_that_fell_behind_the_ring_loads_anew_and_nothing_is_kept_for_
             feed.begin("node:n1")
             feed._heard["n1"] = None
             feed._look()
-        assert len(feed._ring) == RING
+        assert len(feed.ring) == RING
         assert b"event: reset" in await first(feed, FLEET, after, ["reset", "cells"])
         assert feed.streams == 0
 
@@ -406,7 +407,7 @@ def test_a_visitor_whose_token_is_no_longer_good_is_told_nothing_more() -> None:
     async def run() -> None:
         registry, _ = await filled(n1={})
         feed = Feed(registry, cast("Engine", Gates()), lambda: False)
-        events = [event async for event in feed.stream(FLEET, feed.cursor, lambda: False)]
+        events = [event async for event in feed.stream(FLEET, feed.ring.cursor, lambda: False)]
         assert events == [b"retry: 2000\n\n"]
 
     asyncio.run(run())

@@ -46,7 +46,12 @@ class Fault:
     stage: Stage = "new"
 
 
-@check(tier="passive", interval_seconds=30, timeout_seconds=5)
+@check(
+    tier="passive",
+    interval_seconds=30,
+    timeout_seconds=5,
+    accelerator_faults=("KernelFault: Neuron ", "KernelFault: GPU Xid"),  # all else in the log is the host's
+)
 def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     """
     The kernel has logged no known fault.

@@ -232,24 +232,21 @@ class DrainController:
         return True
 
     async def _bounded(self, what: str, call: Awaitable[_T]) -> _T:
+        """The answer of the scheduler; ActuatorError for all else, which is counted."""
         self._calls[what] += 1
+        name = self._actuator.name
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 return await call
-        except TimeoutError:
-            self._count_failure(what)
-            raise ActuatorError(f"{self._actuator.name}: no answer within {CALL_SECONDS:g} s") from None
-        except ActuatorError:
-            self._count_failure(what)
-            raise
         except Exception as error:
-            log.exception("%s: internal error in %s", self._actuator.name, what)
-            self._count_failure(what)
-            raise ActuatorError(f"{self._actuator.name}: internal error: {error}") from None
-
-    def _count_failure(self, what: str) -> None:
-        self._failures[what] += 1
-        self._away = self._away or what == "list"
+            self._failures[what] += 1
+            self._away = self._away or what == "list"
+            if isinstance(error, ActuatorError):
+                raise
+            if isinstance(error, TimeoutError):
+                raise ActuatorError(f"{name}: no answer within {CALL_SECONDS:g} s") from None
+            log.exception("%s: internal error in %s", name, what)
+            raise ActuatorError(f"{name}: internal error: {error}") from None
 
     async def _write(self, node: str, kind: str, message: str) -> None:
         log.info("%s is %s by %s: %s", node, kind, self._actuator.name, message)

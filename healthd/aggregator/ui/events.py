@@ -1,34 +1,27 @@
 """
-What changed, as server-sent events: one ring of changes for all who watch, and a cursor for each.
+What changed, as server-sent events: what is looked at for those who watch, and told through the ring (`ring`).
 
-A watcher that is slow or was away reads on from its cursor; one whose cursor has left the ring (or came from another
-process) is told to load the page anew. So nothing here grows with the number or the patience of watchers. While nobody
-watches, the only work is to sample new states for the small charts, a few each second.
+While nobody watches, the only work is to sample new states for the small charts, a few each second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import Gate
 from healthd.aggregator.ui.fleet_grid import Cell, FleetGrid
+from healthd.aggregator.ui.ring import Ring
 from healthd.aggregator.ui.samples import Samples
 from healthd.core.errors import HealthdError
 
 log = logging.getLogger(__name__)
 
-RING = 8192
-# Most nodes in one event; what is more comes with the next.
-MOST_CELLS = 1000
 MOST_STREAMS = 200
 # A page is in step within this time: quick for people, and a burst of syncs becomes one event.
 TICK_SECONDS = 0.25
@@ -56,17 +49,6 @@ class FullError(HealthdError):
     """Too many people watch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something that pages of `topic` show is another now. `cell` None: read the page anew. `moved`: other groups."""
-
-    seq: int
-    topic: str
-    cell: Cell | None = None
-    node: str | None = None
-    moved: bool = False
-
-
 class Feed:
     """Watches the fleet and tells. On the event loop alone; without tasks: it ticks by timers while there is work."""
 
@@ -74,9 +56,7 @@ class Feed:
         self.board = FleetGrid(fleet)
         self.samples = Samples()
         self._fleet, self._engine, self._stopping = fleet, engine, stopping
-        self._name = secrets.token_hex(4)
-        self._seq = 0
-        self._ring: deque[Change] = deque(maxlen=RING)
+        self.ring = Ring()
         self._moved = asyncio.Event()
         self._topics: Counter[str] = Counter()
         self._expected: dict[str, float] = {}
@@ -97,11 +77,6 @@ class Feed:
         """How many watch now."""
         return self._topics.total()
 
-    @property
-    def cursor(self) -> str:
-        """Where a page that is rendered now reads on."""
-        return f"{self._name}-{self._seq}"
-
     def begin(self, topic: str) -> str:
         """A page of this topic is about to be rendered: where it reads on. What changes from now on is not missed."""
         now = time.monotonic()
@@ -112,7 +87,7 @@ class Feed:
         self._active_until = now + EXPECT_SECONDS
         self._look_at_gates()
         self._schedule()
-        return self.cursor
+        return self.ring.cursor
 
     def all_cells(self) -> tuple[list[Cell], str]:
         """
@@ -133,7 +108,7 @@ class Feed:
         if len(self._told) > len(cells):
             for name in self._told.keys() - {cell.node for cell in cells}:
                 self._compare(name)
-        self._cells = (cells, self.cursor)
+        self._cells = (cells, self.ring.cursor)
         done = time.monotonic()
         self._cells_until = done + min(LONGEST_OLD_SECONDS, (done - now) * OLD_FOR_TIMES)
         return self._cells
@@ -156,23 +131,24 @@ class Feed:
         return self._stream(topic, after, still)
 
     async def _stream(self, topic: str, after: str | None, still: Callable[[], bool]) -> AsyncIterator[bytes]:
-        cursor = self._resume(after)
+        ring = self.ring
+        cursor = ring.resume(after)
         missed = not self._watched(topic) and topic != FLEET
         self._topics[topic] += 1
         self._schedule()
         try:
             yield b"retry: 2000\n\n"
             if cursor is None:
-                cursor = self._seq
-                yield self._event("reset", None, cursor)
+                cursor = ring.seq
+                yield ring.event("reset", None, cursor)
             elif missed:
-                yield self._event("changed", None, cursor)
+                yield ring.event("changed", None, cursor)
             while not self._stopping() and still():
-                if self._ring and self._ring[0].seq > cursor + 1:
-                    cursor = self._seq
-                    yield self._event("reset", None, cursor)
+                if ring.has_lost(cursor):
+                    cursor = ring.seq
+                    yield ring.event("reset", None, cursor)
                 moved = self._moved
-                event, cursor = self._next(topic, cursor)
+                event, cursor = ring.next(topic, cursor)
                 if event is not None:
                     yield event
                     continue
@@ -181,41 +157,10 @@ class Feed:
                     async with asyncio.timeout(BEAT_SECONDS):
                         await moved.wait()
                 except TimeoutError:
-                    yield self._event("beat", None, cursor)
+                    yield ring.event("beat", None, cursor)
         finally:
             self._topics[topic] -= 1
             self._topics += Counter()  # topics that nobody watches go
-
-    def _resume(self, after: str | None) -> int | None:
-        name, _, number = (after or "").partition("-")
-        if name != self._name or not number.isdecimal() or len(number) > 15:
-            return None
-        seq = int(number)
-        oldest = self._ring[0].seq if self._ring else self._seq + 1
-        return seq if oldest - 1 <= seq <= self._seq else None
-
-    def _next(self, topic: str, cursor: int) -> tuple[bytes | None, int]:
-        """The next event after a cursor, None when there is none, and the cursor after it."""
-        fresh: list[Change] = []
-        for change in reversed(self._ring):
-            if change.seq <= cursor:
-                break
-            fresh.append(change)
-        fresh.reverse()
-        wanted = [change for change in fresh if change.topic == topic][:MOST_CELLS]
-        if not wanted:
-            return None, self._seq
-        cursor = wanted[-1].seq if len(wanted) == MOST_CELLS else self._seq
-        cells = {change.node: change for change in wanted if change.node is not None}
-        if not cells:
-            return self._event("changed", None, cursor), cursor
-        regroup = any(change.moved for change in wanted)
-        shown = [_shown(change.cell) for change in cells.values() if change.cell is not None]
-        return self._event("cells", {"cells": shown, "regroup": regroup}, cursor), cursor
-
-    def _event(self, kind: str, value: object, seq: int) -> bytes:
-        data = json.dumps(value, separators=(",", ":"))  # escapes line ends, which would end the event
-        return f"id: {self._name}-{seq}\nevent: {kind}\ndata: {data}\n\n".encode()
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -232,11 +177,11 @@ class Feed:
 
     def _tick(self) -> None:
         self._timer = None
-        before = self._seq
+        before = self.ring.seq
         if self._active():
             self._look()
         self._sample()
-        if self._seq != before or self._stopping():
+        if self.ring.seq != before or self._stopping():
             self._moved.set()
             self._moved = asyncio.Event()
         self._schedule()
@@ -247,7 +192,7 @@ class Feed:
         for name in heard:
             self._compare(name)
             if self._watched(f"node:{name}"):
-                self._tell(f"node:{name}")
+                self.ring.tell(f"node:{name}")
         names = self._fleet.names()
         part = names[self._swept : self._swept + SWEEP]
         self._swept = self._swept + SWEEP if self._swept + SWEEP < len(names) else 0
@@ -264,13 +209,13 @@ class Feed:
             return
         if cell is None:
             del self._told[name]
-            self._tell(FLEET, node=name, moved=True)
+            self.ring.tell(FLEET, node=name, moved=True)
         else:
             self._told[name] = cell
             moved = before is None or before.place != cell.place
-            self._tell(FLEET, cell=cell, node=name, moved=moved)
+            self.ring.tell(FLEET, cell=cell, node=name, moved=moved)
         if self._watched(f"node:{name}"):
-            self._tell(f"node:{name}")
+            self.ring.tell(f"node:{name}")
 
     def _look_at_gates(self) -> None:
         now = {gate.id: gate for gate in self._engine.open_gates()}
@@ -278,15 +223,11 @@ class Feed:
         changed |= self._gates.keys() - now.keys()
         self._gates = now
         if changed:
-            self._tell(GATES)
-            self._tell(FLEET)
+            self.ring.tell(GATES)
+            self.ring.tell(FLEET)
         for gate_id in changed:
             if self._watched(f"gate:{gate_id}"):
-                self._tell(f"gate:{gate_id}")
-
-    def _tell(self, topic: str, *, cell: Cell | None = None, node: str | None = None, moved: bool = False) -> None:
-        self._seq += 1
-        self._ring.append(Change(self._seq, topic, cell, node, moved))
+                self.ring.tell(f"gate:{gate_id}")
 
     def catch_up(self) -> int:
         """Sample now what would have waited for its turn, up to a bound, and say how many nodes still wait."""
@@ -309,8 +250,3 @@ class Feed:
                 state = node.current()
                 if state is not None:
                     self.samples.take(state, now)
-
-
-def _shown(cell: Cell) -> dict[str, object]:
-    """A cell as the script needs it."""
-    return {"node": cell.node, "tone": cell.tone, "sign": cell.sign, "label": cell.label}

@@ -82,6 +82,8 @@ class CheckSpec:
     """The first lines of its docstring."""
     accelerators: bool = False
     """It looks at accelerators and at nothing else."""
+    accelerator_faults: tuple[str, ...] = ()
+    """`CODE: words` of one that looks at more: its reasons that begin so are faults of accelerators."""
     collective: bool = False
     """It measures a collective, of which Prometheus gets bus bandwidth and time by size."""
     series: tuple[Series, ...] = ()

@@ -52,6 +52,7 @@ def _spec(info: CheckInfo, settings: NodeSettings) -> CheckSpec:
         scope=info.scope.value,
         doc=_summary(info.doc),
         accelerators=info.accelerators,
+        accelerator_faults=info.accelerator_faults,
         collective=info.collective,
         series=info.series,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from checks.accelerators import find_descriptor
+from healthd.core.errors import words_of
 from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 # While nothing is open, the watch sleeps until something is.
 IDLE_WATCH_SECONDS = 3600.0
+RELEASED = OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,7 +112,7 @@ class Orders:
         """Begin a listed order once, cancel it when it is withdrawn, report its end until that is `acknowledged`."""
         held = next((one.lease for one in self._leases.held if one.lease.id == order.id), None)
         if held is not None and order.withdrawn:
-            self._end_lease(held, OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it"))
+            self._end_lease(held, RELEASED)
         elif order.id in self._open:
             if order.withdrawn:
                 self._cancel(self._open[order.id], "the aggregator called it off")
@@ -144,9 +146,7 @@ class Orders:
                 self._cancel(one, "the aggregator called it off")
         for held in self._leases.held:
             if held.issuer == issuer and held.lease.id not in listed:
-                self._end_lease(
-                    held.lease, OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
-                )
+                self._end_lease(held.lease, RELEASED)
 
     def _cancel(self, one: OpenOrder, why: str) -> None:
         """Cancel an order that can be cancelled; a lease cannot."""
@@ -187,9 +187,7 @@ class Orders:
             self._open[order.id].report = OrderReport(status=OrderStatus.RUNNING, message="about to be stored")
             self._tasks.start(f"lease {order.lease.id}", self._store_lease(order, order.lease, issuer))
         else:
-            self._report(
-                order.id, OrderReport(status=OrderStatus.REFUSED, message=f"no such kind of order here: {order.kind!r}")
-            )
+            self._report(order.id, _refusal(f"no such kind of order here: {order.kind!r}"))
 
     def _report(self, order_id: str, report: OrderReport) -> None:
         one = self._open.get(order_id)
@@ -216,11 +214,7 @@ class Orders:
                 # It may be one from before the damage: a refusal would end it. It is tried again with the next answer.
                 self._open.pop(order.id, None)
                 return
-            report = _unforeseen(error)
-            if isinstance(error, OSError):
-                report = OrderReport(
-                    status=OrderStatus.REFUSED, message=f"the lease cannot be stored: {error.strerror}"
-                )
+            report = _refusal(f"the lease cannot be stored: {words_of(error)}") if known else _unforeseen(error)
             self._leases.release(lease.id, report)
             self._store.set_leases(self._leases.with_stamps())
         if report.status == OrderStatus.ACCEPTED:
@@ -238,22 +232,18 @@ class Orders:
     async def _claim_for(self, lease: Lease, issuer: str) -> OrderReport:
         """Give the devices to the lease: first store it, so that no probe starts, then look at who has them."""
         if other := [held.lease for held in self._leases.held]:
-            return OrderReport(status=OrderStatus.REFUSED, message=f"job {other[0].job} has a lease on the node")
+            return _refusal(f"job {other[0].job} has a lease on the node")
         self._leases.add(lease, issuer)
         self._store.set_leases(self._leases.with_stamps())
         await self._scheduler.stop_active(f"job {lease.job} gets the node")
         await self._scheduler.refresh()
         if self._leases.doubt:
             return OrderReport(status=OrderStatus.ACCEPTED)  # it may be in force from before, and its job running
-        own = process_of(lease.workload)
+        own = f"pid {process_of(lease.workload)} "
         claims = foreign(self._store.allocated, self._store.scheduled.workloads, {lease.workload, lease.job})
-        others = [
-            claim
-            for claim in claims
-            if claim.by in ("process", "scheduler") and f"pid {own} " not in f"{claim.holder} "
-        ]
+        others = [one for one in claims if one.by in ("process", "scheduler") and own not in f"{one.holder} "]
         if others:
-            report = OrderReport(status=OrderStatus.REFUSED, message=f"the devices are taken: {describe(others)}")
+            report = _refusal(f"the devices are taken: {describe(others)}")
             self._leases.release(lease.id, report)
             self._store.set_leases(self._leases.with_stamps())
             return report
@@ -301,6 +291,9 @@ class Orders:
                 self._leases.note_seen(held.lease.id, process_start=end.process_start)
 
 
-def _unforeseen(error: Exception) -> OrderReport:
-    why = f"an error of healthd's own: {type(error).__name__}; see the log of the node's daemon"
+def _refusal(why: str) -> OrderReport:
     return OrderReport(status=OrderStatus.REFUSED, message=why)
+
+
+def _unforeseen(error: Exception) -> OrderReport:
+    return _refusal(f"an error of healthd's own: {type(error).__name__}; see the log of the node's daemon")
