@@ -6,8 +6,39 @@ It is the element of the largest absolute value, so that zeros, which no factor 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from checks.contract import Device
+
+STRUCK = 1
+"""The repeat in which a fault strikes that is not one of chance, from 0."""
+
+
+class Strikes:
+    """
+    Which places of which repeat are hit by the injected faults of a device.
+
+    Where a fault strikes one step in N, each repeat is hit by a chance of its own, as by a real one; `seed` makes it
+    the same again.
+    """
+
+    def __init__(self, device: Device, seed: int) -> None:
+        self._torch = device.torch
+        self.places: Mapping[str, float | None] = getattr(device, "places", {})
+        self._one_in: Mapping[str, int] = getattr(device, "one_in", {})
+        self._chance = random.Random(f"{seed} {device.target}")  # noqa: S311  devices are hit in steps of their own
+
+    def change(self, repeat: int) -> Callable[[str, Any], Any] | None:
+        """What they do to the tensors of this repeat, from 0; None: nothing. To be called once for each, in order."""
+        hit = {place: size for place, size in self.places.items() if self._hits(place, repeat)}
+        return corrupting(self._torch, hit) if hit else None
+
+    def _hits(self, place: str, repeat: int) -> bool:
+        if place not in self._one_in:
+            return repeat == STRUCK
+        return self._chance.random() * self._one_in[place] < 1.0
 
 
 def corrupting(torch: Any, places: Mapping[str, float | None]) -> Callable[[str, Any], Any]:

@@ -12,6 +12,15 @@ AFTER = "after"
 """`after/200` is the digest of all parameters after 200 steps; the other digests are of places of the first step."""
 
 
+RARE = 10_000
+"""A pass says how probably it would have missed a fault that strikes one step in so many."""
+
+
+def missed_ratio(repeats: int, one_in: int) -> float:
+    """The probability that none of so many repeats was hit by a fault that strikes one step in `one_in`."""
+    return (1.0 - 1.0 / one_in) ** repeats
+
+
 def judge_steps(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
     """
     Say which devices differ, where first, and pass those that agree with the others of their kind.
@@ -76,6 +85,8 @@ def _pass(own: Sequence[Evidence], peers: int, absent: str) -> Finding:
     compared = f"as on {peers} other{'s' if peers > 1 else ''} of its kind" if peers else "no other to compare with"
     dtypes = ", ".join(str(item.data["dtype"]) for item in own)
     text = f"all {count} digests of a step are the same in {repeats} repeats ({dtypes}), {compared}{absent}"
+    missed = missed_ratio(repeats, RARE)
+    text += f"; a fault of one step in {RARE:,} would have been missed with {_percent(missed)}"
     if left_out:
         text += f"; left out, because the device does not repeat them: {', '.join(left_out)}"
     return Finding(
@@ -83,12 +94,21 @@ def _pass(own: Sequence[Evidence], peers: int, absent: str) -> Finding:
         reason=None,
         message=text,
         target=own[0].target,
-        measurements=(_number("train_step_repeats_count", repeats), _number("train_step_peers_count", peers)),
+        measurements=(
+            _number("train_step_repeats_count", repeats),
+            _number("train_step_peers_count", peers),
+            _number("train_step_missed_ratio", missed, one_in=str(RARE)),
+        ),
     )
 
 
-def _number(name: str, value: int) -> Measurement:
-    return Measurement(name=name, value=float(value), lower=None, upper=None, origin="none")
+def _percent(ratio: float) -> str:
+    """With as many digits as tell it from certainty: 99.97 %, 5 %, 0.005 %."""
+    return f"{100 * ratio:.2f} %" if ratio > 0.99 else f"{100 * ratio:.2g} %"
+
+
+def _number(name: str, value: float, **labels: str) -> Measurement:
+    return Measurement(name=name, value=float(value), lower=None, upper=None, origin="none", labels=labels)
 
 
 def _table(device: Evidence) -> tuple[tuple[str, str], ...]:

@@ -14,16 +14,12 @@ from checks.contract import Context, Device, Finding, Limit, Profile, Status
 from checks.device.profiling import with_profile
 from checks.device.sampling import labelled_limit, median, per_second
 from checks.limits import within
-from checks.training.corruption import corrupting
+from checks.training.corruption import Strikes
 from checks.training.digests import Digester
 from checks.training.judge import first_difference
 from checks.training.places import describe
 from checks.training.step import Step
 from checks.training.work import Work
-
-STRUCK = 1
-"""The repeat in which an injected fault strikes, from 0."""
-
 
 MOST_TABLES = 16
 """Different tables of digests of one step that are kept."""
@@ -53,15 +49,15 @@ class Repeats:
 
 
 def repeat(
-    device: Device, work: Work, count: int, left_out: Collection[str], seconds: float = 0.0
+    device: Device, work: Work, count: int, left_out: Collection[str], seconds: float = 0.0, *, seed: int = 0
 ) -> tuple[Repeats, Step]:
     """
     Do the same step `count` times, or until `seconds` are over where that is longer.
 
-    Its digests, and the first repeat with its tensors.
+    Its digests, and the first repeat with its tensors. `seed` is that of injected faults that strike by chance.
     """
     digester = Digester(device)
-    faults: Mapping[str, float | None] = getattr(device, "places", {})
+    strikes = Strikes(device, seed)
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()  # of whole tables, so that a long run takes no memory
     numbers: dict[tuple[tuple[str, str], ...], int] = {}
     first: Step | None = None
@@ -69,12 +65,11 @@ def repeat(
     for number in itertools.count():
         if number >= max(2, count) and time.monotonic() >= end:
             break
-        change = corrupting(device.torch, faults) if faults and number == STRUCK else None
-        done = work.run(look=None if first is None else digester.look, change=change)
+        done = work.run(look=None if first is None else digester.look, change=strikes.change(number))
         device.synchronize()
         if first is None:
             first = done
-            check_places((*left_out, *faults), done.places)
+            check_places((*left_out, *strikes.places), done.places)
             kept = {name: digester.look(value) for name, value in done.places.items() if name not in left_out}
         else:
             kept = {name: value for name, value in done.places.items() if name not in left_out}

@@ -19,7 +19,7 @@ from checks.contract import (
     Tier,
     check,
 )
-from checks.device.sampling import labelled_limit
+from checks.device.sampling import labelled_limit, new_seed
 from checks.limits import within
 from checks.training.digests import Digester, fold, join
 from checks.training.judge import AFTER, judge_steps
@@ -54,6 +54,8 @@ class Params:
     step: str | None = None
     """A step of your own instead of the built-in model: `package.module:make`, `/path/to/file.py:make`, or the name of
     an entry point of the group `healthd.training_steps`."""
+    seed: int | None = None
+    """Of injected faults that strike one step in so many; None: a new one each run."""
     left_out: tuple[str, ...] = ()
     """Places whose bits this device does not repeat (a back end without a deterministic kernel): not digested."""
 
@@ -80,8 +82,10 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
              one repeat; without a magnitude a bit of its exponent is flipped. Layers are embed, block0, block1 and
              head, operations as in `block1.gelu` (forward), `block1.gelu_grad` (its gradient), `block1.up_weight_grad`
              and `block1.up_weight_update` (the parameter after the optimizer). A wrong one is refused with the nearest.
-    Odds:    n repeats miss a fault that strikes one step in m with probability (1 - 1/m)^n: of one in 10,000, 20
-             repeats miss 99.8 %, 30,000 repeats 5 %. `seconds`, and the time limit of the check, make a soak that long.
+             `corrupt:MAGNITUDE/10000`, or `corrupt/10000`, strikes one step in 10,000, by chance.
+    Odds:    n repeats miss a fault that strikes one step in m with probability (1 - 1/m)^n, and 3 m repeats miss it
+             with 5 %. Of one in 10,000, 3 repeats miss 99.97 %, 20 miss 99.8 %, 30,000 miss 5 %. `seconds`, and the
+             time limit of the check, make a soak that long; a pass says its own odds.
     Cost:    quick: under 1 s on one core, after the import of torch. Deep: a minute or two on two cores.
     Source:  own. The bound of the errors is derived in checks/training/reference.py (Higham and Mary, 2019). That
              training finds what single operations do not: SDCHunter (OSDI 2026).
@@ -118,7 +122,9 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
 def _questions(ctx: Context[Params], device: Device, work: Work) -> Generator[Finding | Profile, None, Repeats]:
     """What is asked of each step; its digests."""
     count = ctx.params.repeats if ctx.params.repeats is not None else _REPEATS.get(ctx.tier, 3)
-    repeated, first = repeat(device, work, count, ctx.params.left_out, ctx.params.seconds)
+    repeated, first = repeat(
+        device, work, count, ctx.params.left_out, ctx.params.seconds, seed=new_seed(ctx.params.seed)
+    )
     yield from repeated.findings(device, work)
     yield from right(device, work, first)
     yield from speed(ctx, device, work, ctx.params.timed)

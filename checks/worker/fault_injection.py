@@ -85,8 +85,9 @@ class FaultyDevice:
     """
     A device that is slow, or that flips one bit of one element of the first tensor that the host reads.
 
-    `places` are those of a training step that it corrupts, with their magnitudes (see `checks.training.corruption`).
-    Everything else is done by the real device. See `checks.contract.Device`.
+    `places` are those of a training step that it corrupts, with their magnitudes (see `checks.training.corruption`);
+    `one_in` says for some of them that they are hit in one step of so many. Everything else is done by the real device.
+    See `checks.contract.Device`.
     """
 
     def __init__(
@@ -97,9 +98,11 @@ class FaultyDevice:
         corrupt: bool,
         members: tuple[Device, ...] = (),
         places: Mapping[str, float | None] | None = None,
+        one_in: Mapping[str, int] | None = None,
     ) -> None:
         self.members = members
         self.places = dict(places or {})
+        self.one_in = dict(one_in or {})
         self.matmul_rows = device.matmul_rows
         self.target = device.target
         self.key = device.key
@@ -193,4 +196,5 @@ def faulty(device: Device, faults: Sequence[Fault]) -> Device:
         return FaultyDevice(device, factor=factor, corrupt=False, members=members)
     if not (corrupt or places or factor > 1.0):
         return device
-    return FaultyDevice(device, factor=factor, corrupt=corrupt, places=places)
+    one_in = {fault.place: fault.one_in for fault in faults if fault.place is not None and fault.one_in is not None}
+    return FaultyDevice(device, factor=factor, corrupt=corrupt, places=places, one_in=one_in)

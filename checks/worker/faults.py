@@ -2,8 +2,8 @@
 Faults that an operator injects, as text and as records; `fault_injection` applies them in the worker.
 
 A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it. Training
-steps have places within their work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE]`, see
-`checks.training.places`.
+steps have places within their work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE][/STEPS]`, see
+`checks.training.places`; with `/STEPS` the fault strikes one step in so many, by chance.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from checks.training.places import OWN, all_places, reduced_places
 KINDS = ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage", "absent")
 MAX_FACTOR = 10_000.0
 MAX_MAGNITUDE = 1e30
+MAX_STEPS = 1_000_000_000
 
 # What makes sense where. A node check has no device whose data could be corrupt, and only a rank can fail to join.
 _BY_SCOPE: Mapping[str, tuple[str, ...]] = {
@@ -40,7 +41,7 @@ class Fault:
 
     `target` None means every target of the check; `value` is the factor of `slow`, or the relative error of what is
     corrupted at `place` (None: a bit of the exponent); `place` is where in the check's work, for checks that have
-    places.
+    places, and `one_in` says that it strikes one step in so many, by chance (None: one repeat, always the same).
     """
 
     check: str
@@ -48,13 +49,15 @@ class Fault:
     kind: str
     value: float | None
     place: str | None = None
+    one_in: int | None = None
 
     def __str__(self) -> str:
         """As an operator writes it."""
         target = f"@{self.target}" if self.target else ""
         value = f":{self.value:g}" if self.value is not None else ""
         place = f".{self.place}" if self.place else ""
-        return f"{self.check}{place}{target}={self.kind}{value}"
+        rate = f"/{self.one_in}" if self.one_in is not None else ""
+        return f"{self.check}{place}{target}={self.kind}{value}{rate}"
 
     def hits(self, check: str, targets: Collection[str]) -> bool:
         """Whether it concerns a check on the worker with these names (`cpu:1` and `rank:1` are names of one worker)."""
@@ -74,7 +77,8 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
         raise ValueError(f"{where}: write CHECK[@TARGET]=KIND[:VALUE], as in matmul@cpu:1=corrupt")
     name, at, target = left.strip().partition("@")
     check, dot, place = name.partition(".")
-    kind, colon, value_text = right.strip().partition(":")
+    body, slash, steps = right.strip().partition("/")
+    kind, colon, value_text = body.partition(":")
     if kind not in KINDS:
         raise ValueError(f"{where}: no such kind: {kind!r}{_nearest(kind, KINDS)}")
     if at and not _TARGET.fullmatch(target):
@@ -85,7 +89,10 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
         _check_scope(where, check, scopes[check], kind, target)
     if dot:
         _check_place(where, check, place, kind)
-        return Fault(check, target or None, kind, _magnitude(where, value_text) if colon else None, place)
+        magnitude = _magnitude(where, value_text) if colon else None
+        return Fault(check, target or None, kind, magnitude, place, _steps(where, steps) if slash else None)
+    if slash:
+        raise ValueError(f"{where}: only a place of {PLACED_CHECK} takes a rate: {PLACED_CHECK}.{_PLACE}=corrupt/10000")
     if kind != "slow" and colon:
         raise ValueError(f"{where}: {kind} takes no value; only slow does, as in slow:4")
     return Fault(check, target or None, kind, _factor(where, value_text) if kind == "slow" else None)
@@ -141,6 +148,13 @@ def _magnitude(where: str, text: str) -> float:
             f"not {text!r}"
         )
     return magnitude
+
+
+def _steps(where: str, text: str) -> int:
+    steps = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+    if not 2 <= steps <= MAX_STEPS:
+        raise ValueError(f"{where}: one step in 2 to {MAX_STEPS} can be struck, as in corrupt/10000, not in {text!r}")
+    return steps
 
 
 def _factor(where: str, text: str) -> float:

@@ -76,7 +76,7 @@ class RunRecord:
             "timeout_seconds": self.timeout_seconds(info),
             "previous": from_previous(self.request.previous.get(info.name)),
             "faults": [
-                [fault.check, fault.target, fault.kind, fault.value, fault.place]
+                [fault.check, fault.target, fault.kind, fault.value, fault.place, fault.one_in]
                 for fault in self.request.faults
                 if fault.hits(info.name, names) or (info.scope is Scope.NODE and fault.check == info.name)
             ],

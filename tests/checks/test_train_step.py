@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from checks.contract import Evidence, Finding, Limit, Missing, Status, Tier
-from checks.training.corruption import corrupting
+from checks.training.corruption import Strikes, corrupting
 from checks.training.digests import Digester
-from checks.training.judge import judge_steps
+from checks.training.judge import judge_steps, missed_ratio
 from checks.training.model import FORMATS, make_batch, make_parameters
 from checks.training.places import BACKWARD, FORWARD, OPTIMIZER, all_places, describe, phase_of
 from checks.training.step import Step, first_state, run_step
@@ -216,6 +216,66 @@ def test_a_soak_repeats_for_as_long_as_it_is_told_and_names_the_one_step_that_di
     assert found.reason == "SilentCorruption"
     assert "has other bits in repeat 120 (1 of " in found.message
     assert evidence_of(said)[0].data["repeats"] >= 150
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fault_of_one_step_in_many_strikes_by_chance_and_each_step_that_it_hit_is_counted(
+    context: Any, cpu_device: Any, seed: int
+) -> None:
+    fault = parse_fault("train_step.block1.gelu_grad@cpu:0=corrupt:1e-3/25", {"train_step": "device"})
+    device = faulty(cpu_device, [fault])
+    strikes = Strikes(device, seed)
+    hit = [number for number in range(60) if strikes.change(number) is not None]
+    options = {**SHORT, "repeats": 60, "dtypes": ["fp32"], "seed": seed}
+    said = list(train_step(context(train_step, device=device, **options)))
+    assert (evidence_of(said)[0].data["stable"], bool(hit)) in ((True, False), (False, True))
+    found = [one.message for one in wrong(said) if one.reason == "SilentCorruption"]
+    if hit:
+        words = f"layer block1, gradient of gelu has other bits in repeat {hit[0] + 1} ({len(hit)} of 60 differ)"
+        assert [words in message for message in found] == [True]
+    else:
+        assert found == []
+
+
+def test_a_fault_of_one_step_in_many_hits_as_many_as_it_says_and_devices_in_steps_of_their_own(
+    tampering: Any,
+) -> None:
+    count, one_in = 200_000, 100
+    hits = []
+    for target in ("cpu:0", "cpu:1"):
+        fault = parse_fault(f"train_step.block1.gelu=corrupt/{one_in}", {"train_step": "device"})
+        strikes = Strikes(faulty(tampering(target=target), [fault]), 7)
+        hits.append({number for number in range(count) if strikes.change(number) is not None})
+    for found in hits:
+        assert abs(len(found) - count / one_in) < 5 * (count / one_in) ** 0.5  # five standard deviations
+    assert len(hits[0] & hits[1]) < 100
+
+
+@pytest.mark.parametrize(
+    ("repeats", "words"),
+    [(3, "99.97 %"), (20, "99.80 %"), (200, "98 %"), (30_000, "5 %"), (100_000, "0.0045 %")],
+)
+def test_a_pass_says_with_which_odds_a_rare_fault_would_have_been_missed(repeats: int, words: str) -> None:
+    device = item("cpu:0", "a")
+    device = dataclasses.replace(device, data={**device.data, "repeats": repeats})
+    (verdict,) = judge_steps([device], [])
+    assert f"a fault of one step in 10,000 would have been missed with {words}" in verdict.message
+    (missed,) = [one for one in verdict.measurements if one.name == "train_step_missed_ratio"]
+    assert missed.labels == {"one_in": "10000"}
+    assert missed.value == pytest.approx((1 - 1e-4) ** repeats)
+
+
+def test_the_odds_are_those_of_faults_that_strike_by_chance(cpu_device: Any) -> None:
+    """Of 2,000 soaks of 50 steps with a fault of one step in 25, as many miss it as the formula says."""
+    fault = parse_fault("train_step.block1.gelu=corrupt/25", {"train_step": "device"})
+    device = faulty(cpu_device, [fault])
+    soaks, repeats = 2000, 50
+    missed = 0
+    for seed in range(soaks):
+        strikes = Strikes(device, seed)
+        missed += all(strikes.change(number) is None for number in range(repeats))
+    expected = missed_ratio(repeats, 25)
+    assert abs(missed / soaks - expected) < 5 * (expected * (1 - expected) / soaks) ** 0.5
 
 
 def test_slow_steps_fail_their_limit(context: Any, cpu_device: Any) -> None:
