@@ -48,6 +48,9 @@ class Descriptor:
     pjrt_clients: tuple[str, ...] = ()
     """Names of the PJRT clients that drive these devices under XLA."""
 
+    scaled_products: tuple[str, ...] = ()
+    """Dtypes of torch whose scaled products (`torch._scaled_mm`) such devices may have; each device is still asked."""
+
     on_ec2_only: bool = False
     """Whether such devices exist on EC2 alone, so that there must be an instance type."""
 

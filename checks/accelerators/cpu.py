@@ -21,7 +21,13 @@ from checks.contract import Device
 from checks.host.efa import count_efa as count_efa
 from checks.host.machine import Host, HostError
 
-DESCRIPTOR = Descriptor(name="cpu", detect_order=2, speed_versions=("torch",), jobs_open_devices=False)
+DESCRIPTOR = Descriptor(
+    name="cpu",
+    detect_order=2,
+    speed_versions=("torch",),
+    scaled_products=("float8_e4m3fn",),
+    jobs_open_devices=False,
+)
 
 DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
 DEVICE_COUNT_MAX = 256  # more is a slip of the keyboard: each is a process with torch in it

@@ -30,6 +30,7 @@ DESCRIPTOR = Descriptor(
     speed_versions=("torch", "nvidia_driver"),
     device_files="/dev/nvidia",
     pjrt_clients=("CUDA", "GPU"),
+    scaled_products=("float8_e4m3fn",),
     holders_check="gpu_driver",
 )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from checks.training.float8 import scaled_product
 from checks.training.places import BLOCKS
 from checks.training.text import TEXT
 
@@ -49,12 +50,15 @@ class Format:
     wide: str
     roundoff: float
     loss_scale: float
+    products: str | None = None
+    """The dtype that the operands of the products with weights are rounded to, forward; None: `low`."""
 
 
 FORMATS: Mapping[str, Format] = {
     "fp32": Format("fp32", "float32", "float32", 2.0**-24, 1.0),
     "bf16": Format("bf16", "bfloat16", "float32", 2.0**-8, 1.0),
     "fp16": Format("fp16", "float16", "float32", 2.0**-11, 1024.0),
+    "fp8": Format("fp8", "bfloat16", "float32", 2.0**-8, 1.0, products="float8_e4m3fn"),
 }
 
 
@@ -120,8 +124,10 @@ def forward(torch: Any, size: Size, form: Format, parameters: Mapping[str, Any],
     tokens, following = batch
     mask = torch.full((size.tokens, size.tokens), float("-inf"), dtype=wide, device=tokens.device).triu(1)
 
-    def weight(name: str) -> Any:
-        return parameters[name].to(low)
+    def product(x: Any, name: str) -> Any:
+        """With the weights of this name, of [outputs, inputs]."""
+        weight = parameters[name].to(low)
+        return x @ weight.t() if form.products is None else scaled_product(torch, x, weight, form.products)
 
     def norm(x: Any, name: str) -> Any:
         x = x.to(wide)
@@ -135,17 +141,17 @@ def forward(torch: Any, size: Size, form: Format, parameters: Mapping[str, Any],
     for index in range(BLOCKS):
         at = f"block{index}"
         h = tap(f"{at}.norm1", norm(x, f"{at}.norm1_weight"))
-        qkv = tap(f"{at}.qkv", h @ weight(f"{at}.qkv_weight").t())
+        qkv = tap(f"{at}.qkv", product(h, f"{at}.qkv_weight"))
         q, k, v = (heads(part) for part in qkv.split(size.width, -1))
         scores = tap(f"{at}.scores", q @ k.transpose(2, 3) * (size.width // size.heads) ** -0.5)
         shares = tap(f"{at}.softmax", torch.softmax(scores.to(wide) + mask, -1).to(low))
         context = tap(f"{at}.context", (shares @ v).transpose(1, 2).reshape(size.batch, size.tokens, size.width))
-        x = tap(f"{at}.add1", x + tap(f"{at}.output", context @ weight(f"{at}.output_weight").t()))
+        x = tap(f"{at}.add1", x + tap(f"{at}.output", product(context, f"{at}.output_weight")))
         h = tap(f"{at}.norm2", norm(x, f"{at}.norm2_weight"))
-        h = tap(f"{at}.up", h @ weight(f"{at}.up_weight").t())
+        h = tap(f"{at}.up", product(h, f"{at}.up_weight"))
         h = tap(f"{at}.gelu", functional.gelu(h.to(wide)).to(low))
-        x = tap(f"{at}.add2", x + tap(f"{at}.down", h @ weight(f"{at}.down_weight").t()))
+        x = tap(f"{at}.add2", x + tap(f"{at}.down", product(h, f"{at}.down_weight")))
     x = tap("head.norm", norm(x, "head.norm_weight"))
-    logits = tap("head.logits", x @ weight("head.logits_weight").t())
+    logits = tap("head.logits", product(x, "head.logits_weight"))
     loss = functional.cross_entropy(logits.to(wide).reshape(-1, VOCABULARY), following.reshape(-1))
     return tap("head.loss", loss)

@@ -19,6 +19,9 @@ BACKWARD = "backward"
 REDUCTION = "reduction"
 OPTIMIZER = "optimizer"
 
+BLOCKS = 2
+"""Of every model, small or large, so that a fault's place exists in every tier."""
+
 EMBEDDING = ("token", "position")
 BLOCK = ("norm1", "qkv", "scores", "softmax", "context", "output", "add1", "norm2", "up", "gelu", "down", "add2")
 HEAD = ("norm", "logits", "loss")
@@ -27,11 +30,18 @@ _PARAMETERS = {
     "block": ("norm1_weight", "qkv_weight", "output_weight", "norm2_weight", "up_weight", "down_weight"),
     "head": ("norm_weight", "logits_weight"),
 }
+INPUTS = {
+    **{
+        f"block{index}.{product}": f"block{index}.{given}"
+        for index in range(BLOCKS)
+        for product, given in (("qkv", "norm1"), ("output", "context"), ("up", "norm2"), ("down", "gelu"))
+    },
+    "head.logits": "head.norm",
+}
+"""The products with weights, and the place that each takes its other operand from."""
+
 OWN = "own."
 """How the places of a step of the user's own begin (see `checks.training.own`)."""
-
-BLOCKS = 2
-"""Of every model, small or large, so that a fault's place exists in every tier."""
 
 
 def layers() -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:

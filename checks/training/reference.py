@@ -11,6 +11,10 @@ relative to those of the layer's output. What was seen on CPUs stays below a fif
 
     |x - reference| <= 6 sqrt(k) (u + sqrt(n) u32) max|reference|
 
+In fp8 that would be no bound at all: of sixteen steps of a number's size, rounding explains anything. So each product
+whose operands are rounded to fp8 is held against the exact product of the device's own operands, rounded as it has to
+round them, and the reference goes on with what the device gave. What is left is the error of `low`, and the same bound.
+
 The optimizer is held against AdamW in float64 of the device's own gradients: where a gradient is near 0, AdamW's
 update is its sign, which no bound on the gradient determines. It has sixteen roundings, so k is 16 and n 0, and u is
 that of the dtype in which parameters are stored.
@@ -23,8 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checks.training.float8 import exact_product
 from checks.training.model import VOCABULARY, Format, Size, reference_format
-from checks.training.places import OPTIMIZER, phase_of
+from checks.training.places import INPUTS, OPTIMIZER, phase_of
 from checks.training.step import State, adamw, first_state, run_step
 
 _FACTOR = 6.0
@@ -64,11 +69,21 @@ def longest_sum(size: Size) -> int:
 
 
 def reference_step(
-    torch: Any, size: Size, form: Format, parameters: Mapping[str, Any], batch: Any
+    torch: Any, size: Size, form: Format, parameters: Mapping[str, Any], batch: Any, places: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """What every place has to be, on the host in float64."""
-    exact = reference_format(form)
-    return run_step(torch, size, exact, first_state(torch, parameters, exact.wide, "cpu"), batch).places
+    """What every place has to be, on the host in float64; `places` are those of the device, read."""
+    exact, products = reference_format(form), {}
+
+    def own(place: str, tensor: Any) -> Any:
+        """Go on with the device's product, and remember what it had to be; gradients pass unchanged."""
+        if form.products is None or place not in INPUTS:
+            return tensor
+        weight = parameters[f"{place}_weight"].to(getattr(torch, form.low))
+        products[place] = exact_product(torch, places[INPUTS[place]], weight, form.products)
+        return tensor + (places[place].to(torch.float64) - tensor).detach()
+
+    done = run_step(torch, size, exact, first_state(torch, parameters, exact.wide, "cpu"), batch, change=own)
+    return {**done.places, **products}
 
 
 def errors_of(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
+from checks.accelerators import find_descriptor
 from checks.contract import (
     NO_LIMIT,
     Context,
@@ -22,17 +23,19 @@ from checks.contract import (
 from checks.device.sampling import labelled_limit, new_seed
 from checks.limits import within
 from checks.training.digests import Digester, fold, join
+from checks.training.float8 import why_not
 from checks.training.judge import AFTER, judge_steps
 from checks.training.model import FORMATS, Format
 from checks.training.own import own_step
-from checks.training.parity import EXACT_RATIO, WIDE_RATIO, run_parity
+from checks.training.parity import parity_limit, run_parity
 from checks.training.probing import Repeats, repeat, right, speed
 from checks.training.work import SMALL, Work, built_in
 
 _REPEATS = {Tier.QUICK: 3, Tier.DEEP: 20, Tier.SOAK: 200}
 _PARITY_STEPS = {Tier.QUICK: 8, Tier.DEEP: 200, Tier.SOAK: 200}
 _ALWAYS = ("fp32", "bf16")
-_NARROW = "fp16"  # from the deep tier on, in the small size: not every device has it, and a CPU takes minutes for large
+# From the deep tier on, in the small size: not every device has them, and a CPU takes minutes for large.
+_NARROW = ("fp16", "fp8")
 _CURVE_POINTS = 11
 _MOST_DIGESTS = 400  # a line of evidence has 64 KiB
 
@@ -40,7 +43,8 @@ _MOST_DIGESTS = 400  # a line of evidence has 64 KiB
 @dataclass(frozen=True)
 class Params:
     dtypes: tuple[str, ...] = ()
-    """Of: fp32, bf16, fp16; empty: fp32 and bf16, and from the deep tier on fp16 where the device has it."""
+    """Of: fp32, bf16, fp16, fp8; empty: fp32 and bf16, and from the deep tier on the others where the device has
+    them."""
     repeats: int | None = None
     """How often the step is done over; None: 3 in the quick tier, 20 in deep, 200 in soak."""
     seconds: float = 0.0
@@ -68,16 +72,18 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
     A step of your own takes its place by `step`: see docs/training_step.md.
 
     Reads:   the device, by a step of a decoder-only transformer on fixed text: embedding, attention, norms, GELU, cross
-             entropy, their gradients, AdamW; in fp32 and bf16, from the deep tier on also in fp16, and larger. The
-             output of each operation, each gradient and each parameter after the step is digested.
+             entropy, their gradients, AdamW; in fp32 and bf16, from the deep tier on also larger, and in fp16 and fp8
+             (products with weights in e4m3, forward). The output of each operation, each gradient and each parameter
+             after the step is digested.
     Judges:  fail SilentCorruption (a repeat differs, or the device is a minority of three or more of one key; the first
              layer and operation that differ are named) | fail DigestMismatch (devices differ and no majority tells
              which) | fail WrongResult (the first layer and operation that are further from float64 than rounding
              explains) | fail ParityLost (the loss leaves that of the reference) | fail SlowDevice
              (`train_step_steps_per_second`, `_tokens_per_second` and `_seconds`, for one model `.../bf16-large`; in
              deep `train_step_flops_per_second`, which is learned and compared between peers; the finding says which
-             operations took the time of one more step, by torch's profiler) | skip NotApplicable (fp16 on a device that
-             lacks it) | pass with the repeats, the peers, the errors and the times.
+             operations took the time of one more step, by torch's profiler: see docs/profiles.md) | skip NotApplicable
+             (fp16 on a device that lacks it; fp8 where the kind of device declares no scaled products, or the device
+             refuses one) | pass with the repeats, the peers, the errors and the times.
     Faults:  `train_step.LAYER.OPERATION@DEVICE=corrupt:MAGNITUDE` makes one element wrong by that share of itself, in
              one repeat; without a magnitude a bit of its exponent is flipped. Layers are embed, block0, block1 and
              head, operations as in `block1.gelu` (forward), `block1.gelu_grad` (its gradient), `block1.up_weight_grad`
@@ -87,7 +93,8 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
              with 5 %. Of one in 10,000, 3 repeats miss 99.97 %, 20 miss 99.8 %, 30,000 miss 5 %. `seconds`, and the
              time limit of the check, make a soak that long; a pass says its own odds.
     Cost:    quick: under 1 s on one core, after the import of torch. Deep: a minute or two on two cores.
-    Source:  own. The bound of the errors is derived in checks/training/reference.py (Higham and Mary, 2019). That
+    Source:  own. The bound of the errors is derived in checks/training/reference.py (Higham and Mary, 2019). In fp8
+             each product is held against the exact one of the same rounded operands, by the bound of bf16. That
              training finds what single operations do not: SDCHunter (OSDI 2026).
     Unverified: GPUs and Neuron devices, and a device that really corrupts. It has run on CPUs and on XLA's CPU device.
     """
@@ -103,12 +110,12 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
     for dtype in params.dtypes:
         if dtype not in FORMATS:
             raise ValueError(f"parameter 'dtypes': no such dtype {dtype!r}; known are {', '.join(FORMATS)}")
-    for dtype in params.dtypes or (*_ALWAYS, *((_NARROW,) if deep else ())):
-        if dtype in getattr(device, "narrow_sums", ()) and not params.dtypes:
-            text = f"no {dtype} step on this device: its sums are not kept in fp32, so no bound holds"
+    for dtype in params.dtypes or (*_ALWAYS, *(_NARROW if deep else ())):
+        if (why := _lack(ctx, device, dtype)) is not None:
+            text = f"no {dtype} step on this device: {why}"
             yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=device.target)
             continue
-        work = built_in(device, dtype, large=deep and params.large and dtype != _NARROW)
+        work = built_in(device, dtype, large=deep and params.large and dtype not in _NARROW)
         repeated = yield from _questions(ctx, device, work)
         digests, form = dict(repeated.common), FORMATS[dtype]
         steps = params.parity_steps if params.parity_steps is not None else _PARITY_STEPS.get(ctx.tier, 8)
@@ -117,6 +124,20 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
             yield finding
             digests[f"{AFTER}/{steps}"] = last
         yield _evidence(ctx, device, work, repeated, digests)
+
+
+def _lack(ctx: Context[Params], device: Device, dtype: str) -> str | None:
+    """Why a step of this dtype cannot be judged, or done, on this device; None where it can."""
+    products = FORMATS[dtype].products
+    if dtype in getattr(device, "narrow_sums", ()) and not ctx.params.dtypes:
+        return "its sums are not kept in fp32, so no bound holds"
+    if products is None:
+        return None
+    accelerator = ctx.inventory.get("accelerator")
+    described = find_descriptor(accelerator)
+    if described is None or products not in described.scaled_products:
+        return f"{accelerator or 'its kind'} declares no scaled products of {products}"
+    return why_not(device.torch, device.torch_device, products)
 
 
 def _questions(ctx: Context[Params], device: Device, work: Work) -> Generator[Finding | Profile, None, Repeats]:
@@ -157,7 +178,7 @@ def _parity(ctx: Context[Params], device: Device, form: Format, steps: int) -> t
     name = "train_step_loss_error_ratio"
     limit = labelled_limit(ctx, name, form.name, device.target)
     if limit is NO_LIMIT:
-        limit = Limit(lower=None, upper=EXACT_RATIO if exact else WIDE_RATIO, origin="default")
+        limit = Limit(lower=None, upper=parity_limit(form), origin="default")
     where = f"at most at step {step + 1}" if exact else "of the mean"
     finding = within(
         worst if exact else done.mean,

@@ -69,12 +69,13 @@ class BuiltIn:
     def errors(self, step: Step) -> Sequence[Error]:
         """See `Work.errors`."""
         torch = self.device.torch
+        places = {name: self.device.read(tensor) for name, tensor in step.places.items()}
         return errors_of(
             torch,
             self._parameters,
-            step.places,
-            reference_step(torch, self.size, self.form, self._parameters, self._batch),
-            read=self.device.read,
+            places,
+            reference_step(torch, self.size, self.form, self._parameters, self._batch, places),
+            read=lambda tensor: tensor,
             scale=self.form.loss_scale,
             roundoff=self.form.roundoff,
             longest=longest_sum(self.size),

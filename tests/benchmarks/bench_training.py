@@ -1,4 +1,4 @@
-"""The training step: wrong values found, healthy steps accused, and what digests cost; on a CPU and on PyTorch/XLA."""
+"""The training step on a CPU and on XLA: wrong values and rare ones found, healthy steps accused, cost of digests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ SCRIPT = Path(__file__).with_name("on_training.py")
 ROOT = Path(__file__).parents[2]
 XLA_PYTHON = Path(os.environ.get("HEALTHD_XLA_PYTHON") or ROOT / ".venv-xla" / "bin" / "python")
 CLEAN_STEPS = 10_000
+RARE_STEPS = 30_000  # 95 of 100 such soaks are hit at all
 XLA_CLEAN_STEPS = 2_000  # it reads every tensor to the host; 10,000 by hand: `on_training.py xla clean 10000`
 
 FAULTS = Figure(name="step_faults", what="wrong values found and named, every place of a step", unit="ratio", lower=1.0)
 CLEAN = Figure(name="step_clean", what="healthy steps with other digests", unit="count", upper=0)
 COST = Figure(name="step_digests", what="digests of a large step, of the step", unit="ratio", upper=0.04)
+RARE = Figure(name="step_rare", what="strikes of one step in 10,000 that a soak missed", unit="count", upper=0)
 XLA_CLEAN = Figure(name="step_clean_xla", what="the same on PyTorch/XLA", unit="count", upper=0)
 
 
@@ -63,6 +65,16 @@ def clean_on_cpu(scale: Scale) -> Iterator[Reading]:
     yield clean("cpu", CLEAN, scale)
 
 
+def rare_on_cpu(scale: Scale) -> Iterator[Reading]:
+    """A fault that strikes by chance, in a soak of the smallest step."""
+    said = ask("cpu", "rare", scale.of(RARE_STEPS, 300))
+    note = (
+        f"{said['struck']} strikes in {said['steps']} steps, {said['seconds']:.0f} s; "
+        f"{100 * said['missed_ratio']:.2g} % of such soaks are not hit; {', '.join(said['found']) or 'nothing differs'}"
+    )
+    yield Reading(figure=RARE.name, value=float(abs(said["struck"] - said["differ"])), note=note)
+
+
 def clean_on_xla(scale: Scale) -> Iterator[Reading]:
     """On XLA's CPU client; skipped where its interpreter is not installed."""
     if not XLA_PYTHON.exists():
@@ -75,5 +87,6 @@ def clean_on_xla(scale: Scale) -> Iterator[Reading]:
 BENCHES = (
     Bench(name="training", figures=(FAULTS, COST), run=on_cpu, limit_seconds=200),
     Bench(name="training_clean", figures=(CLEAN,), run=clean_on_cpu, limit_seconds=300),
+    Bench(name="training_rare", figures=(RARE,), run=rare_on_cpu, limit_seconds=200),
     Bench(name="training_clean_xla", figures=(XLA_CLEAN,), run=clean_on_xla, limit_seconds=300),
 )

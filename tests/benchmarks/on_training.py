@@ -1,10 +1,11 @@
 """
 Training steps of the `train_step` check in a process of its own, by any interpreter: one JSON object on stdout.
 
-    python on_training.py ACCELERATOR faults|clean|digest COUNT
+    python on_training.py ACCELERATOR faults|clean|digest|rare COUNT
 
 `faults`: COUNT of the (place, magnitude, dtype) with one wrong value each, spread over all of them; 0: all. `clean`:
 COUNT healthy steps. `digest`: COUNT large steps with digests and without, in turns.
+`rare`: a soak of COUNT of the smallest steps with a fault that strikes one step in 10,000, by chance.
 """
 
 from __future__ import annotations
@@ -20,16 +21,24 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from checks.accelerators import find_accelerator
+from checks.device.sampling import new_seed
 from checks.host.machine import Host
-from checks.training.corruption import spoil
+from checks.training.corruption import Strikes, spoil
 from checks.training.digests import Digester
+from checks.training.judge import RARE, missed_ratio
 from checks.training.model import FORMATS, Format, Size, make_batch, make_parameters
+from checks.training.own import own_step
 from checks.training.places import all_places
+from checks.training.probing import repeat
 from checks.training.step import State, first_state, run_step
 from checks.training.work import LARGE, SMALL, on_device
+from checks.worker.fault_injection import faulty
+from checks.worker.faults import parse_fault
 
 MAGNITUDES = {"last bit": 0.0, "1e-3": 1e-3, "1": 1.0, "exponent": None}
 DTYPES = ("fp32", "bf16")
+TINY = f"{Path(__file__).with_name('tiny_step.py')}:make"
+RARE_FAULT = "train_step.own.weight_grad=corrupt:0.001"
 
 
 class Steps:
@@ -90,7 +99,8 @@ def _eps(torch: Any, steps: Steps, place: str) -> float:
 def faults(device: Any, count: int) -> dict[str, Any]:
     """Inject, and look which place is the first that differs."""
     cases = [(dtype, place, name) for dtype in DTYPES for place in all_places() for name in MAGNITUDES]
-    chosen = set(cases if not count else cases[:: max(1, len(cases) // count)])
+    # An odd step: the magnitudes are four, and a sample has to have all of them.
+    chosen = set(cases if not count else cases[:: max(1, len(cases) // count) | 1])
     found, missed = dict.fromkeys(MAGNITUDES, 0), []
     for dtype in DTYPES:
         run = corrupted(Steps(device, FORMATS[dtype], SMALL))
@@ -134,6 +144,28 @@ def digest(device: Any, count: int) -> dict[str, Any]:
     return ratios
 
 
+def rare(device: Any, count: int) -> dict[str, Any]:
+    """A soak as the check does it, of the smallest step, with the fault as an operator injects it."""
+    fault = parse_fault(f"{RARE_FAULT}/{RARE}")
+    hit = faulty(device, [fault])
+    seed = new_seed(None)
+    began = time.perf_counter()
+    work = own_step(hit, TINY)
+    repeats, _ = repeat(hit, work, count, (), seed=seed)
+    seconds = time.perf_counter() - began
+    strikes = Strikes(hit, seed)
+    struck = sum(strikes.change(number) is not None for number in range(repeats.count))
+    found = [finding.message for finding in repeats.findings(hit, work)]
+    return {
+        "steps": repeats.count,
+        "struck": struck,
+        "differ": repeats.different,
+        "found": found,
+        "missed_ratio": missed_ratio(repeats.count, RARE),
+        "seconds": seconds,
+    }
+
+
 def _turns(steps: Steps, count: int) -> Iterator[tuple[float, float]]:
     for _ in range(count):
         times = []
@@ -149,7 +181,7 @@ def main(arguments: list[str]) -> None:
     accelerator, host = find_accelerator(name, Host(None)), Host(None)
     inventory = accelerator.find(host, {})
     device = accelerator.bind(inventory["devices"][0]["target"], inventory, {})
-    found = {"faults": faults, "clean": clean, "digest": digest}[what](device, int(count))
+    found = {"faults": faults, "clean": clean, "digest": digest, "rare": rare}[what](device, int(count))
     sys.stdout.write(json.dumps(found) + "\n")
 
 

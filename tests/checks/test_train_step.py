@@ -12,9 +12,11 @@ import pytest
 from checks.contract import Evidence, Finding, Limit, Missing, Status, Tier
 from checks.training.corruption import Strikes, corrupting
 from checks.training.digests import Digester
+from checks.training.float8 import exact_product, scaled_product
 from checks.training.judge import judge_steps, missed_ratio
 from checks.training.model import FORMATS, make_batch, make_parameters
-from checks.training.places import BACKWARD, FORWARD, OPTIMIZER, all_places, describe, phase_of
+from checks.training.parity import EXACT_RATIO, parity_limit, run_parity
+from checks.training.places import BACKWARD, FORWARD, INPUTS, OPTIMIZER, all_places, describe, phase_of
 from checks.training.step import Step, first_state, run_step
 from checks.training.train_step import train_step
 from checks.training.work import SMALL, built_in
@@ -185,8 +187,6 @@ def test_value_that_is_no_number_is_wrong(context: Any, tampering: Any, value: f
 
 def test_weights_of_one_layer_that_are_off_by_a_hundredth_lose_parity(context: Any, cpu_device: Any) -> None:
     """The device trains something else than the reference does: the loss says so, whichever layer it is."""
-    from checks.training.parity import EXACT_RATIO, run_parity
-
     torch = cpu_device.torch
     names = [name for name in make_parameters(torch, SMALL) if name.endswith(("up_weight", "qkv_weight"))]
     assert run_parity(cpu_device, SMALL, FORMATS["fp32"], 20).worst[1] < EXACT_RATIO / 50
@@ -299,16 +299,106 @@ def test_places_that_a_device_does_not_repeat_are_left_out_and_said(context: Any
 
 
 def test_dtype_and_place_that_are_not_there_are_one_line(context: Any, cpu_device: Any) -> None:
-    with pytest.raises(ValueError, match="no such dtype 'fp4'; known are fp32, bf16, fp16"):
+    with pytest.raises(ValueError, match="no such dtype 'fp4'; known are fp32, bf16, fp16, fp8"):
         list(train_step(context(train_step, device=cpu_device, dtypes=["fp4"])))
     with pytest.raises(ValueError, match=r"no place 'embed\.tokn'; did you mean 'embed\.token'"):
         list(train_step(context(train_step, device=cpu_device, left_out=["embed.tokn"])))
 
 
+def skips(said: Sequence[Any]) -> list[tuple[str | None, str]]:
+    return [(item.reason, item.message) for item in findings(said) if item.status is Status.SKIP]
+
+
 def test_device_with_narrow_sums_skips_fp16_in_deep(context: Any, tampering: Any) -> None:
     device = tampering(narrow_sums=("fp16",))
-    said = findings(list(train_step(context(train_step, device=device, tier=Tier.DEEP, large=False, **SHORT))))
-    assert [item.reason for item in said if item.status is Status.SKIP] == ["NotApplicable"]
+    said = list(train_step(context(train_step, device=device, tier=Tier.DEEP, large=False, **SHORT)))
+    text = "no fp16 step on this device: its sums are not kept in fp32, so no bound holds"
+    assert ("NotApplicable", text) in skips(said)
+
+
+# --- fp8 --------------------------------------------------------------------------------------------------------------
+
+FP8: dict[str, Any] = {**SHORT, "dtypes": ["fp8"]}
+
+
+def test_fp8_is_done_in_deep_where_the_kind_of_device_declares_it_and_is_right(context: Any, cpu_device: Any) -> None:
+    inventory = {"accelerator": "cpu"}
+    options = {**SHORT, "large": False, "tier": Tier.DEEP, "inventory": inventory}
+    said = list(train_step(context(train_step, device=cpu_device, **options)))
+    assert not wrong(said)
+    assert [item.data["dtype"] for item in evidence_of(said)] == ["fp32", "bf16", "fp16", "fp8"]
+    (verdict,) = judge_steps(evidence_of(said), [])
+    assert "(fp32, bf16, fp16, fp8)" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "words"),
+    [(None, "its kind"), ("xla", "xla"), ("neuron", "neuron"), ("another", "another")],
+)
+def test_fp8_is_skipped_with_the_reason_where_the_kind_of_device_does_not_declare_it(
+    context: Any, cpu_device: Any, accelerator: Any, words: str
+) -> None:
+    said = list(train_step(context(train_step, device=cpu_device, inventory={"accelerator": accelerator}, **FP8)))
+    text = f"no fp8 step on this device: {words} declares no scaled products of float8_e4m3fn"
+    assert skips(said) == [("NotApplicable", text)]
+    assert len(said) == 1
+
+
+def test_fp8_is_skipped_where_the_device_refuses_a_scaled_product(context: Any, tampering: Any) -> None:
+    device = tampering(torch_device="meta")  # it has no numbers, so that none can be read
+    said = list(train_step(context(train_step, device=device, inventory={"accelerator": "cpu"}, **FP8)))
+    ((reason, message),) = skips(said)
+    assert reason == "NotApplicable"
+    assert message.startswith("no fp8 step on this device: Cannot copy out of meta tensor")
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 1e-3, 1.0, 447.9, 2.0**40])
+def test_scaled_products_are_those_of_their_rounded_operands_and_rounding_is_that_of_e4m3(
+    cpu_device: Any, scale: float
+) -> None:
+    torch = cpu_device.torch
+    generator = torch.Generator().manual_seed(3)
+    x, weight = (torch.randn(32, 48, generator=generator).mul(scale).to(torch.bfloat16) for _ in range(2))
+    got = scaled_product(torch, x, weight, "float8_e4m3fn").double()
+    wanted = exact_product(torch, x, weight, "float8_e4m3fn")
+    largest = float(wanted.abs().max())
+    assert float((got - wanted).abs().max()) <= 2.0**-8 * largest
+    plain = x.double() @ weight.double().t()
+    off = float((wanted - plain).abs().max()) / float(plain.abs().max())
+    assert 1e-3 < off < 2.0**-4  # that is rounded at all, and to four bits
+
+
+def test_gradients_of_scaled_products_are_those_of_plain_ones(cpu_device: Any) -> None:
+    torch = cpu_device.torch
+    x, weight = (torch.randn(2, 16, 32).to(torch.bfloat16), torch.randn(16, 32).to(torch.bfloat16))
+    found = []
+    for product in (lambda a, b: scaled_product(torch, a, b, "float8_e4m3fn"), lambda a, b: a @ b.t()):
+        pair = [tensor.clone().requires_grad_() for tensor in (x, weight)]
+        found.append(torch.autograd.grad(product(*pair).float().sum(), pair))
+    for scaled, plain in zip(*found, strict=True):
+        assert torch.allclose(scaled.float(), plain.float(), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("place", [place for place in INPUTS if place != "block0.qkv"])
+def test_a_wrong_product_of_fp8_is_found_by_the_reference(cpu_device: Any, place: str) -> None:
+    """One element that is off by the largest: the places before it are right, and those after it go on from it."""
+    work = built_in(cpu_device, "fp8", large=False)
+
+    def change(name: str, tensor: Any) -> Any:
+        if name != place:
+            return tensor
+        flat = tensor.detach().clone().view(-1)
+        flat[7] = flat[7] + flat.abs().max()
+        return tensor + (flat.view(tensor.shape) - tensor).detach()
+
+    errors = work.errors(work.run(change=change))
+    assert next(error.place for error in errors if error.share > 1.0) == place
+
+
+def test_fp8_trains_with_the_loss_of_the_reference(cpu_device: Any) -> None:
+    done = run_parity(cpu_device, SMALL, FORMATS["fp8"], 40)
+    assert done.losses[-1] < done.losses[0] - 0.5
+    assert 0 < done.mean < parity_limit(FORMATS["fp8"]) / 2
 
 
 # --- devices beside each other ----------------------------------------------------------------------------------------
