@@ -14,10 +14,10 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from healthd.aggregator.api.application import make_app
-from healthd.aggregator.api.auth import Guard
 from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
+from healthd.aggregator.application import make_app
+from healthd.aggregator.auth import Guard
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.clock import steady_clock
 from healthd.aggregator.controller.controller import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthd.aggregator.api.auth import check_exposure
+from healthd.aggregator.auth import check_exposure
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
 

@@ -80,7 +80,7 @@ def token(name: str, scope: tuple[str, ...], as_json: bool) -> int:
     The token goes to standard error, the lines for the aggregator's token file (its hash alone) to standard output:
     'healthd token ci --scope gate >> tokens.toml'.
     """
-    from healthd.aggregator.api.auth import Scope, new_token
+    from healthd.aggregator.auth import Scope, new_token
 
     known = {item.value: item for item in Scope}
     for text in scope:
