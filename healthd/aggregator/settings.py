@@ -58,7 +58,7 @@ class AggregatorSettings:
     answer within milliseconds, so half a minute means that it is gone."""
 
     stop_seconds: float = 3.0
-    """Time that requests under way have to end after SIGTERM: with the rest of the stop it stays under 5 s."""
+    """Time that requests under way and tasks have to end after SIGTERM: with the database's it stays under 5 s."""
 
     preflight: bool = False
     """It lives for the gate of one preflight, and its ranks call the roll here; no standing aggregator has that."""

@@ -123,7 +123,8 @@ async def _serve(
     baselines = ApprovedBaselines(settings.state_dir / "baseline.json", runner)
     sync_clients = _sync_clients(settings, store, orders, clock, baselines, tasks)
     conditions = _condition_writers(settings, store, clock)
-    limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
+    each = settings.stop_seconds / 3  # for the requests of each port, and for the tasks
+    limits = web.Limits(connections=CONNECTIONS, stop_seconds=each)
     control = ControlApi(store, scheduler, stopping)
     steps = StepReports(settings.run_dir, boot_seconds=clock.boot)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -149,7 +150,7 @@ async def _serve(
                 await stopping
             finally:  # a preflight cancels this task
                 _resolve(stopping)  # ends requests that are held open
-                await tasks.stop(settings.stop_seconds / 2)
+                await tasks.stop(each)
             saver.save()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
