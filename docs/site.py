@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from healthd.aggregator.api.application import ROUTERS
 from healthd.aggregator.api.openapi import describe
+from healthd.aggregator.application import ROUTERS
 from healthd.aggregator.ui.docs_view import Contents, Member, Part, contents_of
 
 ROOT = Path(__file__).parent.parent

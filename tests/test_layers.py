@@ -45,8 +45,10 @@ AGGREGATOR = {
     "store": set[str](),
     "controller": {"gate", "validation", "quarantine", "inventory", "calibration", "store"},
     "metrics": {"inventory", "calibration"},
-    "settings": {"api"},
+    "auth": set[str](),
+    "settings": {"auth"},
     "api": {
+        "auth",
         "controller",
         "inventory",
         "gate",
@@ -56,10 +58,21 @@ AGGREGATOR = {
         "store",
         "metrics",
         "settings",
-        "ui",
     },
-    "ui": {"api", "controller", "inventory", "store"},
-    "app": {"api", "controller", "inventory", "baselines", "drain", "store", "metrics", "settings"},
+    "ui": {"auth", "api", "controller", "inventory", "store"},
+    "application": {"api", "ui", "controller"},
+    "app": {
+        "application",
+        "auth",
+        "api",
+        "controller",
+        "inventory",
+        "baselines",
+        "drain",
+        "store",
+        "metrics",
+        "settings",
+    },
 }
 
 # Rooms that compute and do nothing else, and what may therefore never be imported there.

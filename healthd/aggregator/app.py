@@ -14,10 +14,10 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from healthd.aggregator.api.application import make_app
-from healthd.aggregator.api.auth import Guard
 from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
+from healthd.aggregator.application import make_app
+from healthd.aggregator.auth import Guard
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.clock import steady_clock
 from healthd.aggregator.controller.controller import Engine
@@ -57,7 +57,6 @@ OTHER_CONNECTIONS = 2000
 # Files that are no connection: the database, its journal, Python's own.
 OTHER_FILES = 100
 # Of tasks that were cancelled: they wait for nothing that does not end then.
-STOP_SECONDS = 1.0
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 # A fleet that finds its aggregator again connects all at once.
 BACKLOG = 4096
@@ -146,7 +145,7 @@ async def aggregator(
             server = Server(
                 endpoint,
                 [sock],
-                limits=replace(Limits(), connections=connections, stop_seconds=settings.stop_seconds),
+                limits=replace(Limits(), connections=connections, stop_seconds=settings.stop_seconds * 2 / 3),
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
             )
@@ -158,7 +157,7 @@ async def aggregator(
                         tasks.start("end of the store", store.give_up_when_stuck())
                         await _release(parts)
             finally:
-                await tasks.stop(STOP_SECONDS)
+                await tasks.stop(settings.stop_seconds / 3)
         finally:
             store.close()
 

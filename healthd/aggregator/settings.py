@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthd.aggregator.api.auth import check_exposure
+from healthd.aggregator.auth import check_exposure
 from healthd.core.errors import ConfigError
 from healthd.core.http.addresses import parse_listen
 
@@ -58,7 +58,7 @@ class AggregatorSettings:
     answer within milliseconds, so half a minute means that it is gone."""
 
     stop_seconds: float = 3.0
-    """Time that requests under way have to end after SIGTERM: with the rest of the stop it stays under 5 s."""
+    """Time that requests under way and tasks have to end after SIGTERM: with the database's it stays under 5 s."""
 
     preflight: bool = False
     """It lives for the gate of one preflight, and its ranks call the roll here; no standing aggregator has that."""

@@ -15,7 +15,8 @@ from checks.limits import quantity
 from checks.reasons import action_of, blame_of
 from healthd.baselines.judging import has_limit, limits_of
 from healthd.baselines.learning import drift_of, higher_is_better, learn
-from healthd.baselines.model import WINDOW_DAYS, Baseline, Kind, Rule, Sample, Series, State, series_id
+from healthd.baselines.model import WINDOW_DAYS, Baseline, Kind, Sample, Series, State, series_id
+from healthd.baselines.rule import Rule
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import LearnedLimits, Reason
 

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import NormalDist, median
 
-from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Learned, Rule, Sample
+from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Learned, Sample
+from healthd.baselines.rule import Rule
 
 SIGMA_OF_MAD = 1.4826
 LEAST_MAD_RATIO = 0.005

@@ -45,21 +45,6 @@ class Sample:
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """
-    How limits are made of samples.
-
-    `false_alarms` is how many are acceptable in one run of the whole fleet, `comparisons` how many numbers that run
-    judges. `share_ratio`: no limit is nearer to the median than this share of it.
-    """
-
-    false_alarms: float = 0.01
-    comparisons: int = 1000
-    share_ratio: float = 0.1
-    drift_ratio: float = 0.05
-
-
 class State(str, enum.Enum):
     """
     CANDIDATE judges nothing. APPROVED judges. FROZEN judges and is replaced by nobody but who says so. REVOKED was in

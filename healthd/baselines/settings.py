@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from healthd.baselines.model import Rule
+from healthd.baselines.rule import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ def token(name: str, scope: tuple[str, ...], write: Path | None, as_json: bool) 
     aggregator's token file (its hash alone) to standard output:
     'healthd token ci --scope gate --write ci.token >> tokens.toml'.
     """
-    from healthd.aggregator.api.auth import Scope, new_token
+    from healthd.aggregator.auth import Scope, new_token
 
     known = {item.value: item for item in Scope}
     for text in scope:

@@ -127,7 +127,8 @@ async def _serve(
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
     profiles.tidy()
     runner.on_profile = profiles.keep
-    limits = web.Limits(connections=CONNECTIONS, stop_seconds=settings.stop_seconds / 2)
+    each = settings.stop_seconds / 3  # for the requests of each port, and for the tasks
+    limits = web.Limits(connections=CONNECTIONS, stop_seconds=each)
     control = ControlApi(store, scheduler, profiles, stopping)
     steps = StepReports(settings.run_dir, boot_seconds=clock.boot)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -153,7 +154,7 @@ async def _serve(
                 await stopping
             finally:  # a preflight cancels this task
                 _resolve(stopping)  # ends requests that are held open
-                await tasks.stop(settings.stop_seconds / 2)
+                await tasks.stop(each)
             saver.save()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

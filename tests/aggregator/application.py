@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from healthd.aggregator.api.auth import Guard
 from healthd.aggregator.api.handling import Parts
+from healthd.aggregator.auth import Guard
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes

@@ -11,8 +11,8 @@ import httpx
 import jsonschema
 
 from healthd.aggregator.api import preflight as api_preflight
-from healthd.aggregator.api.application import ROUTERS
 from healthd.aggregator.api.openapi import describe
+from healthd.aggregator.application import ROUTERS
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 

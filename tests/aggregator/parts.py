@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checks.contract import Finding, Measurement, Status, Tier
-from healthd.aggregator.api.auth import key_hash
+from healthd.aggregator.auth import key_hash
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.core.evidence import judge_health
 from healthd.core.model import (

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import trustme
 
-from healthd.aggregator.api.auth import Scope, new_token
 from healthd.aggregator.app import aggregator
+from healthd.aggregator.auth import Scope, new_token
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError, HealthdError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.aggregator.api.auth import (
+from healthd.aggregator.auth import (
     AuthError,
     Guard,
     Scope,

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from checks.contract import Blame
-from healthd.aggregator.api.application import make_app
+from healthd.aggregator.application import make_app
 from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.model import Accuse, FleetNode
 from healthd.aggregator.store.changes import PutEvent

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.api.auth import Scope, new_token
+from healthd.aggregator.auth import Scope, new_token
 from healthd.aggregator.model import LeaseState
 from healthd.aggregator.store.history import read_history
 from healthd.core.errors import BadInputError, ConflictError

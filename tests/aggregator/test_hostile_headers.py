@@ -12,9 +12,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from healthd.aggregator.api.application import make_app
-from healthd.aggregator.api.auth import Guard, Scope, new_token
 from healthd.aggregator.api.sync import SyncEndpoint
+from healthd.aggregator.application import make_app
+from healthd.aggregator.auth import Guard, Scope, new_token
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.store.store import Store
 from tests.aggregator.application import parts_of_test

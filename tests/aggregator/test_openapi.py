@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from healthd import __version__
-from healthd.aggregator.api.auth import Scope
+from healthd.aggregator.auth import Scope
 from tests.aggregator.described import METHODS, description
 from tests.aggregator.test_api import running
 from tests.ui.stage import tokens

@@ -170,7 +170,7 @@ def test_an_old_request_has_no_effect() -> None:
 
 
 def registry_key() -> str:
-    from healthd.aggregator.api.auth import key_hash
+    from healthd.aggregator.auth import key_hash
     from tests.aggregator.parts import KEY
 
     return key_hash(KEY)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.api.auth import Scope, new_token
+from healthd.aggregator.auth import Scope, new_token
 from healthd.aggregator.controller.roll_call import RollCall, RollCallBody, difference
 from healthd.core.errors import BadInputError
 from tests.aggregator.test_api import living, scenario

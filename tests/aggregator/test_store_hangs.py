@@ -32,6 +32,8 @@ from tests.aggregator.test_store import QUARANTINE
 from tests.aggregator.world import World
 from tests.patience import PATIENCE
 
+PROMISED_SECONDS = 5.0
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -134,6 +136,29 @@ def test_readiness_follows_the_database_also_when_nothing_is_asked(tmp_path: Pat
     asyncio.run(main())
 
 
+def test_aggregator_ends_in_time_with_a_database_and_a_request_that_never_end(tmp_path: Path) -> None:
+    async def main() -> float:
+        path = tmp_path / "a.db"
+        settings = AggregatorSettings(listen="127.0.0.1:0", database=f"sqlite:///{path}?timeout=600")
+        async with contextlib.AsyncExitStack() as stack:
+            address, _ = await stack.enter_async_context(aggregator(settings, Policy()))
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                async with client_of(address) as client:
+                    await readiness(client, 503)
+                host, _, port = address.rpartition(":")
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.write(b"POST /v1/gates HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+                await writer.drain()
+                began = time.monotonic()
+                await stack.aclose()
+                took = time.monotonic() - began
+                writer.close()
+        return took
+
+    assert asyncio.run(main()) < PROMISED_SECONDS
+
+
 def client_of(address: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://{address}", timeout=60.0, trust_env=False, verify=False)
 
@@ -215,8 +240,8 @@ def test_gate_and_sigterm_keep_their_time_while_the_server_is_frozen(tmp_path: P
             until(lambda: service.get("/readyz").status_code == 503, 8)
             began = time.monotonic()
             service.signal(signal.SIGTERM)
-            assert service.ended(5) == 0
-            assert time.monotonic() - began < 5 * PATIENCE
+            assert service.ended(10) == 0
+            assert time.monotonic() - began < PROMISED_SECONDS
             late.start(ready=False)
             until(lambda: _connects(late.pid, server.port))
             late.signal(signal.SIGTERM)

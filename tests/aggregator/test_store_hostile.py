@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from checks.contract import Blame, Status
-from healthd.aggregator.api.application import make_app
+from healthd.aggregator.application import make_app
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.model.calibration import Fault, GateEnding, GateFacts
 from healthd.aggregator.store import calibration_rows, reading

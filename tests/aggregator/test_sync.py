@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from healthd.aggregator.api.auth import Guard, Scope, new_token
 from healthd.aggregator.api.sync import SyncEndpoint
+from healthd.aggregator.auth import Guard, Scope, new_token
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.http.server import Server, address_of, bind

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healthd.aggregator.api.application import make_app
+from healthd.aggregator.application import make_app
 from healthd.aggregator.controller.bulkheads import Fault
 from healthd.aggregator.gate.members import with_group
 from healthd.aggregator.store.changes import PutEvidence, PutOutcome

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 
-from healthd.aggregator.api.application import make_app
-from healthd.aggregator.api.auth import Guard
 from healthd.aggregator.api.sync import SyncEndpoint
+from healthd.aggregator.application import make_app
+from healthd.aggregator.auth import Guard
 from healthd.aggregator.inventory import ungated
 from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs, without_lease
 from healthd.aggregator.settings import AggregatorSettings

@@ -22,7 +22,8 @@ from healthd.baselines import files
 from healthd.baselines.book import MOST_SAMPLES, Book
 from healthd.baselines.judging import limits_of, sets_of, unsilenced
 from healthd.baselines.learning import factor_of, learn
-from healthd.baselines.model import Kind, Rule, Sample, Series, State
+from healthd.baselines.model import Kind, Sample, Series, State
+from healthd.baselines.rule import Rule
 from healthd.baselines.sampling import kind_of, limit_name, samples_of, why_not
 from healthd.cli.fleet.baseline_init import configuration
 from healthd.cli.settings.tree import Settings

@@ -24,7 +24,7 @@ from checks.catalog import TYPES
 from checks.contract import Tier
 from checks.discover import builtin_checks
 from deploy.kubernetes import generate
-from healthd.aggregator.api.auth import check_exposure
+from healthd.aggregator.auth import check_exposure
 from healthd.aggregator.drain.kubernetes import LIST, READ, WRITE
 from healthd.cli.hooks.gate import gate
 from healthd.cli.hooks.preflight import preflight

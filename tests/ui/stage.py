@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from healthd.aggregator.api.auth import Scope, new_token
 from healthd.aggregator.app import aggregator
+from healthd.aggregator.auth import Scope, new_token
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from tests.aggregator.test_api import Daemon

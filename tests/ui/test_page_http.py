@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from checks.contract import Status
-from healthd.aggregator.api.auth import Scope
+from healthd.aggregator.auth import Scope
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError
 from tests.ui.stage import Stage, stage, tokens

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from checks.contract import Status
-from healthd.aggregator.api.auth import Scope
+from healthd.aggregator.auth import Scope
 from tests.ui.fleet import report
 from tests.ui.stage import Stage, Watch, stage, tokens
 

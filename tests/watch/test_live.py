@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthd.aggregator.api.auth import Scope
+from healthd.aggregator.auth import Scope
 from tests.aggregator.cluster import Cluster, ask
 from tests.aggregator.secured import Secured, secure
 from tests.aggregator.service import Service, until

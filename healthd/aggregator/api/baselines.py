@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from msgspec import Meta
 
-from healthd.aggregator.api.auth import Caller
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, parts_of, problems
+from healthd.aggregator.auth import Caller
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.baselines.stragglers import Suspect
 from healthd.baselines import files

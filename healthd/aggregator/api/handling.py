@@ -13,8 +13,8 @@ from fastapi import Depends, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from healthd.aggregator.api.auth import Caller, Guard, Scope
 from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
+from healthd.aggregator.auth import Caller, Guard, Scope
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from msgspec import Meta
 
-from healthd.aggregator.api.auth import Caller
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, Parts, parts_of, problems
 from healthd.aggregator.api.records import (
     FleetSummary,
@@ -24,6 +23,7 @@ from healthd.aggregator.api.records import (
     Released,
     Unquarantined,
 )
+from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import name_resolution
 from healthd.aggregator.inventory.roster import NodeView
 from healthd.aggregator.model import LeaseState

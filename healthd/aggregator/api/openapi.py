@@ -19,11 +19,11 @@ from fastapi.openapi.utils import get_openapi
 
 from healthd import __version__
 from healthd.aggregator.api import problems
-from healthd.aggregator.api.auth import Scope
 from healthd.aggregator.api.baselines import Decide
 from healthd.aggregator.api.handling import Answer, ApiRoute, BodyOf, Needs
 from healthd.aggregator.api.nodes import Word
 from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH, WAIT_PATTERN
+from healthd.aggregator.auth import Scope
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import quarantines as rules
 from healthd.aggregator.store.changes import PutOutcome

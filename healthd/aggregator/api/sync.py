@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from healthd.aggregator.api.auth import Guard, Scope, key_hash
 from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
+from healthd.aggregator.auth import Guard, Scope, key_hash
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import BadInputError, HealthdError

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 LONG_SECONDS = 30.0
 """For what goes over the whole database: loading all of it, dropping what is old."""
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.75
 """So long a database has to take what still waits when the aggregator ends, and again to let go of it."""
 
 

@@ -106,6 +106,7 @@ class Writer:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._ending = False
+        self._given_up = False
         self._under_way: tuple[float, Sequence[Job]] | None = None  # since when, by time.monotonic
         self._fenced: FencedError | None = None
         self._outage = ""
@@ -145,11 +146,11 @@ class Writer:
         return time.monotonic() - began >= seconds
 
     def close(self, seconds: float) -> None:
-        """Finish the queue; fail what is not done within `seconds`. Blocks so long. Safe to repeat."""
+        """Finish the queue; fail what is not done within `seconds`. Blocks for twice that at most. Safe to repeat."""
         with self._changed:
             self._ending = True
             self._changed.notify()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._given_up:
             self._thread.join(seconds)
         if self._thread.is_alive():
             self.give_up()
@@ -158,7 +159,7 @@ class Writer:
     def give_up(self) -> None:
         """Fail all jobs and accept no more: the aggregator ends, and the database does not answer."""
         with self._changed:
-            self._ending = True
+            self._ending = self._given_up = True
             self._changed.notify()
             waiting = list(self._jobs)
             self._jobs.clear()

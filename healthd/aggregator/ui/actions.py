@@ -7,9 +7,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from healthd.aggregator.api.auth import AuthError, Scope
 from healthd.aggregator.api.handling import parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
+from healthd.aggregator.auth import AuthError, Scope
 from healthd.aggregator.model import Override
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.route import PageRoute

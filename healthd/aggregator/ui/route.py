@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 
-from healthd.aggregator.api.auth import AuthError
 from healthd.aggregator.api.problems import problem_of
+from healthd.aggregator.auth import AuthError
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.events import Feed, FullError
 from healthd.core.errors import BadInputError, HealthdError

@@ -11,9 +11,9 @@ from fastapi.params import Depends
 from starlette.responses import Response, StreamingResponse
 
 from checks.reasons import REASONS, Reason, action_of, blame_of
-from healthd.aggregator.api.auth import AuthError
 from healthd.aggregator.api.handling import Parts, parts_of
 from healthd.aggregator.api.rules import MOST_ID
+from healthd.aggregator.auth import AuthError
 from healthd.aggregator.store.history import read_history
 from healthd.aggregator.ui import actions, docs, gate_view, node_view, rendering
 from healthd.aggregator.ui.events import FLEET, GATES, Feed

@@ -19,10 +19,10 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from starlette.responses import Response
 
-from healthd.aggregator.api.auth import AuthError, Caller, Guard, Scope, is_loopback
 from healthd.aggregator.api.handling import Parts, parts_of
 from healthd.aggregator.api.problems import HttpError
 from healthd.aggregator.api.sync import read_body
+from healthd.aggregator.auth import AuthError, Caller, Guard, Scope, is_loopback
 from healthd.core.errors import BadInputError
 from healthd.core.http.addresses import host_of, split_header
 

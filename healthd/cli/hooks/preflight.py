@@ -149,7 +149,7 @@ def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
 
 def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     """In the child: the executor of this node and its line to the main one."""
-    from healthd.aggregator.api.auth import is_loopback
+    from healthd.aggregator.auth import is_loopback
     from healthd.core import wire
     from healthd.hooks.preflight.main_node import ASK_SECONDS
     from healthd.hooks.preflight.sidecar import keep

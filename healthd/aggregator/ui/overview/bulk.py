@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from healthd.aggregator.api.auth import Scope
 from healthd.aggregator.api.handling import parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
+from healthd.aggregator.auth import Scope
 from healthd.aggregator.ui import fleet_grid, rendering
 from healthd.aggregator.ui.actions import end_of, known_node, reason_of
 from healthd.aggregator.ui.formatting import natural

@@ -1,8 +1,8 @@
 """
 The aggregator over HTTP: the application, its errors, and the paths for machines (liveness, metrics, targets).
 
-Gates are in `api_gates`, nodes and what people decide in `api_nodes`, syncs in `sync`, before all of this. What all of
-them take and answer is described by `openapi`.
+Paths for programs are in `api`, those for people in `ui`; syncs are answered before all of this (`api.sync`). What the
+former take and answer is described by `api.openapi`.
 """
 
 from __future__ import annotations
