@@ -97,11 +97,15 @@ docs: $(STAMP) ## generate docs/checks, docs/reasons.md and docs/runbooks/reason
 .PHONY: site
 site: $(STAMP) ## the documentation as a site in build/site; a link that leads nowhere fails
 	@$(BIN)/python -m docs.site build/site-pages
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@SITE_VERSION="$$(cat build/site-pages/version.txt)" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # Where the repository is: links of the package's description lead there.
 REPOSITORY_URL ?=
 VERSION = $$($(BIN)/python -c 'import healthd; print(healthd.__version__)')
+.PHONY: tag-is-version
+tag-is-version: ## fails unless TAG is v and the version of the package, as of the charts
+	@$(PYTHON) -m deploy.release.tag "$(TAG)"
+
 .PHONY: release
 release: $(STAMP) ## the files of a release in dist (docs/release.md)
 	@rm -rf dist build/lib

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from healthd import __version__
 from healthd.aggregator.api.openapi import describe
 from healthd.aggregator.application import ROUTERS
 from healthd.aggregator.ui.docs_view import Contents, Member, Part, contents_of
@@ -36,8 +38,19 @@ def collect(folder: Path) -> None:
     described = describe(route for router in ROUTERS for route in router.routes)
     (folder / "docs/openapi.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
     (folder / "docs/api-reference.md").write_text(reference(contents_of(described)), encoding="utf-8")
+    (folder / "version.txt").write_text(version(ROOT) + "\n", encoding="utf-8")
     for page in folder.rglob("*.md"):
         page.write_text("".join(_linked(page, folder)), encoding="utf-8")
+
+
+def version(tree: Path) -> str:
+    """`healthd 0.1.0, commit 1a2b3c4d5e6f`, and whether the tree was changed since; the version alone without git."""
+    git = ("git", "-C", str(tree), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=, changed")
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        commit = ""
+    return f"healthd {__version__}" + (f", commit {commit}" if commit else "")
 
 
 def _linked(page: Path, folder: Path) -> Iterator[str]:

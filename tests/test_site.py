@@ -16,8 +16,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from deploy.release import sbom
+from deploy.release import sbom, tag
 from docs import site
+from healthd import __version__
 from tests.aggregator.described import description
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +41,11 @@ def build(pages: Path) -> tuple[int, str]:
     config.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [str(MKDOCS), "build", "--strict", "--config-file", str(config)],
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        env={
+            **os.environ,
+            "NO_MKDOCS_2_WARNING": "1",
+            "SITE_VERSION": (pages / "version.txt").read_text(encoding="utf-8").strip(),
+        },
         capture_output=True,
         text=True,
         timeout=300,
@@ -56,6 +61,10 @@ def test_site_builds_and_leads_to_everything(pages: Path) -> None:
     assert (made / "docs/kubernetes.html").is_file()
     assert (made / "docs/pictures/fleet.png").is_file()
     assert (made / "deploy/kubernetes/examples/gated-job.yaml").is_file()
+    said = (pages / "version.txt").read_text(encoding="utf-8").strip()
+    assert said.startswith(f"healthd {__version__}")
+    for page in made.rglob("*.html"):
+        assert said in page.read_text(encoding="utf-8"), f"{page} does not say which version it is of"
     assert "cdn" not in (made / "index.html").read_text(encoding="utf-8"), "nothing is loaded from elsewhere"
 
 
@@ -142,3 +151,41 @@ def test_forms_for_issues_have_what_they_must() -> None:
         assert {"name", "description", "body"} <= set(form)
         ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
         assert len(ids) == len(set(ids)) > 0
+
+
+def test_a_tag_must_name_the_version_of_every_place(tmp_path: Path) -> None:
+    for place, _ in tag.PLACES:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        text = (ROOT / place).read_text(encoding="utf-8").replace(__version__, "4.5.6")
+        (tmp_path / place).write_text(text.replace("(not released yet)", "(2026-12-24)", 1), encoding="utf-8")
+    assert tag.differences("v4.5.6", tmp_path) == []
+    for wrong in ("v4.5.7", "4.5.6", "", "v4.5.6-rc1"):
+        assert [line.partition(":")[0] for line in tag.differences(wrong, tmp_path)] == [
+            place for place, _ in tag.PLACES
+        ]
+    chart = tmp_path / "deploy/helm/healthd/Chart.yaml"
+    chart.write_text(
+        chart.read_text(encoding="utf-8").replace("appVersion: 4.5.6", "appVersion: 4.5.5"), encoding="utf-8"
+    )
+    assert tag.differences("v4.5.6", tmp_path) == [
+        "deploy/helm/healthd/Chart.yaml: version 4.5.6, 4.5.5, the tag is 'v4.5.6'"
+    ]
+
+
+def test_the_release_workflow_compares_the_tag_before_it_builds() -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))["jobs"]["draft"]
+    lines = [step.get("run", "") for step in job["steps"]]
+    compares = next(i for i, line in enumerate(lines) if "make tag-is-version" in line)
+    assert compares < next(i for i, line in enumerate(lines) if "make release" in line)
+
+
+def test_the_version_of_the_site_names_the_commit_and_whether_the_tree_was_changed(tmp_path: Path) -> None:
+    assert site.version(tmp_path) == f"healthd {__version__}", "no repository, as in an unpacked release"
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.com")
+    (tmp_path / "file").write_text("1")
+    for words in (("init", "-q"), ("add", "file"), ("commit", "-qm", "one"), ("tag", "v9")):
+        subprocess.run([*git, *words], check=True)
+    clean = site.version(tmp_path)
+    assert re.fullmatch(rf"healthd {re.escape(__version__)}, commit [0-9a-f]{{12}}", clean)
+    (tmp_path / "file").write_text("2")
+    assert site.version(tmp_path) == f"{clean}, changed"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -73,13 +74,26 @@ class Shell:
 
 def walk(way: Way) -> bool:
     """Walk a way; whether it led to its end within the aim."""
+    path = "/usr/sbin:/usr/local/bin:/usr/bin:/bin"
+    missing = [name for name in way.needs if shutil.which(name, path=path) is None]
+    missing += ["root"] if way.as_root and os.geteuid() else []
+    if missing:
+        print(f"{way.name} is left out; missing: {', '.join(missing)}\n", flush=True)
+        return True
     folder = Path(tempfile.mkdtemp(prefix=f"healthd-{way.name}-"))
     (folder / "clone").mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", folder / "clone"], input=archive, check=True)
     shell = Shell(folder)
+    if way.as_root:
+        layers = folder / "layers"
+        layers.mkdir()
+        shell.run(f"mount -t tmpfs layers {layers}")
+        for name in ("etc", "opt", "run", "var"):
+            over = f"lowerdir=/{name},upperdir={layers}/{name},workdir={layers}/{name}.work"
+            shell.run(f"mkdir {layers}/{name} {layers}/{name}.work && mount -t overlay own -o {over} /{name}")
     if os.geteuid() == 0:
-        (folder / "hosts").write_text(f"127.0.0.1 localhost {HEAD}\n")
+        (folder / "hosts").write_text(f"127.0.0.1 localhost {HEAD} {socket.gethostname()}\n")
         shell.run(f"mount --bind {folder}/hosts /etc/hosts")
     print(f"{way.name} ({way.page})", flush=True)
     began, good = time.monotonic(), True

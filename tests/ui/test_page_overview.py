@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from checks.contract import Status
 from healthd.aggregator.auth import Scope
+from healthd.aggregator.ui.overview import fleet as fleet_page
 from tests.ui.fleet import report
 from tests.ui.stage import Stage, Watch, stage, tokens
 
@@ -75,6 +76,37 @@ def test_the_grid_follows_what_is_typed(page: Any, found: Stage, typed: str, nod
     assert sorted(shown(page)) == nodes, "the address says what is shown"
     if not nodes:
         assert "Show all" in page.inner_text("#groups")
+
+
+def test_a_search_that_finds_many_shows_a_page_of_them(
+    page: Any, found: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what a first letter finds in a large fleet is not rendered whole."""
+    monkeypatch.setattr(fleet_page, "MOST_FOUND", 10)
+    page.goto(found.url)
+    everything = page.locator(".cells a").count()
+    page.keyboard.press("/")
+    page.keyboard.type("trn")
+    expect(page.locator(".cells a")).to_have_count(10)
+    expect(page.locator("#found")).to_contain_text(", page 1 of ")
+    page.locator("#pages a").first.click()
+    expect(page.locator("#pages [aria-current=page]")).to_have_text("2")
+    page.fill("input[name=q]", "")
+    expect(page.locator(".cells a")).to_have_count(everything)
+    expect(page.locator("#pages")).to_be_hidden()
+
+
+def test_what_was_asked_for_is_given_up_when_more_is_typed(page: Any, found: Stage) -> None:
+    page.goto(found.url)
+    held: list[Any] = []
+    page.route("**/?*part=grid*", lambda route: route.continue_() if held else held.append(route))
+    page.keyboard.press("/")
+    with page.expect_request("**/?*part=grid*"):
+        page.keyboard.type("trn")
+    with page.expect_event("requestfailed") as failed:
+        page.keyboard.type("-07")
+    assert failed.value.url.endswith("q=trn&part=grid")
+    expect(page.locator(".cells a")).to_have_count(1)
 
 
 def test_a_choice_acts_without_a_button_and_stays_through_a_refresh(page: Any, found: Stage) -> None:

@@ -8,11 +8,11 @@ between two computations, or that are further from float64 than rounding explain
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from checks.contract import Device, Group
-from checks.training.corruption import corrupting
+from checks.training.corruption import Strikes
 from checks.training.digests import Digester
 from checks.training.judge import first_difference
 from checks.training.model import FORMATS, Size, forward, make_batch, make_parameters
@@ -23,8 +23,7 @@ from checks.training.step import State, adamw, differentiate, first_state, keepe
 from checks.training.work import on_device
 
 FORM = FORMATS["fp32"]  # reduced as they are computed: in a narrower format the order of summation would matter
-STRUCK = 1
-"""The step in which an injected fault strikes, from 0."""
+
 
 
 class Shard:
@@ -40,8 +39,8 @@ class Shard:
         self._digester = Digester(device)
         self._start = make_parameters(torch, size)
         self._state: State = first_state(torch, self._start, FORM.wide, device.torch_device)
-        self._places: Mapping[str, float | None] = getattr(device, "places", {})
-        self._change = corrupting(torch, self._places) if self._places else None
+        self._strikes = Strikes(device, group.rank)
+        self._change: Callable[[str, Any], Any] | None = None
         self._number = 0
         self._gradients: dict[str, Any] = {}
         self._flat: Any = None
@@ -64,8 +63,9 @@ class Shard:
             self._hold_against_reference(batch, first)
             first = {place: self._digester.look(tensor) for place, tensor in first.items()}
             known = [*first, *(f"{name}{end}" for name in self._start for end in ("_reduced", "_update"))]
-            check_places(self._places, known)
-        again, self._gradients = self._differentiate(there, strikes=number == STRUCK)
+            check_places(self._strikes.places, known)
+        self._change = self._strikes.change(number)
+        again, self._gradients = self._differentiate(there, strikes=True)
         one, other = self._digester.finish(first), self._digester.finish(again)
         if one != other:
             place, _ = first_difference(one, other)
@@ -118,7 +118,7 @@ class Shard:
     def update(self) -> None:
         """The parameters after the step, and the digests that all ranks must share."""
         torch, places = self._device.torch, dict[str, Any]()
-        keep = keeper(places, self._digester.look, self._change if self._number == STRUCK else None)
+        keep = keeper(places, self._digester.look, self._change)
         mean, begin, reduced = self._flat / self._group.size, 0, {}
         for name, gradient in self._gradients.items():
             end = begin + gradient.numel()

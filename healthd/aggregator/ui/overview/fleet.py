@@ -20,6 +20,8 @@ from healthd.core.model import Health
 
 # What one page may show; what is more is counted, or on the next page.
 MOST_ON_PAGE = 5000
+# Of a search, which is asked again with each pause in typing: 9 ms to render, where 5,000 take 90.
+MOST_FOUND = 500
 MOST_TROUBLES = 12
 MOST_NAMED = 10
 
@@ -46,7 +48,7 @@ async def fleet(
     wanted = None if not health else _health(health)
     shown = [cell for cell in fleet_grid.found(cells, q) if wanted is None or cell.health is wanted]
     groups = [] if part == "top" else fleet_grid.grouped(shown, chosen)
-    on_page, pages = _paged(groups, page)
+    on_page, pages = _paged(groups, page, MOST_FOUND if q else MOST_ON_PAGE)
     troubles = fleet_grid.troubles(cells)
     recovering, breakers = parts.engine.recovering(), parts.engine.breakers()
     return rendering.page(
@@ -97,10 +99,10 @@ def _marks(cells: Sequence[Cell]) -> dict[str, int]:
     }
 
 
-def _paged(groups: Sequence[fleet_grid.Group], page: int) -> tuple[list[fleet_grid.Group], int]:
+def _paged(groups: Sequence[fleet_grid.Group], page: int, most: int) -> tuple[list[fleet_grid.Group], int]:
     """The groups of one page, cut at its ends, and how many pages there are."""
     total = sum(len(group.cells) for group in groups)
-    begin, end, seen = (page - 1) * MOST_ON_PAGE, page * MOST_ON_PAGE, 0
+    begin, end, seen = (page - 1) * most, page * most, 0
     found = []
     for group in groups:
         cells = group.cells[max(0, begin - seen) : max(0, end - seen)]
@@ -111,4 +113,4 @@ def _paged(groups: Sequence[fleet_grid.Group], page: int) -> tuple[list[fleet_gr
                 if len(cells) == len(group.cells)
                 else fleet_grid.Group(name=group.name, cells=cells, bad=group.bad)
             )
-    return found, max(1, -(-total // MOST_ON_PAGE))
+    return found, max(1, -(-total // most))

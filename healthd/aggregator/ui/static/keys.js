@@ -6,26 +6,28 @@
   // --- search as you type: the grid (or what is listed) is fetched anew, and the address says what is shown
   const filters = document.querySelector("form.filters");
   const search = document.querySelector("main input[type=search]");
-  let timer = 0, asked = 0;
+  let timer = 0, asked = 0, running = null;
 
   const show = async () => {
     const url = new URL(filters.action, location.href);
     for (const [name, value] of new FormData(filters)) if (value) url.searchParams.set(name, value);
     const number = ++asked;
+    running = new AbortController();
     const part = new URL(url);
     if (url.pathname === "/") part.searchParams.set("part", "grid");
     let answer;
     try {
-      answer = await fetch(part, { credentials: "same-origin", cache: "no-store" });
+      answer = await fetch(part, { credentials: "same-origin", cache: "no-store", signal: running.signal });
     } catch (error) {
-      return; // the light says that we are not live
+      return; // more was typed, or the light says that we are not live
     }
     if (answer.redirected) { location.reload(); return; }
     if (!answer.ok || number !== asked) return;
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    if (number !== asked) return;
+    const text = await answer.text().catch(() => null); // null: more was typed while it came
+    if (text === null || number !== asked) return;
+    const fresh = new DOMParser().parseFromString(text, "text/html");
     history.replaceState(null, "", url);
-    for (const id of ["found", "groups", "several", "open", "decided"]) {
+    for (const id of ["found", "groups", "pages", "several", "open", "decided"]) {
       const old = document.getElementById(id), other = fresh.getElementById(id);
       if (old && other) old.replaceWith(document.adoptNode(other));
     }
@@ -33,7 +35,11 @@
   };
 
   if (filters && search && "search" in search.dataset && window.DOMParser) {
-    const later = () => { clearTimeout(timer); timer = setTimeout(show, TYPING_MS); };
+    const later = () => {
+      clearTimeout(timer);
+      if (running) running.abort(); // what it asks for is no longer wanted
+      timer = setTimeout(show, TYPING_MS);
+    };
     filters.addEventListener("input", later);
     filters.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(timer); show(); });
     const button = filters.querySelector("button[type=submit]");
