@@ -27,6 +27,7 @@ _BY_SCOPE: Mapping[str, tuple[str, ...]] = {
     "group": KINDS,
 }
 COUNTING_CHECK = "device_count"  # the one node check that sees a missing device
+_PLACE = "block1.gelu"  # an example
 
 # Checks whose faults have places, each with places that it has besides those of every step.
 PLACED_CHECKS: Mapping[str, tuple[str, ...]] = {"train_step": (), "data_parallel_step": tuple(reduced_places())}
@@ -92,7 +93,7 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
         magnitude = _magnitude(where, value_text) if colon else None
         return Fault(check, target or None, kind, magnitude, place, _steps(where, steps) if slash else None)
     if slash:
-        raise ValueError(f"{where}: only a place of {PLACED_CHECK} takes a rate: {PLACED_CHECK}.{_PLACE}=corrupt/10000")
+        raise ValueError(f"{where}: only a place of a training step takes a rate: train_step.{_PLACE}=corrupt/10000")
     if kind != "slow" and colon:
         raise ValueError(f"{where}: {kind} takes no value; only slow does, as in slow:4")
     return Fault(check, target or None, kind, _factor(where, value_text) if kind == "slow" else None)
@@ -123,7 +124,7 @@ def _check_scope(where: str, check: str, scope: str, kind: str, target: str) -> 
 def _check_place(where: str, check: str, place: str, kind: str) -> None:
     if check not in PLACED_CHECKS:
         placed = " and ".join(PLACED_CHECKS)
-        raise ValueError(f"{where}: {check} has no places; only {placed} have, as in train_step.block1.gelu")
+        raise ValueError(f"{where}: {check} has no places; only {placed} have, as in train_step.{_PLACE}")
     if kind != "corrupt":
         raise ValueError(f"{where}: {kind} acts on all of {check}; a place takes corrupt alone")
     known = [*all_places(), *PLACED_CHECKS[check]]

@@ -25,7 +25,6 @@ from checks.training.work import on_device
 FORM = FORMATS["fp32"]  # reduced as they are computed: in a narrower format the order of summation would matter
 
 
-
 class Shard:
     """
     The work of one rank: for each step `compute`, `reduce`, `update`; at the end `told` says what came of it.
@@ -97,7 +96,7 @@ class Shard:
             torch,
             self._start,
             places,
-            reference_step(torch, self._size, FORM, self._start, batch),
+            reference_step(torch, self._size, FORM, self._start, batch, places),
             read=self._device.read,
             scale=FORM.loss_scale,
             roundoff=FORM.roundoff,
