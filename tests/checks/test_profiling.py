@@ -15,8 +15,8 @@ from checks.contract import Finding, Limit, Profile, Profiling, Status
 from checks.contract.records import MAX_PROFILE_BYTES, PROFILE_FORMAT
 from checks.device.matmul import matmul
 from checks.device.memory import memory
-from checks.device.profiling import in_words, packed
 from checks.device.transfer import transfer
+from checks.profiling.operations import in_words, packed
 from checks.training.train_step import train_step
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
