@@ -20,8 +20,9 @@ from healthd.runner.run_record import RunRecord, RunRequest
 from healthd.runner.settings import Plan
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.workers import Unreaped, Workers
+from tests.fakes.hollow_torch import make_python
 from tests.fakes.neuron import NeuronMachine
-from tests.runner.runner_kit import make_runner, workers_left
+from tests.runner.runner_kit import make_runner, run_checks, workers_left
 
 SAID = "most of the time of one more run went to dot 75 %, add 20 %, SEMAPHORE 5 %"
 
@@ -158,3 +159,79 @@ def test_only_a_slow_check_that_ended_on_such_a_device_is_profiled(trn1: NeuronM
     assert not profiles(trn1).wants(outcome(program, missing=hung))
     assert not profiles(trn1, accelerator="xla").wants(outcome(program))
     assert not profiles(trn1, limit=30.0).wants(outcome(program))
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+NATIVE_TORCH = """
+import types
+__version__ = "2.14"
+def device(*words): return "neuron:0"
+"""
+NATIVE = """
+__version__ = "2.14.3.0"
+def device_count(): return 1
+def synchronize(): pass
+def memory_reserved(): return 0
+def get_fallback_ops(): return []
+def clear_op_tracking(): pass
+"""
+SLOW = '''
+"""Two checks: one compiles a program and is slow, one is slow and has compiled nothing."""
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from checks.contract import Context, Finding, NoParams, Status, check
+
+def slow(ctx):
+    return Finding(status=Status.FAIL, reason="SlowDevice", message="slow", target=ctx.device.target)
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=60, scope="device")
+def compiled(ctx: Context[NoParams]) -> Iterator[Finding]:
+    """Compiles, as the binding of a core would, into the folder of the compile cache."""
+    folder = Path(os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"]) / "MODULE_1"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.neff").write_bytes(b"a program")
+    yield slow(ctx)
+
+@check(tier="quick", interval_seconds=60, timeout_seconds=60, scope="device")
+def bare(ctx: Context[NoParams]) -> Iterator[Finding]:
+    """Compiles nothing."""
+    yield slow(ctx)
+'''
+
+
+def test_slow_cores_of_a_machine_are_profiled_after_their_workers_and_others_stay_as_they_are(tmp_path: Path) -> None:
+    machine = NeuronMachine(tmp_path / "machine", "trn1.2xlarge")
+    python = make_python(tmp_path / "venv")
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "torch.py").write_text(NATIVE_TORCH)
+    (packages / "torch_neuronx.py").write_text(NATIVE)
+    checks = tmp_path / "checks"
+    checks.mkdir()
+    (checks / "slow.py").write_text(SLOW)
+    runner = make_runner(
+        accelerator="auto",
+        host_root=machine.root,
+        directories=(checks,),
+        probe_python=python,
+        compile_cache=tmp_path / "cache",
+        on_cold_cache="compile",
+    )
+    kept: dict[str, Profile] = {}
+
+    def keep(profile: Profile) -> bool:
+        kept[profile.id] = profile
+        return True
+
+    runner.on_profile = keep
+    results = run_checks("compiled", "bare", runner=runner, tier=Tier.QUICK)
+    found = {one.target: one for one in results["compiled"].findings}
+    assert sorted(found) == ["neuroncore:0", "neuroncore:1"]
+    for target, one in found.items():
+        assert one.message == f"slow; {SAID}"
+        assert kept[str(one.profile)].target == target
+    assert {(one.message, one.profile) for one in results["bare"].findings} == {("slow", None)}
+    # Once more, compiled: the program is known from before.
+    again = run_checks("compiled", runner=runner, tier=Tier.QUICK)
+    assert all(one.profile in kept for one in again["compiled"].findings)
