@@ -51,6 +51,10 @@ class Descriptor:
     scaled_products: tuple[str, ...] = ()
     """Dtypes of torch whose scaled products (`torch._scaled_mm`) such devices may have; each device is still asked."""
 
+    profiles_programs: bool = False
+    """Whether a slow probe is profiled by its compiled program, on a device that its worker has left: see
+    `checks.profiling.neuron`."""
+
     on_ec2_only: bool = False
     """Whether such devices exist on EC2 alone, so that there must be an instance type."""
 

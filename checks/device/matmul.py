@@ -9,9 +9,9 @@ from typing import Any
 
 from checks.accelerators.neuron.errors import diagnose
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
-from checks.device.profiling import with_profile
 from checks.device.sampling import labelled_limit, median, new_seed, per_second
 from checks.limits import within
+from checks.profiling.operations import with_profile
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
-from checks.device.profiling import with_profile
 from checks.device.sampling import median, new_seed, per_second
 from checks.limits import quantity, within
+from checks.profiling.operations import with_profile
 
 _WORD_BYTES = 8
 _CHUNK_WORDS = 2**19  # 4 MiB: each such part of a block has its own address and random words

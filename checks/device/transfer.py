@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import Context, Finding, Profile, Status, check
-from checks.device.profiling import with_profile
 from checks.device.sampling import labelled_limit, median, new_seed, per_second
 from checks.limits import within
+from checks.profiling.operations import with_profile
 
 
 @dataclass(frozen=True)

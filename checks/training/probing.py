@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Context, Device, Finding, Limit, Profile, Status
-from checks.device.profiling import with_profile
 from checks.device.sampling import labelled_limit, median, per_second
 from checks.limits import within
+from checks.profiling.operations import with_profile
 from checks.training.corruption import Strikes
 from checks.training.digests import Digester
 from checks.training.judge import first_difference

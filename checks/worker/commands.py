@@ -45,6 +45,7 @@ class Worker:
             "warm": self.warm,
             "run": self.run,
             "judge": self.judge,
+            "capture": self.capture,
             "catalogue": self.catalogue,
         }
         for line in lines:
@@ -136,6 +137,7 @@ class Worker:
                     continue
                 check = self._check(graphs.check)
                 self._results.send("warmed", check=check.name, seconds=0.0, text="compiling")
+                compiling.started(check.name)
                 watch = Stopwatch(self._device)
                 given = {"params": graphs.params, "tier": graphs.tier, "group": None, "previous": None}
                 for _ in check.run(self._context(check, given, [])):
@@ -158,6 +160,7 @@ class Worker:
         self._results.send("started", check=check.name)
         if self._compiling is not None:
             self._compiling.require(check.name)
+            self._compiling.started(check.name)
         watch = Stopwatch(self._device)
         items: Iterator[Any] = (
             apply_faults(
@@ -174,7 +177,20 @@ class Worker:
         seconds = watch.seconds()
         if self._compiling is not None:
             self._compiling.ended(check.name, seconds)
-        self._results.send("done", dropped=dropped, compile_seconds=seconds)
+        programs: list[str] = []
+        if self._compiling is not None and context.profiling is not None:
+            programs = self._compiling.programs(check.name)[:1]
+        self._results.send("done", dropped=dropped, compile_seconds=seconds, programs=programs)
+
+    def capture(self, command: Mapping[str, Any]) -> None:
+        """Profile a compiled program on a core that no worker has."""
+        from checks.profiling.neuron import capture
+        from checks.worker.profile_parts import split
+
+        self._results.send("started", check=command["check"])
+        for part in split(capture(self._on(), command["program"], command["target"], command["check"])):
+            self._results.send("profile", profile=part)
+        self._results.send("done", dropped=0)
 
     def judge(self, command: Mapping[str, Any]) -> None:
         """Let a check compare what its workers measured."""

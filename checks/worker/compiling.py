@@ -16,6 +16,7 @@ from typing import Any
 
 from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
 from checks.contract import Device, Finding, Status
+from checks.profiling.programs import programs_in, programs_of, remember
 
 REMEDY = "run 'healthd warm' on this node, or 'healthd warm --import' with a bundle of a node like it"
 # A single node cannot compile the graphs of ranks of several nodes.
@@ -53,6 +54,7 @@ class Compiling:
         self._retry = bool(setup_compile and setup_compile["retry"])
         self._cache: CompileCache | None = None
         self._own_ranks = len(((setup.get("options") or {}).get("group") or {}).get("targets") or ())
+        self._before: frozenset[str] = frozenset()
         self.graphs: tuple[Graphs, ...] = ()
         if setup_compile:
             self.graphs = tuple(Graphs(**graphs) for graphs in setup_compile["graphs"])
@@ -107,11 +109,24 @@ class Compiling:
         """Whether this worker compiles a check ahead for all others; ranks compile together, when they run."""
         return self._compiles and graphs.ranks is None and not self.is_compiled(graphs)
 
+    def started(self, check: str) -> None:
+        """A check starts that may compile: what is there from now on is its own."""
+        if self._cache is not None and self._compiles and any(graphs.check == check for graphs in self.graphs):
+            self._before = programs_in(self._cache.folder)
+
+    def programs(self, check: str) -> list[str]:
+        """The compiled programs of a check, the largest first; empty where none are known."""
+        if self._cache is None:
+            return []
+        entries = [graphs.entry for graphs in self.graphs if graphs.check == check and graphs.ranks is None]
+        return [str(path) for entry in entries for path in programs_of(self._cache.folder, entry)]
+
     def ended(self, check: str, seconds: float) -> None:
         """A check has run to its end on this device, so its graphs are compiled."""
         for graphs in self.graphs:
             if graphs.check == check and self._cache is not None and self._compiles and not self.is_compiled(graphs):
                 self._cache.record(graphs.entry, seconds)
+                remember(self._cache.folder, graphs.entry, programs_in(self._cache.folder) - self._before)
 
 
 def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, options: Mapping[str, Any]) -> CompileCache:

@@ -99,6 +99,11 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
     return Fault(check, target or None, kind, _factor(where, value_text) if kind == "slow" else None)
 
 
+def check_of(text: str) -> str:
+    """The check of a fault as it is written, without its place and target."""
+    return text.partition("=")[0].partition("@")[0].partition(".")[0]
+
+
 def check_target(fault: Fault, devices: Collection[str], workers: Collection[str] = ()) -> None:
     """
     Refuse a fault on a device or rank that does not exist: it would have no effect. Raises ValueError.

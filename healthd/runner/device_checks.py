@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from checks.contract import Scope, Tier
 from healthd.runner.collective.node_collective import NodeCollective
 from healthd.runner.compilation import Compilation, failed_like, seconds_by_check
+from healthd.runner.program_profiles import ProgramProfiles
 from healthd.runner.run_record import RunRecord
 from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.node_lane import NodeLane
@@ -75,14 +76,20 @@ class DeviceChecks:
             else:
                 self._record.publish(self._record.compose(info, complete))
 
+        programs = ProgramProfiles(self._workers, self._record)
+
         async def work(rank: int, lane: WorkerLane) -> None:
             async with slots:
                 compiled = await self._compilation.run(lane, infos)
                 seconds = seconds_by_check(compiled)
+                slow: list[tuple[CheckInfo, Outcome]] = []
 
                 def end(info: CheckInfo, rank: int, outcome: Outcome) -> None:
                     outcome.compile_seconds += seconds.get(info.name, 0.0)
-                    finish(info, rank, outcome)
+                    if programs.wants(outcome):
+                        slow.append((info, outcome))
+                    else:
+                        finish(info, rank, outcome)
 
                 for info in infos:
                     if compiled is not None and compiled.missing is not None:
@@ -90,8 +97,11 @@ class DeviceChecks:
                     else:
                         self._submit_device_check(info, rank, lane, end)
                 await lane.wait_idle()
-                if not keep:
+                if slow or not keep:
                     await lane.retire()
+                for info, outcome in slow:  # the worker has left the device
+                    await programs.add(info.name, outcome)
+                    finish(info, rank, outcome)
 
         if infos:
             await asyncio.gather(*(work(rank, lane) for rank, lane in enumerate(lanes)))

@@ -15,8 +15,8 @@ from checks.contract import Finding, Limit, Profile, Profiling, Status
 from checks.contract.records import MAX_PROFILE_BYTES, PROFILE_FORMAT
 from checks.device.matmul import matmul
 from checks.device.memory import memory
-from checks.device.profiling import in_words, packed
 from checks.device.transfer import transfer
+from checks.profiling.operations import in_words, packed
 from checks.training.train_step import train_step
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
@@ -79,7 +79,8 @@ def test_each_probe_that_is_timed_says_what_took_its_time(
     said = list(check(context(check, device=cpu_device, limits=limits, profiling=profiling(), **params)))
     (profile,), (found,) = profiles(said), slow(said)
     assert found.profile == profile.id
-    assert re.search(rf"; most of the time of one more run went to {operation} \d+ %", found.message)
+    assert OPERATION.search(found.message)  # which comes first is chance on a busy machine
+    assert operation in {event["name"] for event in trace(profile)["traceEvents"]}
 
 
 def test_what_is_fast_is_profiled_on_demand_alone_and_its_finding_stays_as_it_is(context: Any, cpu_device: Any) -> None:

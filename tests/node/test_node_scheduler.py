@@ -14,11 +14,26 @@ from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult, OrderReport
 from healthd.node.checks.active_run import DeviceUse
 from healthd.node.checks.catalogue import enabled_checks
+from healthd.node.checks.recording import ResultRecorder
 from healthd.node.checks.timetable import PassiveTimetable, QuickFacts, quick_due_at
+from healthd.node.http.control_socket import without
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.state.results import StampedResult
+from healthd.node.state.store import NodeStore
 from healthd.runner import Survey
-from tests.node.node_kit import CATALOGUE, World, eventually, finding, quiet, result, run, settings, specs
+from tests.node.node_kit import BOOT as NODE_BOOT
+from tests.node.node_kit import (
+    CATALOGUE,
+    MovedClock,
+    World,
+    eventually,
+    finding,
+    quiet,
+    result,
+    run,
+    settings,
+    specs,
+)
 
 # --- ticks ------------------------------------------------------------------------------------------------------------
 
@@ -376,6 +391,16 @@ def test_set_fault_runs_what_it_touches_and_clearing_drops_what_it_latched(tmp_p
             assert world.book.snapshot().health.value == "healthy"
 
     run(main())
+
+
+def test_a_fault_at_a_place_of_a_check_is_a_fault_of_that_check(tmp_path: Path) -> None:
+    placed = "matmul.block1.gelu@cpu:0=corrupt:0.001/10000"  # as train_step has them: the names here are another's
+    recorder = ResultRecorder(
+        NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=NODE_BOOT), lambda: None
+    )
+    assert recorder.set_faults((placed,)) == {"matmul"}
+    assert recorder.set_faults(()) == {"matmul"}
+    assert without([placed, "load=fail"], ["matmul"]) == ("load=fail",)
 
 
 def test_result_of_a_fault_that_was_cleared_meanwhile_is_not_kept(tmp_path: Path) -> None:

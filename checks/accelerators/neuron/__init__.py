@@ -45,6 +45,7 @@ DESCRIPTOR = Descriptor(
     compiles=True,
     device_files="/dev/neuron",
     pjrt_clients=("NEURON",),
+    profiles_programs=True,
     on_ec2_only=True,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from checks.worker.faults import Fault, parse_fault
+from checks.worker.faults import Fault, check_of, parse_fault
 from healthd.core.model import CheckResult
 from healthd.node.checks.active_run import OrderedRun
 from healthd.node.state.results import is_busy
@@ -27,7 +27,7 @@ class ResultRecorder:
 
     def set_faults(self, faults: tuple[str, ...]) -> set[str]:
         """Replace the faults in force and drop the results that faults have changed; the checks that are affected."""
-        affected = {text.partition("=")[0].partition("@")[0] for text in {*faults} ^ {*self._store.faults}}
+        affected = {check_of(text) for text in {*faults} ^ {*self._store.faults}}
         self._epoch += 1
         self._changed.update(dict.fromkeys(affected, self._epoch))
         self._store.set_faults(faults)

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from checks.contract import Tier
-from checks.worker.faults import check_target, parse_fault
+from checks.worker.faults import check_of, check_target, parse_fault
 from healthd.core import wire
 from healthd.core.errors import BadInputError, HealthdError, UnreachableError
 from healthd.core.model import FINAL_STATUSES, CheckSpec, NodeState, OrderReport
@@ -178,7 +178,7 @@ def without(faults: Sequence[str], cleared: Sequence[str]) -> tuple[str, ...]:
         return ()
     left = list(faults)
     for text in cleared:
-        gone = [fault for fault in left if fault == text.strip() or fault.partition("=")[0].partition("@")[0] == text]
+        gone = [fault for fault in left if fault == text.strip() or check_of(fault) == text]
         if not gone:
             raise BadInputError(f"{text[:100]!r} is not in force; in force: {', '.join(faults) or 'none'}")
         left = [fault for fault in left if fault not in gone]

@@ -50,6 +50,8 @@ class Outcome:
     """The first and the latest signs of progress."""
     profile_parts: ProfileParts = field(default_factory=ProfileParts, repr=False)
     """The profiles of what was slow."""
+    program: str | None = None
+    """The compiled program that the check timed, where it can be profiled once its worker is gone."""
     answers: list[dict[str, Any]] = field(default_factory=list)
     """Answers that are no findings: surveys, catalogue entries, compiled graphs."""
     missing: Missing | None = None
@@ -145,6 +147,9 @@ class Outcome:
         seconds, dropped = event.get("compile_seconds"), event.get("dropped")
         if isinstance(seconds, float) and 0.0 < seconds < float("inf"):
             self.compile_seconds += seconds
+        programs = event.get("programs")
+        if isinstance(programs, list) and programs and isinstance(programs[0], str):
+            self.program = programs[0]
         if isinstance(dropped, int) and dropped > 0:
             self.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst of them was kept"
 

@@ -98,16 +98,18 @@ def _take(device: Device, operation: Callable[[], object]) -> Taken | None:
 
 def in_words(microseconds: Mapping[str, float]) -> str:
     """A sentence of the operations that took most of the time, by their own times; empty without an operation."""
-    times = {
-        name: taken for name, taken in microseconds.items() if "::" in name and not name.startswith(_WRAPPER) and taken
-    }
+    return shares({name: time for name, time in microseconds.items() if "::" in name and not name.startswith(_WRAPPER)})
+
+
+def shares(times: Mapping[str, float]) -> str:
+    """A sentence of what took most of the time; empty where nothing took any."""
     whole = sum(times.values())
     if whole <= 0:
         return ""
     first, *others = sorted(times, key=lambda name: (-times[name], name))[:_SHOWN]
     most = [first, *(name for name in others if times[name] >= whole / 100)]
-    shares = ", ".join(f"{name} {100 * times[name] / whole:.0f} %" for name in most)
-    return f"most of the time of one more run went to {shares}"
+    text = ", ".join(f"{name} {100 * times[name] / whole:.0f} %" for name in most)
+    return f"most of the time of one more run went to {text}"
 
 
 def _own_time(event: Any, *, on_gpu: bool) -> float:
@@ -144,15 +146,20 @@ def _profile(device: Device, name: str, seconds: float, taken: Taken) -> Profile
         "seconds": seconds,
         "taken_at": round(now, 3),
     }
-    stamp = time.strftime("%Y%m%dt%H%M%Sz", time.gmtime(now))
-    text = re.sub(r"[^a-z0-9_]+", "-", f"{name} {device.target}".lower()).strip("-")[:64].rstrip("-")
     return Profile(
-        id=f"{text}-{stamp}-{os.urandom(3).hex()}",
+        id=profile_id(name, device.target, now),
         target=device.target,
         said=taken.said,
         format=PROFILE_FORMAT,
         content=packed(about, taken.events),
     )
+
+
+def profile_id(name: str, target: str, seconds: float) -> str:
+    """An id for what was profiled on a target at a time (seconds since the epoch)."""
+    stamp = time.strftime("%Y%m%dt%H%M%Sz", time.gmtime(seconds))
+    text = re.sub(r"[^a-z0-9_]+", "-", f"{name} {target}".lower()).strip("-")[:64].rstrip("-")
+    return f"{text}-{stamp}-{os.urandom(3).hex()}"
 
 
 def packed(about: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bytes:

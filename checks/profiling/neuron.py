@@ -1,0 +1,113 @@
+"""
+A profile of one compiled program on one NeuronCore, by AWS's `neuron-profile`, while nobody else has the core.
+
+    neuron-profile capture -n file.neff -s profile.ntff
+    neuron-profile view --output-format json --output-file profile.json -n file.neff -s profile.ntff
+
+Source: AWS Neuron, "Neuron Profiler User Guide" (SDK 2.28): capture executes the program and writes the trace; `view`
+writes `summary` and `instruction`, each of those with timestamp and duration in nanoseconds, label, opcode and
+hlo_name. Both have run on a stand-in alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from checks.contract import Profile
+from checks.contract.records import PROFILE_FORMAT
+from checks.host.machine import Host
+from checks.json_text import parse_json
+from checks.profiling.operations import MAX_EVENTS, packed, profile_id, shares
+
+TOOL = "neuron-profile"
+CAPTURE_SECONDS = 60.0
+VIEW_SECONDS = 60.0
+_MAX_JSON_BYTES = 128 << 20
+_OPERATION = re.compile(r"=\s*(?:[a-z0-9]+\[[^\]]*\]\S*\s+)?([a-zA-Z][\w.-]*)\(")
+
+
+class ProfileError(RuntimeError):
+    """There is no profile; the message says why."""
+
+
+def capture(host: Host, program: str, target: str, name: str) -> Profile:
+    """
+    Run a program once more on the core `target` (`neuroncore:5`) and say what took its time.
+
+    Raises ProfileError and HostError.
+    """
+    core = target.rpartition(":")[2]
+    if not core.isdecimal():
+        raise ProfileError(f"{target} is no core")
+    with tempfile.TemporaryDirectory(prefix="healthd-profile-") as folder:
+        trace, told = os.path.join(folder, "profile.ntff"), os.path.join(folder, "profile.json")
+
+        def pinned(environment: Mapping[str, str]) -> Mapping[str, str]:
+            kept = {key: value for key, value in environment.items() if key != "NEURON_RT_NUM_CORES"}
+            return {**kept, "NEURON_RT_VISIBLE_CORES": core}
+
+        _run(host, [TOOL, "capture", "-n", program, "-s", trace], CAPTURE_SECONDS, pinned)
+        view = [TOOL, "view", "--output-format", "json", "--output-file", told, "-n", program, "-s", trace]
+        _run(host, view, VIEW_SECONDS, None)
+        instructions = list(_instructions(Path(told)))
+    times: Counter[str] = Counter()
+    for event in instructions:
+        times[event["name"]] += event["dur"]
+    said = shares(times)
+    if not said:
+        raise ProfileError("the trace has no instruction that took time")
+    now = time.time()
+    about = {"probe": name, "target": target, "program": program, "said": said, "taken_at": round(now, 3)}
+    return Profile(
+        id=profile_id(name, target, now),
+        target=target,
+        said=said,
+        format=PROFILE_FORMAT,
+        content=packed(about, instructions),
+    )
+
+
+def _run(host: Host, argv: list[str], seconds: float, environment: Any) -> None:
+    done = host.run(argv, timeout_seconds=seconds, environment=environment)
+    if done.returncode != 0:
+        lines = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+        raise ProfileError(f"{argv[0]} {argv[1]} ended with code {done.returncode}: {lines[-1] if lines else 'silent'}")
+
+
+def _instructions(path: Path) -> Iterator[dict[str, Any]]:
+    """The instructions as events of the Trace Event Format, by engine."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise ProfileError(f"{TOOL} view has written nothing: {error.strerror}") from None
+    if len(content) > _MAX_JSON_BYTES:
+        raise ProfileError(f"{TOOL} view has written more than {_MAX_JSON_BYTES} bytes")
+    try:
+        rows = parse_json(content)["instruction"]
+        for row in rows[: 4 * MAX_EVENTS]:
+            yield {
+                "name": _operation(row),
+                "cat": "instruction",
+                "ph": "X",
+                "ts": float(row["timestamp"]) / 1e3,
+                "dur": float(row["duration"]) / 1e3,
+                "pid": "device",
+                "tid": str(row.get("label") or "?")[:64],
+                "args": {"opcode": str(row.get("opcode"))[:64]},
+            }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProfileError(f"{TOOL} view: what it has written is not understood: {type(error).__name__}") from None
+
+
+def _operation(row: Mapping[str, Any]) -> str:
+    """`add` of `%add.1 = add(%dot, %custom-call.44)`; the opcode where no operation is named."""
+    found = _OPERATION.search(str(row.get("hlo_name") or ""))
+    return (found[1] if found else str(row.get("opcode") or "?"))[:200]
