@@ -280,6 +280,40 @@ print(json.dumps({"runs": after[0] - before[0], "compiled": after[1] - before[1]
         assert said["free"] > 2**20
         assert "collectives between processes on PJRT CPU are not supported" in said["backend"]
 
+    def test_a_rank_of_data_parallel_training_compiles_four_graphs_and_is_right(self) -> None:
+        """Gradients, their sums, the optimizer with its digests, and here what stands in for the other ranks."""
+        code = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from checks.accelerators import xla
+from checks.collective.training.shard import Shard
+from checks.contract import Group
+from checks.host.machine import Host
+from checks.training.work import SMALL
+import torch_xla.debug.metrics as metrics
+device = xla.bind("xla:1", xla.find(Host(None), {}), {})
+class Twice:
+    all_reduce = staticmethod(lambda tensor: tensor.mul_(2))
+count = lambda: (metrics.metric_data("CompileTime") or [0])[0]
+group = Group(rank=1, size=2, rendezvous="", interface=None, seed=1, timeout_seconds=1.0, targets=())
+shard, compiled = Shard(device, group, SMALL), []
+for number in range(3):
+    shard.compute(number)
+    device.synchronize()
+    shard.reduce(Twice)
+    device.synchronize()
+    shard.update()
+    compiled.append(count())
+print(json.dumps({"compiled": compiled, "fallbacks": device.fallbacks(), **shard.told()}))
+"""
+        done = subprocess.run([PYTHON, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert said["compiled"] == [4, 4, 4]
+        assert (said["fallbacks"], said["faults"]) == ([], [])
+        # The other rank contributed the same, so the mean is what this one computed.
+        assert all(abs(own - reduced) < 1e-6 * size for own, size, reduced in said["sums"]["head"])
+
     def test_quick_tier_compiles_seven_graphs_and_a_second_round_none(self) -> None:
         """Each is a minute on a Neuron compiler: two products, two of memory, a digest, two steps, none for copies."""
         code = """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from checks.collective.own_time import OwnTime
-from checks.collective.ranks import ends_with_failure, leave_unwanted, limits_of_size, meet, progress
+from checks.collective.ranks import Rank, ends_with_failure, leave_unwanted, limits_of_size, meet, progress
 from checks.collective.training.judge import judge_data_parallel
-from checks.collective.training.shard import Shard
+from checks.collective.training.shard import Shard, one_thread
 from checks.contract import Context, Evidence, Finding, Progress, Status, check
 from checks.device.sampling import median
 from checks.training.work import LARGE, SMALL
@@ -75,38 +76,8 @@ def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Pr
         raise ValueError(f"parameter 'steps' must be from {LEAST_STEPS} to {MOST_STEPS}, not {steps}")
     rank = yield from meet(group, device)
     shard = Shard(device, group, LARGE if ctx.params.large else SMALL)
-    seconds: list[float] = []
-    ready_seconds = shared_seconds = 0.0
-    own, since = OwnTime(ctx.host), time.perf_counter()
-    for number in range(steps):
-        shard.compute(number)
-        device.synchronize()
-        step = f"{NAME}/{number + 1}"
-        yield progress(step, "entered")
-        begun = time.perf_counter()
-        with ends_with_failure(group, rank.distributed):
-            shard.reduce(rank.distributed)
-            device.synchronize()
-        ended = time.perf_counter()
-        yield progress(step, "left")
-        shard.update()
-        shared_seconds += ended - begun
-        if number:  # the first step is longer: it is held against float64, and libraries warm up
-            seconds.append(ended - begun)
-            ready_seconds += begun - since
-        since = ended
-    size_bytes = shard.gradient_bytes
-    measured = {
-        "size_bytes": size_bytes,
-        "bytes": size_bytes,
-        "seconds": median(seconds),
-        "ready_seconds": ready_seconds,
-        **own.spent(without_seconds=shared_seconds),
-        "limits": limits_of_size(ctx, NAME, size_bytes, largest=True, more=("own_seconds",)),
-        "mismatches": 0,
-        "first": None,
-        "sources": {},
-    }
+    with one_thread(device):
+        measured = yield from _steps(ctx, rank, shard)
     yield Evidence(
         target=f"rank:{group.rank}",
         key=shard.key,
@@ -121,3 +92,39 @@ def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Pr
         },
     )
     leave_unwanted(rank)
+
+
+def _steps(ctx: Context[Params], rank: Rank, shard: Shard) -> Generator[Progress, None, dict[str, Any]]:
+    """All steps of this rank; what it says of their times, in the words of every collective."""
+    seconds: list[float] = []
+    ready_seconds = shared_seconds = 0.0
+    own, since = OwnTime(ctx.host), time.perf_counter()
+    for number in range(ctx.params.steps):
+        shard.compute(number)
+        rank.device.synchronize()
+        step = f"{NAME}/{number + 1}"
+        yield progress(step, "entered")
+        begun = time.perf_counter()
+        with ends_with_failure(rank.group, rank.distributed):
+            shard.reduce(rank.distributed)
+            rank.device.synchronize()
+        ended = time.perf_counter()
+        yield progress(step, "left")
+        shard.update()
+        shared_seconds += ended - begun
+        if number:  # the first step is longer: it is held against float64, and libraries warm up
+            seconds.append(ended - begun)
+            ready_seconds += begun - since
+        since = ended
+    size_bytes = shard.gradient_bytes
+    return {
+        "size_bytes": size_bytes,
+        "bytes": size_bytes,
+        "seconds": median(seconds),
+        "ready_seconds": ready_seconds,
+        **own.spent(without_seconds=shared_seconds),
+        "limits": limits_of_size(ctx, NAME, size_bytes, largest=True, more=("own_seconds",)),
+        "mismatches": 0,
+        "first": None,
+        "sources": {},
+    }

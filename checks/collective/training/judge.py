@@ -26,6 +26,11 @@ Digests = Mapping[str, Sequence[str]]
 def judge_data_parallel(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
     """Findings of the steps: whose fault missing ranks are, who is wrong, and the times when all are here."""
     ranks, gone = present_and_gone(evidence, missing)
+    without = [item for item in ranks if "training" not in item.data]
+    for item in without:
+        text = f"it says nothing of the steps of {name}"
+        gone.append(Missing(target=item.target, reason="Garbage", message=text))
+    ranks = [item for item in ranks if item not in without]
     if gone:
         yield from judge_missing(name, ranks, gone)
     wrong = list(_judge_steps(name, ranks, whole=not gone))

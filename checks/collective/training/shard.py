@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from checks.contract import Device, Group
@@ -47,8 +48,7 @@ class Shard:
         self._digests: dict[str, list[str]] = {}
         self._layers: dict[str, list[list[float | None]]] = {}
         self._faults: list[dict[str, Any]] = []
-        threads = f" | {torch.get_num_threads()} threads" if str(device.torch_device) == "cpu" else ""
-        self.key = f"{device.key}{threads} | {FORM.name} | {size}"
+        self.key = f"{device.key} | {FORM.name} | {size}"
         """Parameters are compared with ranks of the same key alone: others may round differently."""
         self.gradient_bytes = sum(4 * tensor.numel() for tensor in self._start.values())
 
@@ -164,6 +164,24 @@ class Shard:
             "sums": self._layers,
             "faults": self._faults[:1],  # what follows is of the same cause
         }
+
+
+@contextmanager
+def one_thread(device: Device) -> Iterator[None]:
+    """
+    On a CPU, compute in one thread: what is computed then depends on no number of cores.
+
+    Threads that wait for each other take seconds for milliseconds of work where other processes want the cores too.
+    """
+    if str(device.torch_device) != "cpu":
+        yield
+        return
+    before = device.torch.get_num_threads()
+    device.torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        device.torch.set_num_threads(before)
 
 
 def _number(value: Any) -> float | None:

@@ -12,19 +12,23 @@ from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, 
 from healthd.aggregator.api.records import ValidationState
 from healthd.aggregator.model import Gate
 from healthd.core.errors import BadInputError, NotFoundError
-from healthd.core.model import Decision, GateRequest, Mode
+from healthd.core.model import Decision, GateRequest, Mode, ValidationKind
 
 router = APIRouter(prefix="/v1/validations", route_class=ApiRoute, tags=["validations"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationBody:
-    """Which nodes: `nodes`, or `pool` and `count`. `wait_seconds` None means the aggregator's policy."""
+    """
+    Which nodes: `nodes`, or `pool` and `count`. `kind`: what they run together. `wait_seconds` None means the
+    aggregator's policy.
+    """
 
     nodes: tuple[str, ...] = ()
     pool: str | None = None
     count: int | None = None
     min_nodes: int | None = None
+    kind: ValidationKind = ValidationKind.COLLECTIVES
     tier: Tier | None = None
     wait_seconds: float | None = None
 
@@ -43,6 +47,7 @@ async def start(request: Request, wait: Wait, body: Body[ValidationBody]) -> Ans
         pool=body.pool,
         count=body.count,
         min_nodes=body.min_nodes,
+        kind=body.kind,
         tier=body.tier,
         wait_seconds=body.wait_seconds,
         mode=Mode.ENFORCE,

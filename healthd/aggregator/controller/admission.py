@@ -84,14 +84,16 @@ def _check_size(request: GateRequest, policy: Policy) -> None:
 def terms_of(request: GateRequest, policy: Policy) -> Terms:
     """The request with the policy filled in."""
     wanted = len(request.nodes) or request.count or (request.join.size if request.join is not None else 0)
+    tier = request.tier or policy.tier
     return Terms(
-        tier=request.tier or policy.tier,
+        tier=tier,
         max_age_seconds=policy.max_age_seconds if request.max_age_seconds is None else request.max_age_seconds,
         wait_seconds=policy.wait_seconds if request.wait_seconds is None else request.wait_seconds,
         mode=request.mode or policy.mode,
         wanted=wanted,
         needed=wanted if request.min_nodes is None else request.min_nodes,
         collective=wanted > 1 and (policy.collective if request.collective is None else request.collective),
+        checks=policy.checks_over_nodes(request.kind, tier),
     )
 
 

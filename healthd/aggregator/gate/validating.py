@@ -161,6 +161,7 @@ def _start_validation(context: StepContext) -> Proof | None:
         context.snapshot.nodes,
         context.policy,
         deadline=max(context.now, deadline_of(context) - TO_ANSWER_SECONDS),
+        checks=gate.terms.checks,
     )
     context.move(Event.VALIDATION_STARTED, Validating(reserved=gate.reserved, validation=validation))
     return None

@@ -31,7 +31,11 @@ class Phase(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """A request with the policy filled in: what this gate goes by, whatever the policy becomes later."""
+    """
+    A request with the policy filled in: what this gate goes by, whatever the policy becomes later.
+
+    `checks` are what its validations run over its nodes; empty: the policy's collectives.
+    """
 
     tier: Tier
     max_age_seconds: float
@@ -40,6 +44,7 @@ class Terms:
     wanted: int
     needed: int
     collective: bool
+    checks: tuple[str, ...] = ()
 
 
 class RunStatus(str, enum.Enum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from checks.contract import Tier
-from healthd.core.model import Mode
+from healthd.core.model import Mode, ValidationKind
 
 RUN_SECONDS: Mapping[Tier, float] = {
     Tier.PASSIVE: 60.0,
@@ -102,6 +102,10 @@ class Policy:
 
     collective_checks: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     """Which collectives, in this order. The three that training steps are made of."""
+
+    collective_deep_checks: tuple[str, ...] = ("data_parallel_step",)
+    """What runs over the nodes besides from the deep tier on, and alone in a validation of the kind `training`. Steps
+    of all ranks together: what a job does, with gradients that must come out the same on all."""
 
     collective_carrier: Literal["auto", "torch", "nccom"] = "auto"
     """What runs them: ranks of torch, or nccom-test over the nodes. auto: nccom-test where all nodes are Neuron
@@ -222,6 +226,13 @@ class Policy:
         self._check_rules()
         if self.collective and not self.collective_checks:
             raise ValueError("collective_checks: name at least one, or set collective to false")
+
+    def checks_over_nodes(self, kind: ValidationKind, tier: Tier) -> tuple[str, ...]:
+        """What nodes run together. Never empty: without deep checks a validation of training runs collectives."""
+        if kind is ValidationKind.TRAINING:
+            return self.collective_deep_checks or self.collective_checks
+        deep = self.collective_deep_checks if tier.rank >= Tier.DEEP.rank else ()
+        return tuple(dict.fromkeys((*self.collective_checks, *deep)))
 
     def most_out(self, pool_size: int) -> int:
         """How many nodes of a pool of this size healthd may keep out by itself."""

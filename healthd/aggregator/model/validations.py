@@ -90,6 +90,7 @@ class Validation:
     `whole` the first rank of each in the first whole group; `labels` are those of topology. `deadline`: the search ends
     with what is known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
     `launch` is how nccom-test gets onto the nodes (carried, ssh, slurm); None: ranks of torch run the collectives.
+    `checks` are what groups run; empty: the policy's collectives.
     """
 
     id: str
@@ -108,5 +109,6 @@ class Validation:
     history: tuple[Tested, ...] = ()
     turn: int = 0
     launch: str | None = None
+    checks: tuple[str, ...] = ()
     verdict: Verdict | None = None
     ended_at: float | None = None

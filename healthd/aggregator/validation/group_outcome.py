@@ -1,8 +1,8 @@
 """
 What the test of a group gave, from what its nodes report: pure.
 
-Ranks are judged by the same code as inside a node (`checks.collective.judge`), so a culprit that shows itself is named
-at once; a group that fails without one is for localisation. A member that says nothing gives no outcome: whether it or
+Ranks are judged by the same code as inside a node, that of their check, so a culprit that shows itself is named at
+once; a group that fails without one is for localisation. A member that says nothing gives no outcome: whether it or
 the line to it is at fault is not known, so nobody is accused.
 """
 
@@ -13,12 +13,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from checks.collective.judge import gave_out, judge_ranks
+from checks.collective.judge import gave_out
+from checks.collective.judges import judge_of
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
 from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation import late_ranks, nccom
 from healthd.aggregator.validation.rank_data import MOST_EVENTS, odd_ranks
+from healthd.aggregator.validation.training_data import odd_steps
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
 from healthd.localize import Outcome
@@ -147,6 +149,7 @@ def _judged(
     events = _events(ranks)
     said = {rank: one.data for rank, one in ranks.items() if one.data is not None and one.reason is None}
     odd = odd_ranks(said, sum(seat.ranks for seat in group.seats))
+    odd |= odd_steps({rank: data for rank, data in said.items() if rank not in odd})
     evidence: list[Evidence] = []
     missing: list[Missing] = []
     for seat in group.seats:
@@ -170,7 +173,7 @@ def _judged(
             )
     instead = "Cancelled" if any(map(gave_out, missing)) else "StartFailed"
     told = [dataclasses.replace(one, reason=instead) if one.reason == _NEVER_UP else one for one in missing]
-    return list(judge_ranks(check, evidence, told))
+    return list(judge_of(check)(evidence, told))
 
 
 def _events(ranks: Mapping[int, RankReport]) -> Callable[[int], Progress]:

@@ -83,7 +83,7 @@ def watch(now: float, validation: Validation, nodes: Nodes, policy: Policy) -> V
             continue
         if group.hosts and not group.closed:
             group = _followed(now, validation, group, reports, policy)
-        groups.append(_looked_at(now, group, reports, nodes, policy))
+        groups.append(_looked_at(now, group, reports, nodes, policy, len(nccom.checks_of(validation, policy))))
     if tuple(groups) == validation.groups:
         return validation
     return dataclasses.replace(validation, groups=tuple(groups), done=tuple(done))
@@ -101,13 +101,15 @@ def _followed(
     return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
 
 
-def _looked_at(now: float, group: Group, reports: Mapping[str, OrderReport], nodes: Nodes, policy: Policy) -> Group:
+def _looked_at(
+    now: float, group: Group, reports: Mapping[str, OrderReport], nodes: Nodes, policy: Policy, checks: int
+) -> Group:
     """Once a rank is lost, or some have not found each other in time, the others wait in vain: it is called off."""
     if group.closed:
         return group
     if group.met_at is None and all_up(group, reports):
         group = dataclasses.replace(group, met_at=now)
-    if _join_by(group, reports, policy) <= now:
+    if _join_by(group, reports, policy, checks) <= now:
         return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
     mute = len(reports) < len(group.seats) and now >= group.started_at + policy.collective_contact_seconds
     gone = any(_unheard_seconds(nodes.get(name)) > policy.silent_seconds for name in group.members)
@@ -123,15 +125,16 @@ def _unheard_seconds(node: FleetNode | None) -> float:
     return 0.0 if node is None or node.heard_seconds is None else node.heard_seconds
 
 
-def _join_by(group: Group, reports: Mapping[str, OrderReport], policy: Policy) -> float:
-    """When all ranks must be up and, from then on, in the group; and at its end, where all of it is compiled."""
+def _join_by(group: Group, reports: Mapping[str, OrderReport], policy: Policy, checks: int) -> float:
+    """
+    When all ranks must be up and, from then on, in the group; and at the end of its checks, where all is compiled.
+    """
     if len(reports) < len(group.seats) or group.hosts:
         return math.inf  # of a node that is not heard nothing is known; see `mute`
     if all_inside(group, reports):
         if not group.compile_seconds or group.met_at is None or any_cold(reports):
             return math.inf
         # Their nodes wait as long as if somebody compiled, and nobody does.
-        checks = len(policy.collective_checks)
         return group.met_at + policy.collective_join_seconds + policy.collective_timeout_seconds * checks
     if group.met_at is None:
         return group.started_at + policy.collective_start_seconds
@@ -149,8 +152,8 @@ def _reports(group: Group, nodes: Nodes) -> dict[str, OrderReport]:
     return found
 
 
-def wake_at(now: float, group: Group, nodes: Nodes, policy: Policy) -> float:
-    """When to look at a group again if nobody reports."""
+def wake_at(now: float, group: Group, nodes: Nodes, policy: Policy, checks: int) -> float:
+    """When to look at a group, which runs so many checks, again if nobody reports."""
     if group.closed:
         return group.ends_at
     if group.failing_since is not None:
@@ -158,7 +161,7 @@ def wake_at(now: float, group: Group, nodes: Nodes, policy: Policy) -> float:
     silent_at = now + policy.silent_seconds - max(_unheard_seconds(nodes.get(name)) for name in group.members)
     if len(_reports(group, nodes)) < len(group.seats):
         return min(group.ends_at, silent_at + WAKE_SECONDS, group.started_at + policy.collective_contact_seconds)
-    return min(group.ends_at, silent_at + WAKE_SECONDS, _join_by(group, _reports(group, nodes), policy))
+    return min(group.ends_at, silent_at + WAKE_SECONDS, _join_by(group, _reports(group, nodes), policy, checks))
 
 
 def waiting(validation: Validation, nodes: Nodes) -> str:

@@ -29,9 +29,11 @@ from healthd.core.model import (
 from healthd.core.model.launch_permission import checks_over_nodes, judge
 
 
-def launch_mode(members: Sequence[str], nodes: Mapping[str, FleetNode], policy: Policy) -> str | None:
-    """How nccom-test gets onto these nodes; None where torch carries their collectives."""
-    if policy.collective_carrier == "torch":
+def launch_mode(
+    members: Sequence[str], nodes: Mapping[str, FleetNode], policy: Policy, checks: Sequence[str]
+) -> str | None:
+    """How nccom-test gets onto these nodes; None where torch carries their collectives, or it can run no check."""
+    if policy.collective_carrier == "torch" or not checks_over_nodes(checks):
         return None
     if policy.collective_carrier == "nccom":
         return policy.nccom_launch
@@ -41,8 +43,9 @@ def launch_mode(members: Sequence[str], nodes: Mapping[str, FleetNode], policy: 
 
 
 def checks_of(validation: Validation, policy: Policy) -> tuple[str, ...]:
-    """What the groups of a validation run."""
-    return policy.collective_checks if validation.launch is None else checks_over_nodes(policy.collective_checks)
+    """What the groups of a validation run; with nccom-test those that it can run."""
+    checks = validation.checks or policy.collective_checks
+    return checks if validation.launch is None else checks_over_nodes(checks)
 
 
 def host_of(node: FleetNode | None, address: str | None, mode: str) -> str | None:

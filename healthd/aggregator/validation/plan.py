@@ -33,8 +33,9 @@ MOST_COURSES = 32
 _courses: dict[str, tuple[int, Course]] = {}  # by validation: how many tests it knows of
 
 # In a failing group these were seen in a node itself; one that received wrong values is no more than a witness.
-_SHOWN = ("RankDied", "RankHung", "DeviceLost")
+_SHOWN = ("RankDied", "RankHung", "DeviceLost", "WrongResult", "SilentCorruption")
 _SENDER = "got wrong values from"
+_RECEIVED = "reduced gradient of"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +48,22 @@ class Step:
 
 
 def begin(
-    now: float, validation_id: str, members: Sequence[str], nodes: Nodes, policy: Policy, *, deadline: float
+    now: float,
+    validation_id: str,
+    members: Sequence[str],
+    nodes: Nodes,
+    policy: Policy,
+    *,
+    deadline: float,
+    checks: tuple[str, ...] = (),
 ) -> Validation:
-    """A validation of `members`, in this order of ranks, that has not started a group yet."""
+    """
+    A validation of `members`, in this order of ranks, that has not started a group yet.
+
+    `checks` are what its groups run; none: the policy's collectives.
+    """
     ranks = {node: ranks_of(nodes.get(node)) for node in members}
-    launch = nccom.launch_mode(members, nodes, policy)
+    launch = nccom.launch_mode(members, nodes, policy, checks or policy.collective_checks)
     within = policy.validation_seconds + (0.0 if launch is not None else longest_compile_seconds(members, nodes))
     return Validation(
         id=validation_id,
@@ -63,6 +75,7 @@ def begin(
         started_at=now,
         deadline=min(deadline, now + within),
         launch=launch,
+        checks=checks,
     )
 
 
@@ -87,10 +100,11 @@ def advance(
         validation = _next_round(now, validation, nodes, policy, find_partners)
     if validation.verdict is not None:
         return Step(validation=validation, waiting="", wake_at=math.inf)
+    checks = len(nccom.checks_of(validation, policy))
     return Step(
         validation=validation,
         waiting=waiting(validation, nodes),
-        wake_at=min(wake_at(now, group, nodes, policy) for group in validation.groups),
+        wake_at=min(wake_at(now, group, nodes, policy, checks) for group in validation.groups),
     )
 
 
@@ -177,12 +191,17 @@ def _borrow(
 
 def _outcomes(history: Iterable[Tested]) -> list[GroupOutcome]:
     return [
-        GroupOutcome(members=one.members, outcome=one.outcome, round=one.round, shown=_shown(one)) for one in history
+        GroupOutcome(members=one.members, outcome=one.outcome, round=one.round, shown=shown_in(one)) for one in history
     ]
 
 
-def _shown(tested: Tested) -> tuple[str, ...]:
-    return tuple(node for node, why in tested.accused.items() if why.code in _SHOWN or _SENDER in why.message)
+def shown_in(tested: Tested) -> tuple[str, ...]:
+    """The nodes in whom a failing group itself saw the fault."""
+    return tuple(
+        node
+        for node, why in tested.accused.items()
+        if (why.code in _SHOWN and _RECEIVED not in why.message) or _SENDER in why.message
+    )
 
 
 def _labels(names: Iterable[str], nodes: Nodes, policy: Policy) -> dict[str, Mapping[str, str]]:

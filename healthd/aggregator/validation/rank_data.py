@@ -69,12 +69,13 @@ def _odd_size(one: Mapping[str, Any], size: int) -> str:
     if first is not None and not (isinstance(first, str) and len(first) <= MOST_TEXT):
         return "the first wrong value is no text"
     limits = one.get("limits")
-    if not isinstance(limits, Mapping) or not all(_is_limit(limits.get(name)) for name in LIMITED):
+    if not isinstance(limits, Mapping) or not all(is_limit(limits.get(name)) for name in LIMITED):
         return "its limits cannot be read"
     return ""
 
 
-def _is_limit(limit: object) -> bool:
+def is_limit(limit: object) -> bool:
+    """Whether it is a limit as ranks send them: [lower, upper, origin]."""
     if not isinstance(limit, (list, tuple)) or len(limit) != 3:
         return False
     lower, upper, origin = limit

@@ -116,20 +116,28 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
 @click.argument("nodes", nargs=-1, shell_complete=complete_nodes)
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
 @click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
+@click.option(
+    "--kind",
+    type=click.Choice(["collectives", "training"]),
+    default="collectives",
+    show_default=True,
+    help="What they run: collectives, or steps of data-parallel training.",
+)
 @click.option("--wait", metavar="T", default="10m", show_default=True, help="How long to wait for the verdict.")
 @fleet_options
 def validate(
-    nodes: tuple[str, ...], pool: str | None, count: int | None, wait: str, as_json: bool, **options: Any
+    nodes: tuple[str, ...], pool: str | None, count: int | None, kind: str, wait: str, as_json: bool, **options: Any
 ) -> int:
     """
-    Run collectives over NODES together and find who is at fault. Nobody gets a lease.
+    Run collectives over NODES together, or with --kind training steps of a small model that all train together, and
+    find who is at fault. Nobody gets a lease.
 
     Exit code: 0 all passed together, 75 they did not.
     """
     if bool(nodes) == (pool is not None):
         raise ConfigError("say which nodes: by name, or else --pool P --count K")
     settings = load_settings(options, section="gate")
-    body = {"nodes": nodes, "pool": pool, "count": count, "wait_seconds": duration_of("--wait", wait)}
+    body = {"nodes": nodes, "pool": pool, "count": count, "kind": kind, "wait_seconds": duration_of("--wait", wait)}
     found = _validated(settings, body, quiet=as_json)
     if as_json:
         print_json(found)

@@ -39,6 +39,7 @@ POLICY = (
     "lease_ack_seconds",
     "observe_seconds",
     "collective_checks",
+    "collective_deep_checks",
     "collective_carrier",
     "nccom_launch",
     "collective_ports",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from healthd.core.model.gates import LARGEST_ATTEMPT, AdmittedNode, Decision, ExcludedNode, GateRequest, Join
     from healthd.core.model.learned import LearnedBounds, LearnedLimits
-    from healthd.core.model.modes import Mode, Verdict
+    from healthd.core.model.modes import Mode, ValidationKind, Verdict
     from healthd.core.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
     from healthd.core.model.orders import (
         FINAL_STATUSES,
@@ -72,6 +72,7 @@ __all__ = [
     "RunOrder",
     "SyncAnswer",
     "SyncRequest",
+    "ValidationKind",
     "Verdict",
 ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.contract import Tier
-from healthd.core.model.modes import Mode, Verdict
+from healthd.core.model.modes import Mode, ValidationKind, Verdict
 from healthd.core.model.results import Reason
 
 LARGEST_ATTEMPT = 2**31 - 1
@@ -39,8 +39,8 @@ class GateRequest:
     Either `nodes`, or `pool` and `count`, or `join`: then all who ask for one job, attempt and group are one gate.
     `min_nodes` None means all of them. None as `tier`, `max_age_seconds`, `wait_seconds`, `mode` or `collective` means
     the aggregator's policy. `workload` names the job's process or pod.
-    `collective`: several nodes run collectives together before they are admitted. `lease` False asks for nothing but
-    the answer: the nodes are free again as soon as it is given.
+    `collective`: several nodes run collectives together before they are admitted, or what `kind` says. `lease` False
+    asks for nothing but the answer: the nodes are free again as soon as it is given.
     """
 
     job: str
@@ -55,6 +55,7 @@ class GateRequest:
     mode: Mode | None = None
     workload: str | None = None
     collective: bool | None = None
+    kind: ValidationKind = ValidationKind.COLLECTIVES
     lease: bool = True
     join: Join | None = None
 

@@ -12,6 +12,13 @@ class Mode(str, enum.Enum):
     OBSERVE = "observe"
 
 
+class ValidationKind(str, enum.Enum):
+    """What nodes run together: COLLECTIVES, and from the deep tier on training steps too; TRAINING: these alone."""
+
+    COLLECTIVES = "collectives"
+    TRAINING = "training"
+
+
 class Verdict(str, enum.Enum):
     """The answer of a gate. HOLD is "not yet" and never the last word."""
 

@@ -1,0 +1,16 @@
+"""Which judge a collective has, by its name: for who compares ranks of several nodes, and knows no check."""
+
+from __future__ import annotations
+
+import functools
+
+from checks.collective.judge import judge_ranks
+from checks.contract import Judge
+from checks.discover import builtin_checks
+
+
+@functools.cache
+def judge_of(name: str) -> Judge:
+    """The check's own; one that does not come with healthd is judged as all_reduce is."""
+    found = builtin_checks(("checks.collective",)).get(name)
+    return found.judge if found is not None and found.judge is not None else functools.partial(judge_ranks, name)
