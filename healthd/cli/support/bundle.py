@@ -25,6 +25,7 @@ from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.support.collecting import Source, collect, hosts_of, versions_of
 from healthd.cli.support.pseudonyms import Redactor
+from healthd.core.bounded import read_file
 from healthd.core.errors import ConfigError
 
 # All together; the slowest is the probe interpreter that imports torch.
@@ -191,11 +192,7 @@ def _tool(host: Any, argv: tuple[str, ...]) -> str:
 
 
 def _head(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-    return content.decode("utf-8", "replace")
+    return read_file(path, MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
 # --- the archive ------------------------------------------------------------------------------------------------------
