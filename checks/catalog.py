@@ -58,30 +58,6 @@ class InstanceType(NamedTuple):
     topology: str | None
     source: str
 
-    @property
-    def memory_bytes(self) -> int | None:
-        """Memory of all devices."""
-        return None if self.devices is None else self.devices * self.chip.memory_bytes
-
-    @property
-    def core_count(self) -> int | None:
-        """Physical NeuronCores of all devices; None for GPUs."""
-        return None if self.devices is None or self.chip.cores is None else self.devices * self.chip.cores
-
-    def logical_core_count(self, lnc: int | None = None) -> int | None:
-        """
-        NeuronCores as frameworks see them with a logical configuration; None means the default one.
-
-        Raises ValueError for a configuration that the chip does not have.
-        """
-        count = self.core_count
-        if count is None:
-            return None
-        if lnc is not None and lnc not in self.chip.lnc:
-            known = ", ".join(map(str, sorted(self.chip.lnc)))
-            raise ValueError(f"{self.chip.name} has no logical core configuration {lnc}; it has {known}")
-        return count // (self.chip.lnc[0] if lnc is None else lnc)
-
     def neighbours(self, device: int) -> tuple[int, ...] | None:
         """
         The devices that one has NeuronLinks to, by the host's numbers, ascending; inside a container they may differ.

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from checks.accelerators.neuron.versions import read_all
 from checks.catalog import type_name
 from checks.host.machine import Host, HostError
-from checks.json_text import parse_json
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -31,7 +30,6 @@ IMDS_CONNECT_SECONDS = 0.3  # a link-local neighbour answers within 1 ms or, beh
 IMDS_SECONDS = 1.0  # for the three requests together
 _TOKEN_SECONDS = "60"
 _MAX_ANSWER_BYTES = 256
-_MAX_JSON_CHARACTERS = 1 << 20
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,17}")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -153,24 +151,6 @@ def ask_metadata(endpoint: str = IMDS_ENDPOINT) -> Metadata:
         _hang_up(connection)
     name = found.get("instance-id") or ""
     return Metadata(type_name(found.get("instance-type")), name if _INSTANCE_ID.fullmatch(name) else None)
-
-
-def parse_tool_type(text: str) -> str | None:
-    """
-    The instance type that newer builds of neuron-ls repeat in each entry of their JSON; None where it is not told.
-
-    None as well when entries disagree: then one of them is wrong, and nobody says which.
-    """
-    if len(text) > _MAX_JSON_CHARACTERS:
-        return None
-    try:
-        entries = parse_json(text)
-    except ValueError:
-        return None
-    if not isinstance(entries, list):
-        entries = [entries]
-    names = {type_name(entry.get("instance_type")) for entry in entries if isinstance(entry, dict)} - {None}
-    return names.pop() if len(names) == 1 else None
 
 
 def _request(connection: HTTPConnection, method: str, path: str, headers: Mapping[str, str]) -> str | None:

@@ -63,10 +63,6 @@ class Host(HostPrograms):
         except (ValueError, IndexError):
             raise HostError("NoData", "/proc/uptime: holds no number") from None
 
-    def time_seconds(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
-
     def boot_id(self) -> str | None:
         """The kernel's name for this boot; None where it says none."""
         try:

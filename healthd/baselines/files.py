@@ -19,6 +19,7 @@ from pathlib import Path
 from healthd.baselines.learning import higher_is_better
 from healthd.baselines.model import Baseline, Kind, Learned, Series, State
 from healthd.core import wire
+from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError
 from healthd.core.toml_text import parse_toml
 
@@ -128,8 +129,7 @@ def checked(file: File, *, what: str) -> tuple[Series, ...]:
 def read(path: Path) -> tuple[Series, ...]:
     """The file at a path, TOML if it is called so; BadInputError in one line."""
     try:
-        with path.open("rb") as file:
-            body = file.read(MOST_BYTES + 1)
+        body = read_file(path, MOST_BYTES)
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file; 'healthd baseline export' writes one") from None
     except OSError as error:

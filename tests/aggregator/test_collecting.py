@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.aggregator.controller.admission import check_request
+from healthd.aggregator.controller.request_rules import check_request
 from healthd.aggregator.gate.members import group_of
 from healthd.aggregator.model import Gate, LeaseState, Override, Phase, WakeAt
 from healthd.core.errors import BadInputError, ConflictError

@@ -18,7 +18,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from checks.collective.nccom.environment import environment_of
-from checks.collective.nccom.launch import daemon_environment, to_plan
+from checks.collective.nccom.launch import Plan, daemon_environment
 from checks.collective.nccom.vector import Refused, accepts
 
 
@@ -34,7 +34,7 @@ def main(folder: str, address: str) -> None:
         line, _ = server.accept()
         with line, line.makefile("rb") as lines:
             said = json.loads(lines.readline())
-            plan = to_plan(said["plan"])
+            plan = Plan(**{key: tuple(v) if isinstance(v, list) else v for key, v in said["plan"].items()})
             found = accepts(plan, said["argv"], me=address)
             if isinstance(found, Refused):
                 answer = {"exit": 1, "error": found.reason}

@@ -61,14 +61,14 @@ def test_type_has_the_figures_of_its_documentation(
     efa: int | None,
 ) -> None:
     found = the(name)
-    assert (found.chip.name, found.devices, found.core_count, found.logical_core_count(), found.efa_interfaces) == (
-        chip,
-        devices,
-        cores,
-        logical,
-        efa,
-    )
-    assert found.memory_bytes == memory_gib * GIB
+    assert (found.chip.name, found.devices, found.efa_interfaces) == (chip, devices, efa)
+    assert found.devices is not None
+    assert found.devices * found.chip.memory_bytes == memory_gib * GIB
+    if cores is not None and logical is not None:
+        assert found.chip.cores == cores // found.devices
+        assert found.chip.lnc[0] == cores // logical
+    else:
+        assert (found.chip.cores, found.chip.lnc) == (None, ())
 
 
 @pytest.mark.parametrize("family", ["g5", "g6", "g6e"])
@@ -85,14 +85,6 @@ def test_every_record_names_its_sources_and_agrees_with_itself(found: InstanceTy
     assert all(1e12 < peak < 1e17 for peak in found.chip.flops_per_second.values())
     assert found.topology != "single" or found.devices == 1
     assert found.topology != "torus" or found.devices == 16
-
-
-def test_logical_configuration_changes_the_cores_that_are_seen() -> None:
-    found = the("trn2.48xlarge")
-    assert (found.logical_core_count(1), found.logical_core_count(2), found.logical_core_count()) == (128, 64, 64)
-    assert the("trn1.32xlarge").logical_core_count(1) == 32
-    with pytest.raises(ValueError, match="Trainium has no logical core configuration 2; it has 1"):
-        the("trn1.32xlarge").logical_core_count(2)
 
 
 @pytest.mark.parametrize("name", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge"])
@@ -155,7 +147,7 @@ def test_ring_and_chain_have_two_neighbours_single_devices_none_and_switches_are
 
 def test_type_of_unknown_size_promises_nothing() -> None:
     found = the("trn3p.48xlarge")
-    assert (found.devices, found.core_count, found.memory_bytes, found.efa_interfaces) == (None, None, None, None)
+    assert (found.devices, found.efa_interfaces) == (None, None)
     assert found.neighbours(0) is None
 
 

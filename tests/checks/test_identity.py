@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from checks.host import identity
-from checks.host.identity import Metadata, ask_metadata, may_ask, parse_tool_type, read_identity
+from checks.host.identity import Metadata, ask_metadata, may_ask, read_identity
 from tests.hosts.machine import Machine
 
 DMI = "/sys/devices/virtual/dmi/id"
@@ -314,35 +312,3 @@ def test_service_that_fails_leaves_the_word_of_the_firmware(machine: Machine) ->
 
 def entries(*names: object) -> str:
     return json.dumps([{"neuron_device": index, "instance_type": name} for index, name in enumerate(names)])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (entries("trn1.32xlarge", "trn1.32xlarge"), "trn1.32xlarge"),
-        (entries("trn1.32xlarge", None), "trn1.32xlarge"),
-        (entries("trn1.32xlarge", "trn2.48xlarge"), None),
-        (entries(3, [], {}), None),
-        ('[{"neuron_device": 0}]', None),
-        ('[{"neuron_device": 0', None),
-        ("[]", None),
-        ("null", None),
-        ('{"instance_type": "inf2.xlarge"}', "inf2.xlarge"),
-        ("[" * 100_000, None),
-    ],
-)
-def test_type_in_the_listing_of_devices(text: str, expected: str | None) -> None:
-    assert parse_tool_type(text) == expected
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.sampled_from(["trn1.32xlarge"]),
-        lambda inner: (
-            st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["instance_type", "bdf"]), inner, max_size=2)
-        ),
-        max_leaves=10,
-    ).map(json.dumps)
-)
-def test_any_listing_gives_a_name_or_none(text: str) -> None:
-    assert parse_tool_type(text) in (None, "trn1.32xlarge")

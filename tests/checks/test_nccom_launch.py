@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks.collective.nccom.launch import Plan, daemon_environment, efa_environment, planned, to_plan
+from checks.collective.nccom.launch import Plan, daemon_environment, efa_environment, planned
 from checks.collective.nccom.plan import Step
 from checks.collective.nccom.report import Abilities, read_report
 from checks.collective.nccom.vector import Accepted, Refused, accepts
@@ -146,20 +146,6 @@ def test_old_kernels_need_fork_safety(kernel: str, safe: bool) -> None:
 def test_round_that_cannot_be_meant_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         plan(**changes)
-
-
-def test_plan_comes_through_as_json() -> None:
-    said = json.loads(json.dumps(dataclasses.asdict(plan())))
-    assert to_plan(said) == plan()
-    for broken in (
-        {},
-        {**said, "hosts": "abc"},
-        {**said, "environment": {"A": 1}},
-        {**said, "job_id": 7},
-        {**said, "x": 1},
-    ):
-        with pytest.raises(ValueError, match="plan"):
-            to_plan(broken)
 
 
 # --- what is accepted -------------------------------------------------------------------------------------------------

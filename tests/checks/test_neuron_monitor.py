@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron.monitor import ECC_COUNTERS, CoreUse, parse_monitor, read_monitor
+from checks.accelerators.neuron.monitor import ECC_COUNTERS, parse_monitor, read_monitor
 from checks.host.machine import Host, HostError
 from tests.fakes.neuron import NeuronMachine
 from tests.patience import PATIENCE
@@ -82,14 +82,13 @@ def test_documented_object_is_read_whole() -> None:
     assert reading.period_seconds == 1.03
     assert reading.ecc == {0: dict.fromkeys(ECC_COUNTERS, 0), 1: dict.fromkeys(ECC_COUNTERS, 1)}
     assert reading.hardware_errors == 3
-    assert reading.cores == {0: CoreUse(0.5, 2.5e12), 1: CoreUse(1.0, 5.0)}
     assert reading.skipped == ()
 
 
 def test_idle_node_has_no_process_and_no_errors() -> None:
     reading = parse_monitor(change("neuron_runtime_data", []))
     assert reading is not None
-    assert (reading.hardware_errors, reading.cores) == (0, {})
+    assert reading.hardware_errors == 0
 
 
 @pytest.mark.parametrize("value", [..., None, [], {}, "", 0, {"error": "no driver"}])
@@ -184,7 +183,6 @@ def test_any_member_dropped_or_retyped_gives_a_right_reading_or_none(path: str, 
             assert count is None or count == index or changed or path.endswith("neuron_device_index")
     if not path.startswith("neuron_runtime_data"):
         assert reading.hardware_errors == 3
-    assert all(use.utilization_ratio is None or 0 <= use.utilization_ratio <= 1 for use in reading.cores.values())
 
 
 @given(st.integers(0, 1200))

@@ -57,8 +57,8 @@ def test_each_type_shows_what_the_catalogue_promises(tmp_path: Path, name: str) 
     machine = NeuronMachine(tmp_path / "machine", name)
     entries = listing(machine)
     assert len(entries) == kind.devices == len(list((machine.root / "dev").glob("neuron*")))
-    assert sum(entry["nc_count"] for entry in entries) == kind.logical_core_count()
-    assert sum(entry["memory_size"] for entry in entries) == kind.memory_bytes
+    assert {entry["nc_count"] * kind.chip.lnc[0] for entry in entries} == {kind.chip.cores}
+    assert {entry["memory_size"] for entry in entries} == {kind.chip.memory_bytes}
     ids = [core for entry in entries for core in entry["neuroncore_ids"]]
     assert ids == list(range(len(ids)))
     for number, entry in enumerate(entries):

@@ -40,7 +40,6 @@ def inventory(name: str, **changes: Any) -> dict[str, Any]:
     return {
         "accelerator": known.chip.accelerator,
         "device_count": count,
-        "core_count": known.logical_core_count(),
         "devices": [{"target": f"{known.chip.accelerator}:{index}", **device} for index in range(count or 0)],
         **changes,
     }

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.host.machine import Host
-from healthd.cli.support.bundle import collect, render
+from healthd.cli.support.bundle import render
+from healthd.cli.support.collecting import collect
 from healthd.cli.support.logs import NoLogError, journal, nccom_logs
 from healthd.cli.support.pseudonyms import Redactor
 from healthd.core.redaction import GONE

@@ -163,7 +163,7 @@ def test_an_answer_without_end_is_cut_off() -> None:
         while True:
             connection.sendall(b" " * (1 << 20))
 
-    with server(babble) as url, aggregator(url) as line, pytest.raises(UnreachableError, match="within 64 MiB"):
+    with server(babble) as url, aggregator(url) as line, pytest.raises(UnreachableError, match="more than 64 MiB"):
         line.call("GET", "/v1/fleet")
 
 

@@ -74,8 +74,10 @@ def make_state(
     if kind is None or kind.chip.accelerator != "neuron" or kind.devices is None or kind.chip.cores is None:
         known = ", ".join(t.name for t in TYPES.values() if t.chip.accelerator == "neuron" and t.devices)
         raise ValueError(f"no Neuron type whose devices are known: {name!r}; there are {known}")
-    kind.logical_core_count(lnc)  # raises for a configuration that it has not
     logical = kind.chip.lnc[0] if lnc is None else lnc
+    if logical not in kind.chip.lnc:
+        known = ", ".join(map(str, sorted(kind.chip.lnc)))
+        raise ValueError(f"{kind.chip.name} has no logical core configuration {logical}; it has {known}")
     places = [_place(kind, index) for index in range(kind.devices)]
     devices = [_device(kind, index, place, logical) for index, place in enumerate(places)]
     for device in devices:

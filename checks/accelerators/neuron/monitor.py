@@ -24,16 +24,9 @@ ECC_COUNTERS = ("mem_ecc_corrected", "mem_ecc_uncorrected", "sram_ecc_corrected"
 PERIOD = "1s"  # whole units alone: "1.0s" is ignored, and five seconds are taken
 
 _MAX_DEVICES = 256
-_MAX_CORES = 4096
+_MAX_INDEX = 4096
 _MAX_RUNTIMES = 1024
 _MAX_COUNT = 1 << 63
-
-
-class CoreUse(NamedTuple):
-    """How much of the period a core was at work (0 to 1), and at which rate. None where it is not told."""
-
-    utilization_ratio: float | None
-    flops_per_second: float | None
 
 
 class Reading(NamedTuple):
@@ -42,13 +35,12 @@ class Reading(NamedTuple):
 
     `ecc` are the events of the period by device and counter (None: there, and no count); None where the group is not
     there or cannot be read. `hardware_errors` are executions that failed by hardware, over all processes that run; None
-    where one of them does not tell. `cores` by their global number. `skipped` says which groups held an error.
+    where one of them does not tell. `skipped` says which groups held an error.
     """
 
     period_seconds: float | None
     ecc: Mapping[int, Mapping[str, int | None]] | None
     hardware_errors: int | None
-    cores: Mapping[int, CoreUse]
     skipped: tuple[str, ...]
 
 
@@ -89,7 +81,6 @@ def parse_monitor(text: str) -> Reading | None:
         period_seconds=_number(counters.get("period")) if counters is not None else None,
         ecc=None if counters is None else _ecc(counters.get("neuron_devices")),
         hardware_errors=_hardware_errors(reports, skipped) if isinstance(runtimes, list) else None,
-        cores=_cores(reports, skipped),
         skipped=tuple(dict.fromkeys(skipped))[:8],
     )
 
@@ -112,7 +103,7 @@ def _ecc(devices: Any) -> dict[int, dict[str, int | None]] | None:
     found: dict[int, dict[str, int | None]] = {}
     for device in devices[:_MAX_DEVICES]:
         index = _count(device.get("neuron_device_index")) if isinstance(device, dict) else None
-        if index is None or index >= _MAX_CORES or index in found:
+        if index is None or index >= _MAX_INDEX or index in found:
             return None
         found[index] = {name: _count(device[name]) for name in ECC_COUNTERS if name in device}
     return found
@@ -133,21 +124,6 @@ def _hardware_errors(reports: list[Any], skipped: list[str]) -> int | None:
         count = _count(summary.get("hardware")) if isinstance(summary, dict) else None
         total, whole = total + (count or 0), whole and count is not None
     return total if whole or total else None
-
-
-def _cores(reports: list[Any], skipped: list[str]) -> dict[int, CoreUse]:
-    found: dict[int, CoreUse] = {}
-    for report in reports:
-        group = _group(report, "neuroncore_counters", skipped)
-        used = group.get("neuroncores_in_use") if group is not None else None
-        for name, core in list(used.items())[:_MAX_CORES] if isinstance(used, dict) else ():
-            if not (name.isascii() and name.isdecimal() and len(name) < 5 and isinstance(core, dict)):
-                continue
-            percent = _number(core.get("neuroncore_utilization"))
-            flops = _number(core.get("effective_flops", core.get("flops")))  # the tool's word, and the documentation's
-            ratio = percent / 100 if percent is not None and percent <= 100 else None
-            found[int(name)] = CoreUse(ratio, flops)
-    return found
 
 
 def _number(value: Any) -> float | None:

@@ -12,7 +12,6 @@ of Open MPI on to mpirun. Proved with Open MPI 4.1.4 and a stand-in for nccom-te
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
@@ -114,31 +113,6 @@ def planned(
         main_addresses=tuple(main_addresses),
         argv=tuple(words),
         environment=environment,
-    )
-
-
-def to_plan(said: Mapping[str, object]) -> Plan:
-    """A plan out of plain values (`dataclasses.asdict`, JSON). Raises ValueError for what is none."""
-    lists: dict[str, tuple[str, ...]] = {}
-    for name in ("hosts", "main_addresses", "argv"):
-        value = said.get(name)
-        _require(isinstance(value, (list, tuple)), f"plan: {name} is no list")
-        texts = list(value) if isinstance(value, (list, tuple)) else []
-        _require(all(isinstance(one, str) for one in texts), f"plan: {name} holds something else than texts")
-        lists[name] = tuple(texts)
-    environment, job_id = said.get("environment"), said.get("job_id")
-    _require(isinstance(environment, Mapping), "plan: environment is no map")
-    given = dict(environment) if isinstance(environment, Mapping) else {}
-    pairs = {name: value for name, value in given.items() if isinstance(name, str) and isinstance(value, str)}
-    _require(pairs == given, "plan: environment holds something else than texts")
-    _require(job_id is None or isinstance(job_id, str), "plan: job_id is no text")
-    _require(set(said) <= {field.name for field in dataclasses.fields(Plan)}, "plan: a member that nobody knows")
-    return Plan(
-        round=str(said.get("round")),
-        mode=str(said.get("mode")),
-        environment=pairs,
-        job_id=job_id if isinstance(job_id, str) else None,
-        **lists,
     )
 
 

@@ -1,12 +1,8 @@
-"""
-What happens to a request for a gate: which requests are valid, what a repeated one gets, what a later attempt
-supersedes.
-"""
+"""What happens to a request for a gate: what a repeated one gets, what a later attempt supersedes."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from healthd.aggregator.controller.state.batch import Batch
@@ -14,71 +10,8 @@ from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.gate import decisions, members
 from healthd.aggregator.model import Closing, Collecting, Gate, GateGroup, Terms
 from healthd.aggregator.model.policy import Policy
-from healthd.core.errors import BadInputError, ConflictError, StoreError
+from healthd.core.errors import ConflictError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join
-from healthd.core.node_name import check_name
-
-LONGEST_NAME = 253
-"""Of a node (DNS allows as many) or a pool."""
-LONGEST_JOB = 256
-LONGEST_MEMBER = 128
-
-
-def check_request(request: GateRequest, policy: Policy) -> None:
-    """BadInputError, with one sentence, for a request that is not valid."""
-    if not request.job or len(request.job) > LONGEST_JOB or not request.job.isprintable():
-        raise BadInputError(f"job must be 1 to {LONGEST_JOB} printable characters, not {request.job[:40]!r}")
-    if not 0 <= request.attempt <= LARGEST_ATTEMPT:
-        raise BadInputError(f"attempt must be from 0 to {LARGEST_ATTEMPT}, not {request.attempt}")
-    if request.join is not None:
-        _check_join(request, request.join, policy)
-    elif bool(request.nodes) == (request.pool is not None):
-        raise BadInputError("name either nodes or a pool with a count, or join a group")
-    else:
-        _check_size(request, policy)
-    several = len(request.nodes) > 1 or (request.count or 0) > 1
-    if several and (request.workload or "").startswith("pid:"):
-        text = f"workload {request.workload} is a process of one host, and several nodes are asked for"
-        raise BadInputError(f"{text}; leave it out, or ask node by node")
-    for name in (*request.nodes, *((request.pool,) if request.pool is not None else ())):
-        if not name or len(name) > LONGEST_NAME or not name.isprintable():
-            raise BadInputError(f"a name must be 1 to {LONGEST_NAME} printable characters, not {name[:40]!r}")
-    if request.max_age_seconds is not None and not (
-        request.max_age_seconds > 0 and math.isfinite(request.max_age_seconds)
-    ):
-        raise BadInputError(f"max_age_seconds must be greater than 0, not {request.max_age_seconds}")
-    if request.wait_seconds is not None and not 0 <= request.wait_seconds <= policy.max_wait_seconds:
-        raise BadInputError(f"wait_seconds must be 0 to {policy.max_wait_seconds:.0f}, not {request.wait_seconds}")
-
-
-def _check_join(request: GateRequest, join: Join, policy: Policy) -> None:
-    if request.nodes or request.pool is not None or request.count is not None:
-        raise BadInputError("who joins a group names its own node alone; leave out nodes, pool and count")
-    for what, text, longest in (("group", join.group, LONGEST_NAME), ("member", join.member, LONGEST_MEMBER)):
-        if not text or len(text) > longest or not text.isprintable():
-            raise BadInputError(f"{what} must be 1 to {longest} printable characters, not {text[:40]!r}")
-    check_name(join.node)
-    if not 1 <= join.size <= policy.max_nodes_per_gate:
-        raise BadInputError(f"a group can have 1 to {policy.max_nodes_per_gate} members, not {join.size}")
-    if not 0 <= join.rank < join.size:
-        raise BadInputError(f"rank {join.rank} is not one of 0 to {join.size - 1}")
-    if request.min_nodes is not None and not 1 <= request.min_nodes <= join.size:
-        raise BadInputError(f"min_nodes must be 1 to {join.size}, not {request.min_nodes}")
-
-
-def _check_size(request: GateRequest, policy: Policy) -> None:
-    if request.nodes and request.count is not None:
-        raise BadInputError("count goes with a pool; of named nodes all are meant, or min_nodes of them")
-    if request.pool is not None and request.count is None:
-        raise BadInputError(f"how many nodes of pool {request.pool}? give a count")
-    wanted = len(request.nodes) or request.count or 0
-    if not 1 <= wanted <= policy.max_nodes_per_gate:
-        raise BadInputError(f"1 to {policy.max_nodes_per_gate} nodes can be asked for, not {wanted}")
-    if len(set(request.nodes)) != len(request.nodes):
-        twice = sorted({name for name in request.nodes if request.nodes.count(name) > 1})
-        raise BadInputError(f"node named twice: {', '.join(twice[:5])}")
-    if request.min_nodes is not None and not 1 <= request.min_nodes <= wanted:
-        raise BadInputError(f"min_nodes must be 1 to {wanted}, not {request.min_nodes}")
 
 
 def terms_of(request: GateRequest, policy: Policy) -> Terms:

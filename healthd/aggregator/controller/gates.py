@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from healthd.aggregator.calibration.report import word_of
 from healthd.aggregator.controller import admission as requests
 from healthd.aggregator.controller.loop import Loop
+from healthd.aggregator.controller.request_rules import check_request
 from healthd.aggregator.controller.state.batch import MOST_MESSAGE, Batch
 from healthd.aggregator.gate import decisions
 from healthd.aggregator.model import Closing, Gate, LeaseRow
@@ -46,7 +47,7 @@ class Gates(Loop):
         BadInputError for a request that is not valid, ConflictError for a different request under the same key or for
         one whose admission is over, StoreError when it cannot be written.
         """
-        requests.check_request(request, self.policy)
+        check_request(request, self.policy)
         if request.join is not None:
             return await self._ask_to_join(request)
         known = self._memory.fleet_state.keys.get((request.job, request.attempt))

@@ -13,6 +13,7 @@ from healthd.baselines.book import Book, due
 from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Series, State
 from healthd.cli.settings.tree import Settings
 from healthd.core import wire
+from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError
 from healthd.core.model import NodeState
 
@@ -50,12 +51,11 @@ def learned_of(states: Sequence[Path], known: Sequence[Series], settings: Settin
 def _states(path: Path) -> tuple[NodeState, ...]:
     """The states in a file: one, or a list."""
     try:
-        with path.open("rb") as file:
-            body = file.read(MOST_BYTES + 1)
+        body = read_file(path, MOST_BYTES)
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(body) > MOST_BYTES:
-        raise BadInputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; 'healthd check --json' writes less")
+    except BadInputError as error:
+        raise BadInputError(f"{path}: {error}; 'healthd check --json' writes less") from None
     if body.lstrip()[:1] == b"[":
         return wire.decode(body, tuple[NodeState, ...], what=str(path))
     return (wire.decode(body, NodeState, what=str(path)),)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from healthd.core.errors import connection_words
+from healthd.core.bounded import read_parts
+from healthd.core.errors import BadInputError, connection_words
 from healthd.core.redaction import redact
 
 TIMEOUT_SECONDS = 5.0
@@ -41,11 +42,9 @@ def _ask(url: str, query: Mapping[str, str]) -> Fitness:
     end = time.monotonic() + TIMEOUT_SECONDS
     try:
         with httpx.stream("GET", path, params=dict(query), timeout=TIMEOUT_SECONDS, trust_env=False) as answer:
-            body = b""
-            for chunk in answer.iter_bytes():
-                body += chunk
-                if len(body) > MAX_BYTES or time.monotonic() > end:
-                    return Fitness(fit=None, why=f"{path} gave an answer without an end, which is not healthd's")
+            body = read_parts(answer.iter_bytes(), MAX_BYTES, until=end)
+    except BadInputError:
+        return Fitness(fit=None, why=f"{path} gave an answer without an end, which is not healthd's")
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return Fitness(fit=None, why=f"the node's daemon at {url} cannot be reached: {connection_words(error)}")
     lines = [line.strip() for line in body.decode("utf-8", "replace").splitlines() if line.strip()]

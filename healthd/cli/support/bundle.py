@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import gzip
@@ -10,12 +9,10 @@ import io
 import json
 import os
 import re
-import socket
 import sys
 import tarfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,10 @@ from checks.printable import printable
 from healthd import __version__
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
+from healthd.cli.support.collecting import Source, collect, hosts_of, versions_of
 from healthd.cli.support.pseudonyms import Redactor
-from healthd.core.errors import ConfigError, HealthdError
+from healthd.core.bounded import read_file
+from healthd.core.errors import ConfigError
 
 # All together; the slowest is the probe interpreter that imports torch.
 DEADLINE_SECONDS = 60.0
@@ -54,8 +53,6 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
 }
 MODULES = ("neuron", "efa", "nvidia", "ib_core")
 PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "nvidia-ml-py", "grpcio", "httpx")
-
-Source = Callable[[], Any]
 
 
 @click.command()
@@ -86,7 +83,7 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     with os.fdopen(descriptor, "wb") as file:
         with busy("collecting state, settings, kernel lines and tools' outputs"):
             found, failed = collect(sources(settings), DEADLINE_SECONDS)
-        redactor = Redactor(hosts=_hosts(settings, found), versions=_versions(found), off=no_redact)
+        redactor = Redactor(hosts=hosts_of(settings, found), versions=versions_of(found), off=no_redact)
         _write(file, render(found, failed, redactor, redacted=not no_redact))
     click.echo(f"{path}: {len(found)} files" + (f"; could not be had: {', '.join(sorted(failed))}" if failed else ""))
     return 0
@@ -212,69 +209,7 @@ def _tool(host: Any, argv: tuple[str, ...]) -> str:
 
 
 def _head(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
-    return content.decode("utf-8", "replace")
-
-
-# --- reading all of it ------------------------------------------------------------------------------------------------
-
-
-def collect(wanted: Mapping[str, Source], seconds: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """What could be read in time, and why the rest could not. Tools run one after the other, beside the rest."""
-    found: dict[str, Any] = {}
-    failed: dict[str, str] = {}
-    tools = [name for name in wanted if name.startswith("tools/")]
-    rows = [[name] for name in wanted if name not in tools] + [tools]
-
-    def read(names: list[str]) -> None:
-        for name in names:
-            try:
-                found[name] = wanted[name]()
-            except (OSError, HealthdError, ValueError) as error:
-                failed[name] = " ".join(str(error).split()) or type(error).__name__
-            except Exception as error:  # noqa: BLE001 - the others are still worth having
-                failed[name] = f"internal error: {type(error).__name__}: {error}"
-
-    threads = [threading.Thread(target=read, args=(names,), daemon=True) for names in rows]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    late = [name for name in wanted if name not in found and name not in failed]
-    return dict(found), {**failed, **dict.fromkeys(late, f"was not read within {seconds:g} s")}
-
-
-def _hosts(settings: Settings, found: Mapping[str, Any]) -> Iterator[str]:
-    """Names of this host and of those it speaks to."""
-    from urllib.parse import urlsplit
-
-    from checks.host.machine import Host
-
-    yield socket.gethostname()
-    with contextlib.suppress(OSError):
-        yield Host(settings.node.host_root).host_name()
-    yield settings.node.name
-    yield from settings.node.aliases
-    for url in (*settings.node.sync.aggregators, settings.gate.aggregator):
-        with contextlib.suppress(ValueError):
-            yield urlsplit(url).hostname or ""
-    state = found.get("state.json")
-    if isinstance(state, dict):
-        yield str(state.get("node") or "")
-        yield from (str(alias) for alias in state.get("aliases") or ())
-
-
-def _versions(found: Mapping[str, Any]) -> Iterator[str]:
-    """Texts whose dotted numbers are versions."""
-    state = found.get("state.json")
-    if isinstance(state, dict):
-        yield json.dumps(state.get("versions"))
-    for name in ("versions.json", "tools/packages-dpkg.txt", "tools/packages-rpm.txt"):
-        yield re.sub(r"[-+~_\s]", " ", json.dumps(found.get(name)))
+    return read_file(path, MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
 # --- the archive ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, Self
 import httpx
 
 from healthd.core import wire
+from healthd.core.bounded import read_parts
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.core.file_trust import check_file
 from healthd.core.http import tls
@@ -148,22 +149,17 @@ class Aggregator:
         hold_seconds: float,
     ) -> tuple[int, str, str, bytes]:
         """Status, its phrase, the type of the content and the content, bounded in size and time."""
-        chunks: list[bytes] = []
-        size = 0
         timeout = httpx.Timeout(SLACK_SECONDS, read=hold_seconds + self._slack_seconds)
         request = self._http.build_request(
             method, path, content=content, headers=headers, params=params, timeout=timeout
         )
         with contextlib.closing(self._http.send(request, stream=True)) as answer:
-            end = time.monotonic() + ANSWER_SECONDS
-            for chunk in answer.iter_bytes():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > ANSWER_BYTES or time.monotonic() > end:
-                    much = f"{ANSWER_BYTES >> 20} MiB" if size > ANSWER_BYTES else f"{ANSWER_SECONDS:g} s"
-                    raise UnreachableError(f"aggregator {self.url}: its answer to {path} did not end within {much}")
-            content_type = str(answer.headers.get("content-type", ""))
-            return answer.status_code, answer.reason_phrase, content_type, b"".join(chunks)
+            try:
+                body = read_parts(answer.iter_bytes(), ANSWER_BYTES, until=time.monotonic() + ANSWER_SECONDS)
+            except BadInputError as error:
+                text = f"aggregator {self.url}: its answer to {path} has no end: {error}"
+                raise UnreachableError(text) from None
+            return answer.status_code, answer.reason_phrase, str(answer.headers.get("content-type", "")), body
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""

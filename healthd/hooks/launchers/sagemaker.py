@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from checks.json_text import parse_json
-from healthd.core.errors import ConfigError
+from healthd.core.bounded import read_file
+from healthd.core.errors import BadInputError, ConfigError
 from healthd.hooks.launchers import Place, whole
 
 RESOURCE_CONFIG = Path("/opt/ml/input/config/resourceconfig.json")
@@ -31,10 +32,10 @@ def find(environ: Mapping[str, str], *, file: Path | None = None) -> Place | Non
         whole(environ, names, "SageMaker")
         return _place(environ, environ["SM_CURRENT_HOST"], environ["SM_HOSTS"], "SM_HOSTS")
     try:
-        text = file.read_bytes()[:MOST_BYTES].decode("utf-8")
+        text = read_file(file, MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, BadInputError) as error:
         raise ConfigError(f"SageMaker: {file} cannot be read: {error}") from None
     try:
         found = parse_json(text)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from checks.json_text import parse_json
+from healthd.core.bounded import read_parts
+from healthd.core.errors import BadInputError
 from healthd.node.occupancy.model import Reading, Workload
 
 SCHEDULER = "ECS"
@@ -109,7 +111,6 @@ def _get(url: str, timeout_seconds: float) -> bytes:
     import httpx
 
     until = time.monotonic() + timeout_seconds
-    body = b""
     try:
         # No proxy of the environment: the agent is on this host.
         with (
@@ -118,12 +119,6 @@ def _get(url: str, timeout_seconds: float) -> bytes:
         ):
             if answer.status_code != 200:
                 raise OSError(f"HTTP {answer.status_code}")
-            for part in answer.iter_bytes():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise OSError(f"more than {MAX_BODY_BYTES} bytes")
-                if time.monotonic() > until:
-                    raise OSError(f"not done within {timeout_seconds:g} s")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return read_parts(answer.iter_bytes(), MAX_BODY_BYTES, until=until)
+    except (httpx.HTTPError, httpx.InvalidURL, BadInputError) as error:
         raise OSError(str(error) or type(error).__name__) from None
-    return body

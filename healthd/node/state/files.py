@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from healthd.core import wire
+from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, HealthdError
 
 log = logging.getLogger(__name__)
@@ -85,11 +86,7 @@ def save(path: Path, value: object, *, durable: bool) -> None:
 def read(path: Path, wanted: type[T]) -> T | None:
     """The record in a file; None when there is none, DamagedError when it is damaged or cannot be read."""
     try:
-        with path.open("rb") as file:
-            body = file.read(MAX_BYTES + 1)
-        if len(body) > MAX_BYTES:
-            raise BadInputError(f"larger than {MAX_BYTES} bytes")
-        return wire.decode(body, wanted, what="content")
+        return wire.decode(read_file(path, MAX_BYTES), wanted, what="content")
     except FileNotFoundError:
         return None
     except (OSError, BadInputError) as error:
