@@ -54,7 +54,10 @@ _CONNECTION_REMEDIES = (
     (("certificate has expired",), "renew its certificate, and restart it"),
     (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure"), "it speaks no TLS: write http://"),
     (("Server disconnected without sending",), "where it speaks TLS, write https://"),
-    (("Connection refused", "All connection attempts failed"), "nothing listens there: start it, or correct the address"),
+    (
+        ("Connection refused", "All connection attempts failed"),
+        "nothing listens there: start it, or correct the address",
+    ),
     (
         ("Name or service not known", "No address associated", "name resolution"),
         "correct the name, or add it to DNS or /etc/hosts",
