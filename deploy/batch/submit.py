@@ -25,7 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tenacity
+try:
+    import tenacity
+except ImportError:
+    print("submit.py: tenacity is not installed; run in a clone of healthd: pip install '.[aws]'", file=sys.stderr)
+    sys.exit(2)
 
 NOT_ADMITTED = 75
 OPEN = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")

@@ -108,6 +108,6 @@ def _write_new(path: Path, secret: str) -> None:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(f"{secret}\n")
     except FileExistsError:
-        raise ConfigError(f"{path}: there is such a file; a token is written to a new one alone") from None
+        raise ConfigError(f"{path} already exists, and may be in use; name a new file") from None
     except OSError as error:
         raise ConfigError(f"{path}: the token cannot be written: {words_of(error)}; name another file") from None

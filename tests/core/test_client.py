@@ -250,5 +250,6 @@ def test_where_nobody_answers_the_message_says_what_to_do() -> None:
         pytest.raises(UnreachableError, match=r"refused; nothing listens there: start it, or"),
     ):
         line.call("GET", "/v1/fleet")
+    assert "nothing listens there" in connection_words(OSError("All connection attempts failed"))  # what anyio says
     with aggregator("http://no-such-host.invalid:8090") as line, pytest.raises(UnreachableError, match="to DNS or"):
         line.call("GET", "/v1/fleet")

@@ -43,6 +43,7 @@ class Settings:
     gate: Gate = Gate()
     programs: dict[str, Program] = field(default_factory=dict)
     directories: tuple[Path, ...] = ()
+    ca_file: Path | None = None
 
 
 def read(
@@ -226,3 +227,15 @@ def test_a_time_that_is_none_is_told_in_one_line(tmp_path: Path, text: str, said
         policy(tmp_path, text)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_path_is_no_working_directory(tmp_path: Path) -> None:
+    """Manifests and templates set variables whose value was left empty."""
+    assert read('ca_file = "/ca.pem"', tmp_path, {"HEALTHD_CA_FILE": ""}).ca_file is None
+    for text, variables, where in (
+        ("", {"HEALTHD_STATE_DIR": ""}, "HEALTHD_STATE_DIR"),
+        ('state_dir = ""', {}, "healthd.toml:1"),
+        ('ca_file = ""', {}, "healthd.toml:1"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{where}.*must not be empty"):
+            read(text, tmp_path, variables)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -258,3 +260,10 @@ def test_what_aws_refuses_is_one_line_and_exit_code_2(
     assert submit.main([*common, "--queue", "nowhere"]) == 2
     error = capsys.readouterr().err.splitlines()
     assert "nowhere" in error[-1]
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    """Of an interpreter without any package, as a person's own is."""
+    done = subprocess.run([sys.executable, "-I", "-S", submit.__file__], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "pip install '.[aws]'" in done.stderr

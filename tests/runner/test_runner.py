@@ -283,7 +283,10 @@ def test_interpreter_that_is_not_there_is_unknown_for_every_check() -> None:
     runner._catalogue = {"fine": _info("fine")}
     result = run_checks("fine", runner=runner)["fine"]
     assert only(result) == (Status.UNKNOWN, "StartFailed")
-    assert result.findings[0].message == "cannot start /nowhere/python: No such file or directory (attempt 2)"
+    assert result.findings[0].message == (
+        "cannot start /nowhere/python: No such file or directory; name another interpreter with python under [probe] "
+        "or HEALTHD_PROBE_PYTHON (attempt 2)"
+    )
 
 
 def test_interpreter_that_is_no_python_is_unknown() -> None:

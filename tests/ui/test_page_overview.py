@@ -229,6 +229,8 @@ def test_events_say_what_happened_where_when_and_who_did_it(page: Any, found: St
     assert "quarantined" in text
     assert "trn-33" in text
     assert "by ops" in text
+    link = page.locator("td.on a", has_text="job llama-70b").first.bounding_box()
+    assert link["height"] < 24, "the name of a job is in one line"
     when, local = row.locator("time").inner_text(), row.locator(".local").inner_text()
     assert when.endswith(" UTC")
     hours = [int(words.split(":")[0][-2:]) for words in (when, local)]

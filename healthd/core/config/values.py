@@ -30,9 +30,10 @@ def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: 
     """One value, converted; `text` says that it came as text and may need splitting."""
     name = ".".join(path)
     options = typing.get_args(annotation) if is_union(annotation) else (annotation,)
-    if value is None and type(None) in options:
-        return None
     wanted = next(option for option in options if option is not type(None))
+    empty = text and wanted is Path and value == ""  # HEALTHD_CA_FILE= of a manifest whose value was left empty
+    if (value is None or empty) and type(None) in options:
+        return None
     origin = typing.get_origin(wanted)
     try:
         if isinstance(wanted, type) and issubclass(wanted, Seconds):
@@ -74,6 +75,8 @@ def _path(wanted: type[Any], value: Any) -> Path:
     """A path from text, also inside lists: the converter does not know them."""
     if wanted is not Path:
         raise NotImplementedError(f"settings have no {wanted}")
+    if value == "":  # else it would be the working directory
+        raise ValueError("must not be empty")
     return Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True)).expanduser()
 
 

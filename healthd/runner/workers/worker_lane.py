@@ -156,7 +156,10 @@ class WorkerLane:
         try:
             self.process = process = self._workers.spawn(self._device)
         except OSError as error:
-            text = f"cannot start {self._workers.python}: {error.strerror or error}"
+            text = (
+                f"cannot start {self._workers.python}: {error.strerror or error}; name another interpreter with python"
+            )
+            text += " under [probe] or HEALTHD_PROBE_PYTHON"
             return self._missing("StartFailed", text), False
         process.send(json.dumps({"kind": "setup", "id": 0, **self._workers.setup(self._device)}).encode() + b"\n")
         self._send_queued(process)
