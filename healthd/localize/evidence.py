@@ -87,7 +87,7 @@ class Evidence:
                     self.silent[v] += 1
                 continue
             slow = one.outcome is Outcome.SLOW
-            if one.shown and not slow and len(one.shown) <= max(1, len(members) // 4):
+            if one.shown and one.outcome is Outcome.FAIL and len(one.shown) <= max(1, len(members) // 4):
                 for v in self.ids(one.shown):
                     self.shown.setdefault(v, []).append(len(self.tests))
             self._add(Test(members, slow or one.outcome is Outcome.FAIL, slow, slow and not alone), alone=alone)
@@ -195,7 +195,8 @@ class Evidence:
 
     def is_soft(self, pair: Pair) -> bool:
         """Whether these two never failed but slowly, while others ran."""
-        return all(self.tests[n].soft for n in self.bad_pairs[pair])
+        failed = self.bad_pairs.get(pair, ())
+        return bool(failed) and pair not in self.good_pairs and all(self.tests[n].soft for n in failed)
 
     def passes_apart(self, a: int, b: int) -> int:
         """Tests that passed with one of two and without the other: of the one that has fewer."""

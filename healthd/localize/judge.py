@@ -28,6 +28,9 @@ SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at time
 SOMETIMES_TESTS = 10  # of so many tests and more two failures accuse nobody: chance alone makes that of a healthy one
 
 WITNESSES, SMALL = 3, 128  # in a fleet of so many at most, who is named is tried so often in the first rounds
+DOUBT_WITNESSES = 6  # the same wherever the network is at fault too
+
+LARGE_PART = 4  # members of a part, of whom who is to be named is tried with two
 
 FIRST_ROUNDS = 4  # three and more who are to be named are tried with each other in each of these
 SECOND_OTHER = 6  # rounds in which a second other is looked for
@@ -42,13 +45,15 @@ class Judged:
     What the evidence says now.
 
     `accused` maps a member to its counted (partner, test). `pending` would be accused, but were not tried with all to
-    whom they could belong; `awaiting` would, but were only slow while others ran. `suspects` never passed. `apart` are
-    the components cut off, `groups` the same by the name of a label: (label, value, members, whether they pass among
-    themselves). `odd` pairs failed although both ends passed elsewhere and nothing explains them.
+    whom they could belong; those of them in `wanting` not with enough clean partners. `awaiting` would, but were only
+    slow while others ran. `suspects` never passed. `apart` are the components cut off, `groups` the same by the name
+    of a label: (label, value, members, whether they pass among themselves). `odd` pairs failed although both ends
+    passed elsewhere and nothing explains them.
     """
 
     accused: dict[int, Failures] = field(default_factory=dict)
     pending: dict[int, Failures] = field(default_factory=dict)
+    wanting: set[int] = field(default_factory=set)
     awaiting: dict[int, Failures] = field(default_factory=dict)
     apart: list[frozenset[int]] = field(default_factory=list)
     component: dict[int, frozenset[int]] = field(default_factory=dict)  # root -> members, where any failed across
@@ -86,6 +91,7 @@ def judge(ev: Evidence) -> Judged:
     explained = set(found.paths).union(pair for pair in live if any(one.explains(pair) for one in found.trunks))
     rest = [pair for pair in odd if pair not in explained]
     _accuse(ev, found, explained, rest)
+    found.odd = [pair for pair in rest if found.accused.keys().isdisjoint(pair)]
     _hold_back(ev, found)
     name_groups(ev, found, found.groups)
     for _, _, members, inside in found.groups:
@@ -172,13 +178,19 @@ def _accuse(ev: Evidence, found: Judged, explained: set[Pair], odd: list[Pair]) 
         new: set[int] = set()
         for v in waiting:
             counted = _clean_failures(ev, v, known, explained, found)
+            hard = [(o, n) for o, n in counted if not ev.tests[n].slow]
+            slow = [(o, n) for o, n in counted if ev.tests[n].slow]
             chance = usual if v not in open_ends else chance_of(ev, odd, (v,))
-            if not _is_enough(ev, v, counted, chance):
-                _of_shown(ev, v, known, found)
-            elif all(ev.tests[n].soft for _, n in counted):
-                found.awaiting[v] = counted
-            else:
+            lone = all(v in pair for pair in odd) and not (known or found.apart or explained)
+            if _is_enough(ev, v, hard, chance, lone=lone):
                 found.accused[v] = counted
+                found.awaiting.pop(v, None)
+            elif not _is_enough(ev, v, slow, chance, lone=lone):
+                _of_shown(ev, v, known, found)
+            elif all(ev.tests[n].soft for _, n in slow):
+                found.awaiting[v] = slow
+            else:
+                found.accused[v] = slow
                 found.awaiting.pop(v, None)
             if v in found.accused:
                 found.pending.pop(v, None)
@@ -206,7 +218,7 @@ def _of_shown(ev: Evidence, v: int, known: set[int], found: Judged) -> None:
     (found.accused if sure else found.pending)[v] = [(o, n) for o, n in ev.counted(v) if ev.passes[o]]
 
 
-def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float) -> bool:
+def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, *, lone: bool) -> bool:
     """
     Whether these failures accuse v: with two different clean partners at least, and more than chance would give.
 
@@ -220,9 +232,12 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float) -> bool:
         return False
     if not ev.passes[v] or alone:
         return True
-    again = any((min(o, v), max(o, v)) in ev.good_pairs for o, _ in counted)
-    few = ev.rounds >= SOMETIMES_ROUNDS and ev.pair_tests[v] < SOMETIMES_TESTS
-    return again and (failed > 2 or few)
+    again = len({o for o, _ in counted if (min(o, v), max(o, v)) in ev.good_pairs})
+    if failed > 2:
+        pairs = {(min(o, v), max(o, v)) for o, _ in counted}
+        stable = sum(ev.own(pair)[0] > 1 and pair not in ev.good_pairs for pair in pairs)
+        return 0 < again >= stable and failed * 5 >= ev.pair_tests[v]
+    return lone and again > 0 and ev.rounds >= SOMETIMES_ROUNDS and ev.pair_tests[v] < SOMETIMES_TESTS
 
 
 def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[Pair], found: Judged) -> Failures:
@@ -266,32 +281,46 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
             by_label.setdefault(label, set()).add(v)
     share = len(named) / len(ev.job)
     some = len(named) > FEW and share > 0.25 and ev.rounds < SECOND_OTHER
-    others = 6 if share > 0.5 else 2 if some else 1
+    others = 6 if share > 0.5 else 2 if some or (len(named) == 3 and share < 0.4) else 1
     if ev.rounds < FIRST_ROUNDS and len(named) > 2:
         others = FIRST_ROUNDS
-    clean = [o for o in ev.job if ev.passes[o]] if len(ev.job) <= SMALL and len(named) < 3 else []
+    clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < 2]
     for v in named:
         met = named.intersection(ev.met[v])
         near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
         lonely = len(met) < min(others, len(heard) - (v in heard)) or (near and near.isdisjoint(met))
-        unmet = any(part.isdisjoint(ev.met[v]) for part in parts_of(found))
-        if (ev.met[v] and lonely) or unmet or wants_witness(ev, v, clean):
+        fails = {o for o, n in found.accused[v] if not ev.tests[n].slow}
+        heard_of = {o for o in ev.met[v] if not fails or not ev.is_soft((min(o, v), max(o, v)))}
+        unmet = any(len(part & heard_of) < _enough_of(part) for part in parts_of(found))
+        if ev.met[v] and _wants_witness(ev, v, found, share, clean):
+            found.wanting.add(v)
+        if (ev.met[v] and lonely) or unmet or v in found.wanting:
             found.pending[v] = found.accused.pop(v)
 
 
-def wants_witness(ev: Evidence, v: int, clean: Iterable[int]) -> bool:
+def _wants_witness(ev: Evidence, v: int, found: Judged, share: float, clean: list[int]) -> bool:
     """
     Whether one who never passed is to be tried with a clean partner more.
 
-    In a small fleet a healthy end of two bad paths meets just their other ends first too often: of 8 in one of 21.
+    A healthy end of two bad paths meets just their other ends first too often: of 8 in one of 21. Where pairs fail
+    between members that pass, the network is at fault somewhere: more of them.
     """
-    early = len(ev.job) <= SMALL and ev.rounds < WITNESSES
-    return (
-        early
-        and v not in ev.shown
-        and 0 < len(ev.met[v]) < WITNESSES
-        and any(o not in ev.met[v] and ev.silent[o] < 2 for o in clean)
-    )
+    failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
+    wanted = 2
+    if found.odd or found.paths or found.trunks or found.apart:
+        wanted = DOUBT_WITNESSES
+    elif len(ev.job) <= SMALL and share * len(ev.job) < 3 and ev.rounds < (5 if share > 0.25 else WITNESSES):
+        wanted = WITNESSES
+    return v not in ev.shown and len(failed) < wanted and any(o not in ev.met[v] for o in clean)
+
+
+def _enough_of(part: frozenset[int]) -> int:
+    return 1 if len(part) < LARGE_PART else 2
+
+
+def wants_part(ev: Evidence, v: int, part: frozenset[int]) -> bool:
+    """Whether one who is to be named was tried with too few members of a part: of a large one with two, for chance."""
+    return len(part.intersection(ev.met[v])) < _enough_of(part)
 
 
 def parts_of(found: Judged) -> list[frozenset[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from healthd.localize.evidence import Evidence, Ids, Pair
-from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of, wants_witness
+from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of, wants_part
 from healthd.localize.pairing import among_themselves, near_pairs, shuffled_pairs, witness_pairs
 
 Ask = tuple[list[Ids], str]
@@ -76,9 +76,9 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
 def _with_witnesses(ev: Evidence, judged: Judged, plan: Plan, suspects: list[int], pending: list[int]) -> None:
     """Suspects and those to be named, with clean partners of each part of the network."""
     for part in parts_of(judged):
-        far = [v for v in pending if part.isdisjoint(ev.met[v])]
+        far = [v for v in pending if wants_part(ev, v, part)]
         plan.add(witness_pairs(ev, plan.free(far), plan.free(part)), "parts of the network")
-    wanting = [v for v in plan.free(pending) if len(pending) < 3 and wants_witness(ev, v, plan.free())]
+    wanting = [v for v in plan.free(pending) if v in judged.wanting]
     third = "those to be named with other clean partners"
     if len(plan.free()) >= len(wanting) + len(suspects):
         plan.add(witness_pairs(ev, wanting, plan.free()), third)

@@ -20,7 +20,8 @@ class Fleet:
     """
     What is wrong, and how noisy the fleet is.
 
-    `bad` fail always, `flaky` with `flaky_ratio`, `slow` make their group slow. `paths` fail when both ends take part.
+    `bad` fail always, `flaky` with `flaky_ratio`, `slow` make their group slow. `paths` fail when both ends take part,
+    in so many tests as `path_ratio` says.
     Members of one of `cuts` pass with nobody outside of it; `cut_inside`: nor with one another. `trunks` are pairs of
     sets that do not reach each other. `scale`: at least so many members of `scale_of` (None: of anybody) fail together.
     `together`: fail when all of these take part. `alarm_ratio` of tests fail for no reason; `contention_ratio` of
@@ -36,6 +37,7 @@ class Fleet:
     flaky_ratio: float = 0.5
     slow: frozenset[str] = frozenset()
     paths: frozenset[frozenset[str]] = frozenset()
+    path_ratio: float = 1.0
     cuts: tuple[frozenset[str], ...] = ()
     cut_inside: bool = False
     trunks: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()
@@ -85,15 +87,22 @@ class Fleet:
     def _is_broken(self, group: frozenset[str]) -> bool:
         if not group.isdisjoint(self.bad) or any(self.chance.random() < self.flaky_ratio for _ in group & self.flaky):
             return True
-        if any(path <= group for path in self.paths) or (self.together and self.together <= group):
+        if self.is_cut(group) or (self.together and self.together <= group):
+            return True
+        return self.scale > 0 and len(group if self.scale_of is None else group & self.scale_of) >= self.scale
+
+    def is_cut(self, group: frozenset[str]) -> bool:
+        """Whether the network between the members of a group fails it."""
+        if any(path <= group and self._lets_fail() for path in self.paths):
             return True
         for cut in self.cuts:
             inside = len(group & cut)
             if 0 < inside < len(group) or (self.cut_inside and inside > 1):
                 return True
-        if any(not group.isdisjoint(one) and not group.isdisjoint(other) for one, other in self.trunks):
-            return True
-        return self.scale > 0 and len(group if self.scale_of is None else group & self.scale_of) >= self.scale
+        return any(not group.isdisjoint(one) and not group.isdisjoint(other) for one, other in self.trunks)
+
+    def _lets_fail(self) -> bool:
+        return self.path_ratio >= 1 or self.chance.random() < self.path_ratio
 
     def _racks(self, group: frozenset[str]) -> frozenset[int]:
         """The racks of a group that is in several."""
