@@ -61,7 +61,8 @@ def repeat(
     Its digests, and the first repeat with its tensors.
     """
     digester = Digester(device)
-    faults: Mapping[str, float | None] = getattr(device, "places", {})
+    once: Mapping[str, float | None] = getattr(device, "places", {})
+    always: Mapping[str, float | None] = getattr(device, "wrong_places", {})
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()  # of whole tables, so that a long run takes no memory
     numbers: dict[tuple[tuple[str, str], ...], int] = {}
     first: Step | None = None
@@ -69,12 +70,13 @@ def repeat(
     for number in itertools.count():
         if number >= max(2, count) and time.monotonic() >= end:
             break
-        change = corrupting(device.torch, faults) if faults and number == STRUCK else None
+        faults = {**always, **once} if number == STRUCK else always
+        change = corrupting(device.torch, faults) if faults else None
         done = work.run(look=None if first is None else digester.look, change=change)
         device.synchronize()
         if first is None:
             first = done
-            check_places((*left_out, *faults), done.places)
+            check_places((*left_out, *once, *always), done.places)
             kept = {name: digester.look(value) for name, value in done.places.items() if name not in left_out}
         else:
             kept = {name: value for name, value in done.places.items() if name not in left_out}

@@ -68,6 +68,7 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              one repeat; without a magnitude a bit of its exponent is flipped. Layers are embed, block0, block1 and
              head, operations as in `block1.gelu` (forward), `block1.gelu_grad` (its gradient), `block1.up_weight_grad`
              and `block1.up_weight_update` (the parameter after the optimizer). A wrong one is refused with the nearest.
+             `=wrong:MAGNITUDE` makes it wrong in every repeat: a small one passes here, and other nodes tell.
     Odds:    n repeats miss a fault that strikes one step in m with probability (1 - 1/m)^n: of one in 10,000, 20
              repeats miss 99.8 %, 30,000 repeats 5 %. `seconds`, and the time limit of the check, make a soak that long.
     Cost:    quick: under 1 s on one core, after the import of torch. Deep: a minute or two on two cores.

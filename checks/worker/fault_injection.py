@@ -85,7 +85,8 @@ class FaultyDevice:
     """
     A device that is slow, or that flips one bit of one element of the first tensor that the host reads.
 
-    `places` are those of a training step that it corrupts, with their magnitudes (see `checks.training.corruption`).
+    `places` are those of a training step that it corrupts in one repeat, `wrong_places` in each, with their magnitudes
+    (see `checks.training.corruption`).
     Everything else is done by the real device. See `checks.contract.Device`.
     """
 
@@ -97,9 +98,11 @@ class FaultyDevice:
         corrupt: bool,
         members: tuple[Device, ...] = (),
         places: Mapping[str, float | None] | None = None,
+        wrong_places: Mapping[str, float | None] | None = None,
     ) -> None:
         self.members = members
         self.places = dict(places or {})
+        self.wrong_places = dict(wrong_places or {})
         self.matmul_rows = device.matmul_rows
         self.target = device.target
         self.key = device.key
@@ -182,7 +185,10 @@ def faulty(device: Device, faults: Sequence[Fault]) -> Device:
     """The device with `faults` applied; the device itself where none concerns it."""
     factor = max((fault.value or 1.0 for fault in faults if fault.kind == "slow"), default=1.0)
     corrupt = any(fault.kind == "corrupt" and fault.place is None for fault in faults)
-    places = {fault.place: fault.value for fault in faults if fault.place is not None}
+    places, wrong_places = (
+        {fault.place: fault.value for fault in faults if fault.place is not None and fault.kind == kind}
+        for kind in ("corrupt", "wrong")
+    )
     if device.members and (corrupt or factor > 1.0):
         members = tuple(
             faulty(
@@ -191,6 +197,6 @@ def faulty(device: Device, faults: Sequence[Fault]) -> Device:
             for name, member in ((f"rank:{rank}", member) for rank, member in enumerate(device.members))
         )
         return FaultyDevice(device, factor=factor, corrupt=False, members=members)
-    if not (corrupt or places or factor > 1.0):
+    if not (corrupt or places or wrong_places or factor > 1.0):
         return device
-    return FaultyDevice(device, factor=factor, corrupt=corrupt, places=places)
+    return FaultyDevice(device, factor=factor, corrupt=corrupt, places=places, wrong_places=wrong_places)

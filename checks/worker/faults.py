@@ -2,7 +2,8 @@
 Faults that an operator injects, as text and as records; `fault_injection` applies them in the worker.
 
 A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it. One check
-has places within its work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE]`, see `checks.training.places`.
+has places within its work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE]`, see `checks.training.places`;
+`corrupt` strikes there in one repeat, `wrong` in every one, so that the device agrees with itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from checks.training.places import OWN, all_places
 
-KINDS = ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage", "absent")
+KINDS = ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage", "absent", "wrong")
 MAX_FACTOR = 10_000.0
 MAX_MAGNITUDE = 1e30
 
@@ -22,11 +23,12 @@ MAX_MAGNITUDE = 1e30
 _BY_SCOPE: Mapping[str, tuple[str, ...]] = {
     "node": ("fail", "hang", "crash", "slow", "garbage"),
     "device": ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage"),
-    "group": KINDS,
+    "group": ("fail", "hang", "crash", "slow", "corrupt", "missing", "garbage", "absent"),
 }
 COUNTING_CHECK = "device_count"  # the one node check that sees a missing device
 
 PLACED_CHECK = "train_step"  # the one check whose faults have places
+_PLACED_KINDS = ("corrupt", "wrong")
 _PLACE = "block1.gelu"
 
 _TARGET = re.compile(r"rank:\d+|[a-z][a-z0-9_]*(:[A-Za-z0-9_./-]+)?")
@@ -78,6 +80,8 @@ def parse_fault(text: str, scopes: Mapping[str, str] | None = None) -> Fault:
         raise ValueError(f"{where}: no such kind: {kind!r}{_nearest(kind, KINDS)}")
     if at and not _TARGET.fullmatch(target):
         raise ValueError(f"{where}: {target!r} is no target; write node, cpu:1 or rank:1")
+    if kind == "wrong" and not dot:
+        raise ValueError(f"{where}: wrong acts on a place of {PLACED_CHECK}, as in {PLACED_CHECK}.{_PLACE}=wrong:1e-6")
     if scopes is not None:
         if check not in scopes:
             raise ValueError(f"{where}: no such check: {check!r}{_nearest(check, scopes)}")
@@ -105,7 +109,7 @@ def check_target(fault: Fault, devices: Collection[str], workers: Collection[str
 
 
 def _check_scope(where: str, check: str, scope: str, kind: str, target: str) -> None:
-    allowed = _BY_SCOPE[scope]
+    allowed = (*_BY_SCOPE[scope], "wrong") if check == PLACED_CHECK else _BY_SCOPE[scope]
     if kind not in allowed and not (check == COUNTING_CHECK and kind == "missing"):
         raise ValueError(f"{where}: {kind} makes no sense for {check}, a {scope} check; it takes {', '.join(allowed)}")
     if scope == "node" and target not in ("", "node") and kind != "missing":
@@ -115,8 +119,8 @@ def _check_scope(where: str, check: str, scope: str, kind: str, target: str) -> 
 def _check_place(where: str, check: str, place: str, kind: str) -> None:
     if check != PLACED_CHECK:
         raise ValueError(f"{where}: {check} has no places; only {PLACED_CHECK} has, as in {PLACED_CHECK}.{_PLACE}")
-    if kind != "corrupt":
-        raise ValueError(f"{where}: {kind} acts on all of {check}; a place takes corrupt alone")
+    if kind not in _PLACED_KINDS:
+        raise ValueError(f"{where}: {kind} acts on all of {check}; a place takes {' or '.join(_PLACED_KINDS)}")
     known = list(all_places())
     # Of a step of the user's own only the worker knows the places; it refuses what is not there.
     if place not in known and not place.startswith(OWN):
@@ -135,7 +139,7 @@ def _magnitude(where: str, text: str) -> float:
         magnitude = 0.0
     if not 0.0 < magnitude <= MAX_MAGNITUDE:  # also refuses NaN
         raise ValueError(
-            f"{where}: corrupt takes a relative error above 0 and up to {MAX_MAGNITUDE:g}, as in corrupt:1e-3, "
+            f"{where}: a place takes a relative error above 0 and up to {MAX_MAGNITUDE:g}, as in corrupt:1e-3, "
             f"not {text!r}"
         )
     return magnitude

@@ -37,6 +37,8 @@ CONTRACT = {
     "healthd_gates_holding_oldest_seconds": "gauge",
     "healthd_quarantine_oldest_seconds": "gauge",
     "healthd_fleet_recovering": "gauge",
+    "healthd_fleet_digests_differing_nodes": "gauge",
+    "healthd_fleet_digests_nodes": "gauge",
     "healthd_baseline_drifts": "gauge",
     "healthd_store_failures": "counter",
     "healthd_store_failing": "gauge",

@@ -39,6 +39,7 @@ SCOPES = {
             "train_step.block0.qkv_weight_grad@cpu:1=corrupt:0.001",
             Fault("train_step", "cpu:1", "corrupt", 0.001, "block0.qkv_weight_grad"),
         ),
+        ("train_step.block1.gelu=wrong:1e-06", Fault("train_step", None, "wrong", 1e-6, "block1.gelu")),
     ],
 )
 def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
@@ -67,9 +68,11 @@ def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
         ("train_step.block1.gelo=corrupt", "no such operation of block1: 'gelo'; did you mean 'gelu'?"),
         ("train_step.blok1.gelu=corrupt", "no such layer: 'blok1'; did you mean 'block1'?"),
         ("train_step.block1=corrupt", "no such operation of block1: ''"),
-        ("train_step.block1.gelu=hang", "hang acts on all of train_step; a place takes corrupt alone"),
-        ("train_step.block1.gelu=corrupt:0", "corrupt takes a relative error above 0"),
-        ("train_step.block1.gelu=corrupt:nan", "corrupt takes a relative error above 0"),
+        ("train_step.block1.gelu=hang", "hang acts on all of train_step; a place takes corrupt or wrong"),
+        ("train_step.block1.gelu=corrupt:0", "a place takes a relative error above 0"),
+        ("train_step.block1.gelu=corrupt:nan", "a place takes a relative error above 0"),
+        ("train_step=wrong", "wrong acts on a place of train_step, as in train_step.block1.gelu=wrong:1e-6"),
+        ("matmul=wrong", "wrong acts on a place of train_step"),
         ("train_step=corrupt:1", "corrupt takes no value; only slow does"),
         ("matmul.block1.gelu=corrupt", "matmul has no places; only train_step has, as in train_step.block1.gelu"),
         ("disk_space=corrupt", "corrupt makes no sense for disk_space, a node check"),

@@ -12,12 +12,15 @@ from healthd.aggregator.api.auth import Caller
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, parts_of, problems
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.baselines.stragglers import Suspect
+from healthd.aggregator.inventory.digest_comparison import DigestComparison
+from healthd.aggregator.inventory.digest_votes import Standing
 from healthd.baselines import files
 from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Series, State
 from healthd.core.errors import BadInputError
 from healthd.core.model import Reason
 
 MOST_NAMES = 1000
+MOST_DIFFERING = 1000
 
 router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["baselines"])
 
@@ -111,6 +114,26 @@ class StragglerList:
     suspects: tuple[Straggler, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DifferingNode:
+    """A node whose digests differ from those of its peers; `message` is the first sentence about it."""
+
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestList:
+    """
+    Whose digests of fixed work differ: `accused` from those of most nodes like them; `suspects` from others, and no
+    majority says which are wrong. `nodes` have given digests. Of each list the first thousand.
+    """
+
+    nodes: int
+    accused: tuple[DifferingNode, ...]
+    suspects: tuple[DifferingNode, ...]
+
+
 @router.get("/baselines", dependencies=[READ])
 async def baselines(request: Request) -> Answer[BaselineList]:
     """
@@ -174,6 +197,24 @@ async def stragglers(request: Request) -> Answer[StragglerList]:
             suspects=tuple(_straggler(one) for one in found if not one.confirmed),
         )
     )
+
+
+@router.get("/fleet/digests", dependencies=[READ])
+async def digests(request: Request) -> Answer[DigestList]:
+    """Nodes whose training step gives other bits than that of nodes like them: `accused` ones, and `suspects`."""
+    found = parts_of(request).fleet.peers.digests
+    return Answer(
+        DigestList(
+            nodes=len(found),
+            accused=_differing(found, Standing.MINORITY),
+            suspects=_differing(found, Standing.UNDECIDED),
+        )
+    )
+
+
+def _differing(found: DigestComparison, standing: Standing) -> tuple[DifferingNode, ...]:
+    some = sorted((one for one in found.differing.values() if one.standing is standing), key=lambda one: one.node)
+    return tuple(DifferingNode(node=one.node, message=one.message) for one in some[:MOST_DIFFERING])
 
 
 async def _learner(request: Request) -> Learner:

@@ -148,6 +148,8 @@ class Fleet(Roster):
                 self._share(shared)  # what each has taken decides what the other gets
             if request.state is not None and record.member is None:
                 self._known_as.put(node, names_of(request.state))
+            if request.state is not None:
+                self.peers.take(node, request.state)
             self._notify(node)
             if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
                 await self._hold(record, wait_seconds)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         RankReport,
         RunOrder,
     )
-    from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
+    from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason, WorkDigest
     from healthd.core.model.sync import PROTOCOL, Problem, SyncAnswer, SyncRequest
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "SyncAnswer",
     "SyncRequest",
     "Verdict",
+    "WorkDigest",
 ]
 
 if not TYPE_CHECKING:
