@@ -134,6 +134,36 @@ class DigestList:
     suspects: tuple[DifferingNode, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SteppingJob:
+    """A running job whose nodes tell the times of its steps; `step_seconds` null: nothing was compared yet."""
+
+    job: str
+    nodes: int
+    ranks: int
+    step_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowNodeRow:
+    """A node that is slow in a job by its own time. `ranks` are those it has."""
+
+    job: str
+    node: str
+    ranks: tuple[int, ...]
+    own_seconds: float
+    peers_seconds: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepList:
+    """The jobs that tell their steps, and who is slow in them; of each list the first thousand."""
+
+    jobs: tuple[SteppingJob, ...]
+    slow: tuple[SlowNodeRow, ...]
+
+
 @router.get("/baselines", dependencies=[READ])
 async def baselines(request: Request) -> Answer[BaselineList]:
     """
@@ -208,6 +238,31 @@ async def digests(request: Request) -> Answer[DigestList]:
             nodes=len(found),
             accused=_differing(found, Standing.MINORITY),
             suspects=_differing(found, Standing.UNDECIDED),
+        )
+    )
+
+
+@router.get("/fleet/steps", dependencies=[READ])
+async def steps(request: Request) -> Answer[StepList]:
+    """Running jobs by the times of their steps, and the nodes that are slow in them by their own time."""
+    found = parts_of(request).fleet.peers.jobs
+    return Answer(
+        StepList(
+            jobs=tuple(
+                SteppingJob(job=name, nodes=len(job.ranks), ranks=job.size, step_seconds=job.step_seconds)
+                for name, job in sorted(found.jobs.items())[:MOST_DIFFERING]
+            ),
+            slow=tuple(
+                SlowNodeRow(
+                    job=one.job,
+                    node=one.node,
+                    ranks=one.ranks,
+                    own_seconds=one.slow.own_seconds,
+                    peers_seconds=one.slow.peers_seconds,
+                    message=one.message,
+                )
+                for one in found.slow[:MOST_DIFFERING]
+            ),
         )
     )
 

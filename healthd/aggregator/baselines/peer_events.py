@@ -1,9 +1,10 @@
-"""Writes to the history of nodes when they begin to differ from their peers, and when they agree again."""
+"""Writes to the history of nodes when their peers show something of them, and when that is over."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from healthd.aggregator.inventory.registry import Fleet
@@ -36,18 +37,17 @@ class PeerEvents:
 
     async def write(self) -> None:
         """Write what is new now. StoreError, and it is still to be written."""
-        news = self._fleet.peers.digests.news
+        peers = self._fleet.peers
+        await self._write(peers.digests.news, "digest differs", "digest agrees", "its digests are those of its peers")
+        await self._write(peers.jobs.news, "slow rank", "rank not slow", "no rank here is slow by its own time")
+
+    async def _write(self, news: deque[tuple[str, str]], begins: str, ends: str, ended: str) -> None:
         told = [news.popleft() for _ in range(min(MOST_EACH_TURN, len(news)))]
         if not told:
             return
         now = self._clock()
         events = [
-            PutEvent(
-                at=now,
-                subject=node,
-                kind="digest differs" if message else "digest agrees",
-                message=message or "its digests are those of its peers again",
-            )
+            PutEvent(at=now, subject=node, kind=begins if message else ends, message=message or ended)
             for node, message in told
         ]
         try:

@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from healthd.aggregator.inventory.digest_comparison import DigestComparison
+from healthd.aggregator.inventory.job_comparison import JobComparison
 from healthd.aggregator.inventory.node_record import NodeRecord
-from healthd.core.model import NodeState
+from healthd.core.model import NodeState, StepBlock
 
 AT_ONCE = 200
 """Records that are changed before the node is answered; each takes some tens of microseconds."""
 TURN_SECONDS = 0.1
-SWEEP_SECONDS = 600.0
+SWEEP_SECONDS = 60.0
 SILENT_SECONDS = 86400.0
 """A node that was silent for so long, such as a terminated machine, has no vote. It has one again when it speaks."""
 
@@ -29,6 +30,7 @@ class PeerFindings:
         self, records: Mapping[str, NodeRecord], notify: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self.digests = DigestComparison()
+        self.jobs = JobComparison(clock)
         self._records = records
         self._notify = notify
         self._clock = clock
@@ -40,6 +42,10 @@ class PeerFindings:
         if node in changed or node in self.digests.differing:
             self._apply(node)
         self._apply_soon(changed - {node})
+
+    def take_steps(self, node: str, blocks: tuple[StepBlock, ...]) -> None:
+        """Take in the steps of running jobs that a node tells; they are judged a moment later."""
+        self.jobs.put(node, blocks)
 
     def forget(self, node: str) -> None:
         """The node is gone."""
@@ -59,8 +65,8 @@ class PeerFindings:
                 self._notify(node)
 
     def _apply(self, node: str) -> bool:
-        findings = self.digests.judge(node)
         record = self._records.get(node)
+        findings = {**self.digests.judge(node), **self.jobs.findings(node, lambda: _devices(record))}
         lines = () if record is None else (record, record.executor)
         return max((line.amend(findings) for line in lines if line is not None), default=False)  # all of them
 
@@ -69,10 +75,11 @@ class PeerFindings:
         swept_at = self._clock()
         while True:
             await asyncio.sleep(TURN_SECONDS)
-            self._work()
+            self._apply_soon(await self.jobs.judge())
             if self._clock() - swept_at >= SWEEP_SECONDS:
                 swept_at = self._clock()
                 self.sweep()
+                self._apply_soon(self.jobs.forget_old())
 
     def sweep(self) -> None:
         """Drop the votes of nodes that have been silent for a day."""
@@ -83,3 +90,9 @@ class PeerFindings:
             heard = max((one.heard_at for one in lines if one is not None and one.heard_at is not None), default=None)
             if heard is None or now - heard > SILENT_SECONDS:
                 self._apply_soon(self.digests.forget(node) | {node})
+
+
+def _devices(record: NodeRecord | None) -> tuple[str, ...]:
+    """What the ranks of a node run on; empty where that is not known."""
+    inventory = None if record is None or record.state is None else record.state.open().inventory
+    return () if inventory is None else inventory.rank_targets

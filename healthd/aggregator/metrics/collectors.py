@@ -113,6 +113,15 @@ class PeerCollector(Collector):
             "Nodes that have given digests of a training step, which are compared between nodes.",
             value=len(self._fleet.peers.digests),
         )
+        jobs = self._fleet.peers.jobs
+        yield GaugeMetricFamily(
+            "healthd_fleet_step_jobs", "Jobs whose nodes tell the times of their steps.", value=len(jobs.jobs)
+        )
+        yield GaugeMetricFamily(
+            "healthd_fleet_slow_ranks_nodes",
+            "Nodes that are slow in a running job by their own time, compared with the job's other nodes.",
+            value=len({one.node for one in jobs.slow}),
+        )
 
 
 class TroubleCollector(Collector):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         RunOrder,
     )
     from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason, WorkDigest
-    from healthd.core.model.sync import PROTOCOL, Problem, SyncAnswer, SyncRequest
+    from healthd.core.model.sync import PROTOCOL, Problem, StepBlock, SyncAnswer, SyncRequest
 
 __all__ = [
     "FINAL_STATUSES",
@@ -70,6 +70,7 @@ __all__ = [
     "RankReport",
     "Reason",
     "RunOrder",
+    "StepBlock",
     "SyncAnswer",
     "SyncRequest",
     "Verdict",
