@@ -30,7 +30,7 @@ ROOMS = {
     "healthd.record": {"core"},
     "healthd.runner": {"core", "localize", "baselines"},
     "healthd.node": {"core", "baselines", "steps", "runner"},
-    "healthd.aggregator": {"core", "localize", "baselines"},
+    "healthd.aggregator": {"core", "localize", "baselines", "steps"},
     "healthd.hooks": {"core", "aggregator", "node", "runner"},
     "healthd.cli": {"core", "baselines", "record", "runner", "node", "aggregator", "hooks"},
 }

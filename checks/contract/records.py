@@ -93,7 +93,8 @@ class Evidence:
     What a worker measured on its own device, for a check that compares devices.
 
     Only evidence of one `key` (device kind, instruction set, library versions) may be compared.
-    `data` holds JSON values.
+    `data` holds JSON values. Where it has `digests` (by place, in the order of computation), `dtype` and `stable`, the
+    digests are also compared over nodes.
     """
 
     target: str

@@ -32,7 +32,8 @@ def job_steps(ctx: Context[Params]) -> Iterator[Finding]:
     Judges:  warn SlowRank: by its own time, without waiting, a rank took more than 5 % longer than the median of its
              peers on this node, in 4 of the last 5 windows of 50 steps; or a step is over its limit
              (`job_step_seconds`). Never a fail: data may be to blame, and any process of the host may report. Ranks
-             that take turns at being late accuse nobody | unknown NoData | skip NotApplicable (no job reports).
+             that take turns at being late accuse nobody | unknown NoData | skip NotApplicable (no job reports). The
+             aggregator adds the same warning where a node of a job is slow among the job's other nodes.
     Cost:    under 1 ms; harmless to jobs.
     """
     try:

@@ -3,7 +3,8 @@ Faults that an operator injects, as text and as records; `fault_injection` appli
 
 A fault is written `CHECK[@TARGET]=KIND[:VALUE]`. The runner sends a worker only the faults that concern it. Training
 steps have places within their work: `train_step.LAYER.OPERATION[@TARGET]=corrupt[:MAGNITUDE][/STEPS]`, see
-`checks.training.places`; with `/STEPS` the fault strikes one step in so many, by chance.
+`checks.training.places`; with `/STEPS` the fault strikes one step in so many, by chance, and
+with `/1` every one, so that the device agrees with itself.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ def _magnitude(where: str, text: str) -> float:
 
 def _steps(where: str, text: str) -> int:
     steps = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-    if not 2 <= steps <= MAX_STEPS:
-        raise ValueError(f"{where}: one step in 2 to {MAX_STEPS} can be struck, as in corrupt/10000, not in {text!r}")
+    if not 1 <= steps <= MAX_STEPS:
+        raise ValueError(f"{where}: one step in 1 to {MAX_STEPS} can be struck, as in corrupt/10000, not in {text!r}")
     return steps
 
 

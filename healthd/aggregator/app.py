@@ -11,6 +11,7 @@ import logging
 import resource
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
+from healthd.aggregator.baselines.peer_events import PeerEvents
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.clock import steady_clock
 from healthd.aggregator.controller.controller import Engine
@@ -135,6 +137,8 @@ async def aggregator(
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
             tasks.supervise("baselines", parts.learner.run)
+            tasks.supervise("comparison of nodes", parts.fleet.peers.run)
+            tasks.supervise("history of the comparison", PeerEvents(parts.fleet, store, clock=time.time).run)
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             tasks.supervise("garbage collection", _collect_now_and_then)
             if parts.hand is not None:

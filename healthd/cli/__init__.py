@@ -49,7 +49,13 @@ DEFAULT_EXIT_CODES = (2, 1, 1)
 
 
 # Their exit code is an answer, 0 or 1; whatever goes wrong is 2, as with diff(1).
-QUESTIONS = {("baseline", "diff"), ("fleet", "breaker"), ("fleet", "stragglers")}
+QUESTIONS = {
+    ("baseline", "diff"),
+    ("fleet", "breaker"),
+    ("fleet", "stragglers"),
+    ("fleet", "digests"),
+    ("fleet", "steps"),
+}
 
 
 class Lazy(click.Group):

@@ -26,7 +26,8 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
     """
     Inject faults: CHECK[@TARGET]=KIND[:VALUE].
 
-    Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent. They act on the gate as real ones do.
+    Kinds: fail, hang, crash, slow:FACTOR, corrupt, missing, garbage, absent, wrong. They act on the gate as real
+    ones do.
     """
     from healthd.node.http.control_socket import set_faults
 

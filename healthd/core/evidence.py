@@ -7,6 +7,7 @@ Never takes not knowing for health: no data, old data, an empty list of checks a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 
 from checks.contract import SEVERITY, Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
@@ -40,7 +41,7 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
         and not reasons
     ):
         reasons.append(reason("NoChecks", "no check has measured anything, so nothing is known", node=state.node))
-    return _health(reasons), _sorted(reasons)
+    return health_of(reasons), sorted_reasons(reasons)
 
 
 def judge_tier(
@@ -79,7 +80,7 @@ def judge_tier(
     if not any(result.check in wanted for result in counted) and not reasons:
         reasons.append(reason("NoChecks", f"no check of tier {tier.value} has measured anything", node=state.node))
     oldest = max((result.age_seconds for result in counted), default=None)
-    return _health(reasons), _sorted(reasons), oldest
+    return health_of(reasons), sorted_reasons(reasons), oldest
 
 
 def expired(spec: CheckSpec, result: CheckResult) -> bool:
@@ -108,9 +109,9 @@ def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reas
             continue
         if finding.status is Status.SKIP:
             if finding.reason != "NotApplicable" and not suspended:
-                reasons.append(_from_finding(node, result, finding, Status.UNKNOWN))
+                reasons.append(reason_of(node, result.check, finding, Status.UNKNOWN, injected=result.injected))
             continue
-        reasons.append(_from_finding(node, result, finding, finding.status))
+        reasons.append(reason_of(node, result.check, finding, finding.status, injected=result.injected))
     if not reasons and SEVERITY[result.status] > SEVERITY[Status.PASS]:
         reasons.append(
             reason(
@@ -124,17 +125,18 @@ def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reas
     return reasons
 
 
-def _from_finding(node: str, result: CheckResult, finding: Finding, status: Status) -> Reason:
+def reason_of(node: str, check: str, finding: Finding, status: Status, *, injected: bool) -> Reason:
+    """A finding that is no pass, as a reason of its node."""
     return Reason(
         code=finding.reason or "NoData",
-        message=f"{result.check} {finding.target}: {finding.message}" + (" (injected)" if result.injected else ""),
+        message=f"{check} {finding.target}: {finding.message}" + (" (injected)" if injected else ""),
         status=status,
         blame=finding.blame or blame_of(finding.reason),
         action=finding.action or action_of(finding.reason),
         node=node,
         target=finding.target,
-        check=result.check,
-        injected=result.injected,
+        check=check,
+        injected=injected,
     )
 
 
@@ -160,7 +162,8 @@ def reason(
     )
 
 
-def _health(reasons: list[Reason]) -> Health:
+def health_of(reasons: Sequence[Reason]) -> Health:
+    """What these reasons come to."""
     if any(r.status is Status.FAIL and r.blame is Blame.NODE for r in reasons):
         return Health.UNHEALTHY
     if any(r.status in (Status.FAIL, Status.UNKNOWN) for r in reasons):
@@ -170,7 +173,9 @@ def _health(reasons: list[Reason]) -> Health:
     return Health.HEALTHY
 
 
-def _sorted(reasons: list[Reason]) -> tuple[Reason, ...]:
+def sorted_reasons(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The worst first."""
+
     def order(reason: Reason) -> tuple[int, bool, str, str]:
         return (-SEVERITY[reason.status], reason.blame is not Blame.NODE, reason.check or "", reason.target or "")
 

@@ -122,7 +122,6 @@ async def _serve(
     orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives)
     saver = StateSaver(store, settings, SavedEvidence(settings.state_dir / "evidence.json", runner, store.boot_id))
     baselines = ApprovedBaselines(settings.state_dir / "baseline.json", runner)
-    sync_clients = _sync_clients(settings, store, orders, clock, baselines, tasks)
     conditions = _condition_writers(settings, store, clock)
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
     profiles.tidy()
@@ -130,7 +129,8 @@ async def _serve(
     each = settings.stop_seconds / 3  # for the requests of each port, and for the tasks
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=each)
     control = ControlApi(store, scheduler, profiles, stopping)
-    steps = StepReports(settings.run_dir, boot_seconds=clock.boot)
+    steps = StepReports(settings.run_dir, boot_seconds=clock.boot, spacing_seconds=settings.sync.wait_seconds)
+    sync_clients = _sync_clients(settings, store, orders, clock, baselines, steps, tasks)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _resolve, stopping)
     try:
@@ -163,7 +163,13 @@ async def _serve(
 
 
 def _sync_clients(
-    settings: NodeSettings, store: NodeStore, orders: Orders, clock: Clock, baselines: ApprovedBaselines, tasks: Tasks
+    settings: NodeSettings,
+    store: NodeStore,
+    orders: Orders,
+    clock: Clock,
+    baselines: ApprovedBaselines,
+    steps: StepReports,
+    tasks: Tasks,
 ) -> list[SyncClient]:
     """The client of the aggregator; none where no aggregator is configured."""
     if not settings.sync.aggregators:
@@ -175,6 +181,7 @@ def _sync_clients(
         key=files.node_key(settings.state_dir),
         clock=clock,
         baselines=baselines,
+        steps=steps,
         on_error=lambda error: tasks.count_error("held sync", error),
     )
     store.listen(client.notify)

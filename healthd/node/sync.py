@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from healthd.core.errors import HealthdError, UnreachableError
-from healthd.core.model import PROTOCOL, Order, OrderReport, SyncAnswer, SyncRequest
+from healthd.core.model import PROTOCOL, Order, OrderReport, StepBlock, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
 from healthd.node.interfaces import peer_address
 from healthd.node.settings import SyncSettings
@@ -55,6 +55,16 @@ class OrderHandler(Protocol):
         """Handle the orders of an answer."""
 
 
+class StepSource(Protocol):
+    """What is needed of `healthd.node.jobs.step_reports.StepReports`."""
+
+    def waiting(self) -> tuple[StepBlock, ...]:
+        """The steps of jobs that are to be told."""
+
+    def told(self, blocks: tuple[StepBlock, ...]) -> None:
+        """These have been."""
+
+
 class SyncClient:
     """Start `run_held` and `run_urgent` as supervised tasks; call `notify` after every change of state or reports."""
 
@@ -69,8 +79,10 @@ class SyncClient:
         seed: int | None = None,
         baselines: ApprovedBaselines | None = None,
         on_error: Callable[[Exception], None] = lambda _: None,
+        steps: StepSource | None = None,
     ) -> None:
         """`on_error` is called when handling an answer raises an unforeseen exception."""
+        self._steps = steps
         self._baselines = baselines
         self._store = store
         self._orders = orders
@@ -242,6 +254,7 @@ class SyncClient:
             orders=reports,
             issuer=self._issuer,
             baseline=self._baselines.digest if self._baselines is not None else None,
+            steps=self._steps.waiting() if self._steps is not None else (),
         )
 
     def apply(self, request: SyncRequest, answer: SyncAnswer, sent_at: float) -> bool:
@@ -251,6 +264,8 @@ class SyncClient:
         The aggregator numbers its answers. An answer to a request that was sent after the newest answer was read is
         newer whatever its number, because the aggregator may have lost count.
         """
+        if self._steps is not None:
+            self._steps.told(request.steps)
         last = self._answered
         if last is not None and answer.issuer == last.issuer and answer.seq <= last.seq and sent_at < self._answered_at:
             return False

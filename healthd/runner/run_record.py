@@ -14,6 +14,7 @@ from checks.contract import SEVERITY, Evidence, Finding, Missing, Previous, Prof
 from checks.worker.faults import Fault
 from checks.worker.protocol import from_previous, shorten
 from healthd.core.model import CheckResult
+from healthd.core.work_digests import digests_of
 from healthd.runner.settings import CheckInfo, OnProfile, OnResult, Plan, RunnerSettings
 from healthd.runner.workers.outcome import MAX_ERROR_CHARACTERS, Outcome
 from healthd.runner.workers.worker_lane import Job
@@ -267,6 +268,7 @@ def _result(
         error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
         injected=injected,
         executor=plan.executor,
+        digests=digests_of([item for outcome in outcomes for item in outcome.evidence]),
     )
 
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from healthd.steps.blocks import Blocks
 from healthd.steps.datagram import StepReport
 
 WINDOW_STEPS = 50
@@ -77,7 +78,9 @@ class SlowRank:
 class JobSteps:
     """The steps of one job on one node. Feed it reports; `slow` says who is slow as of the last window."""
 
-    def __init__(self) -> None:
+    def __init__(self, spacing_seconds: float = 25.0) -> None:
+        """`spacing_seconds`: see `Blocks`."""
+        self.blocks = Blocks(spacing_seconds)
         self.windows: deque[Window] = deque(maxlen=HISTORY_WINDOWS)
         self.slow: tuple[SlowRank, ...] = ()
         self._ranks: set[int] = set()
@@ -115,6 +118,7 @@ class JobSteps:
         """Count a complete step, and give up those long before it; whether a window is full with it."""
         step = self._pending.pop(number)
         self._done = max(self._done, number)
+        self.blocks.add(number, step)
         for older in [one for one in self._pending if one < number - WINDOW_STEPS]:
             del self._pending[older]
         self._complete.append(step)

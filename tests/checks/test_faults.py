@@ -47,6 +47,7 @@ SCOPES = {
             "train_step.block1.gelu@cpu:0=corrupt:1e-06/2",
             Fault("train_step", "cpu:0", "corrupt", 1e-6, "block1.gelu", 2),
         ),
+        ("train_step.block1.gelu=corrupt:1e-06/1", Fault("train_step", None, "corrupt", 1e-6, "block1.gelu", 1)),
     ],
 )
 def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
@@ -78,13 +79,16 @@ def test_fault_is_read_and_written_the_same(text: str, fault: Fault) -> None:
         ("train_step.block1.gelu=hang", "hang acts on all of train_step; a place takes corrupt alone"),
         ("train_step.block1.gelu=corrupt:0", "corrupt takes a relative error above 0"),
         ("train_step.block1.gelu=corrupt:nan", "corrupt takes a relative error above 0"),
-        ("train_step.block1.gelu=corrupt/1", "one step in 2 to 1000000000 can be struck"),
+        ("train_step.block1.gelu=corrupt/0", "one step in 1 to 1000000000 can be struck"),
         ("train_step.block1.gelu=corrupt/", "can be struck, as in corrupt/10000, not in ''"),
         ("train_step.block1.gelu=corrupt:1e-3/1e4", "can be struck, as in corrupt/10000, not in '1e4'"),
         ("train_step.block1.gelu=corrupt/99999999999", "can be struck"),
         ("train_step.block1.gelu=corrupt:/5", "corrupt takes a relative error above 0"),
-        ("train_step=corrupt/10000", "only a place of train_step takes a rate: train_step.block1.gelu=corrupt/10000"),
-        ("matmul=slow:2/10", "only a place of train_step takes a rate"),
+        (
+            "train_step=corrupt/10000",
+            "only a place of a training step takes a rate: train_step.block1.gelu=corrupt/10000",
+        ),
+        ("matmul=slow:2/10", "only a place of a training step takes a rate"),
         ("train_step=corrupt:1", "corrupt takes no value; only slow does"),
         (
             "matmul.block1.gelu=corrupt",

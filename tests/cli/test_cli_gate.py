@@ -521,6 +521,8 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
     [
         ("fleet", "breaker"),
         ("fleet", "stragglers"),
+        ("fleet", "digests"),
+        ("fleet", "steps"),
         ("baseline", "diff", "/no/such/file"),
         ("baseline", "import", "/no/such/file"),
     ],

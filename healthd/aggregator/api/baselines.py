@@ -12,12 +12,15 @@ from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body,
 from healthd.aggregator.auth import Caller
 from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.baselines.stragglers import Suspect
+from healthd.aggregator.inventory.digest_comparison import DigestComparison
+from healthd.aggregator.inventory.digest_votes import Standing
 from healthd.baselines import files
 from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Series, State
 from healthd.core.errors import BadInputError
 from healthd.core.model import Reason
 
 MOST_NAMES = 1000
+MOST_DIFFERING = 1000
 
 router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["baselines"])
 
@@ -111,6 +114,56 @@ class StragglerList:
     suspects: tuple[Straggler, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DifferingNode:
+    """A node whose digests differ from those of its peers; `message` is the first sentence about it."""
+
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestList:
+    """
+    Whose digests of fixed work differ: `accused` from those of most nodes like them; `suspects` from others, and no
+    majority says which are wrong. `nodes` have given digests. Of each list the first thousand.
+    """
+
+    nodes: int
+    accused: tuple[DifferingNode, ...]
+    suspects: tuple[DifferingNode, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppingJob:
+    """A running job whose nodes tell the times of its steps; `step_seconds` null: nothing was compared yet."""
+
+    job: str
+    nodes: int
+    ranks: int
+    step_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowNodeRow:
+    """A node that is slow in a job by its own time. `ranks` are those it has."""
+
+    job: str
+    node: str
+    ranks: tuple[int, ...]
+    own_seconds: float
+    peers_seconds: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepList:
+    """The jobs that tell their steps, and who is slow in them; of each list the first thousand."""
+
+    jobs: tuple[SteppingJob, ...]
+    slow: tuple[SlowNodeRow, ...]
+
+
 @router.get("/baselines", dependencies=[READ])
 async def baselines(request: Request) -> Answer[BaselineList]:
     """
@@ -174,6 +227,49 @@ async def stragglers(request: Request) -> Answer[StragglerList]:
             suspects=tuple(_straggler(one) for one in found if not one.confirmed),
         )
     )
+
+
+@router.get("/fleet/digests", dependencies=[READ])
+async def digests(request: Request) -> Answer[DigestList]:
+    """Nodes whose training step gives other bits than that of nodes like them: `accused` ones, and `suspects`."""
+    found = parts_of(request).fleet.peers.digests
+    return Answer(
+        DigestList(
+            nodes=len(found),
+            accused=_differing(found, Standing.MINORITY),
+            suspects=_differing(found, Standing.UNDECIDED),
+        )
+    )
+
+
+@router.get("/fleet/steps", dependencies=[READ])
+async def steps(request: Request) -> Answer[StepList]:
+    """Running jobs by the times of their steps, and the nodes that are slow in them by their own time."""
+    found = parts_of(request).fleet.peers.jobs
+    return Answer(
+        StepList(
+            jobs=tuple(
+                SteppingJob(job=name, nodes=len(job.ranks), ranks=job.size, step_seconds=job.step_seconds)
+                for name, job in sorted(found.jobs.items())[:MOST_DIFFERING]
+            ),
+            slow=tuple(
+                SlowNodeRow(
+                    job=one.job,
+                    node=one.node,
+                    ranks=one.ranks,
+                    own_seconds=one.slow.own_seconds,
+                    peers_seconds=one.slow.peers_seconds,
+                    message=one.message,
+                )
+                for one in found.slow[:MOST_DIFFERING]
+            ),
+        )
+    )
+
+
+def _differing(found: DigestComparison, standing: Standing) -> tuple[DifferingNode, ...]:
+    some = sorted((one for one in found.differing.values() if one.standing is standing), key=lambda one: one.node)
+    return tuple(DifferingNode(node=one.node, message=one.message) for one in some[:MOST_DIFFERING])
 
 
 async def _learner(request: Request) -> Learner:

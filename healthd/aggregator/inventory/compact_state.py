@@ -4,20 +4,23 @@ The last state of a node in compact form: the evidence as bytes, the rest as obj
 Ten thousand states as objects are millions of objects, and the garbage collector would stop the aggregator for more
 than a second each time. Most readers of a node need its leases, labels or health; the evidence is decoded for those who
 read it.
+
+What other nodes show of this one (`amend`) is added to its own results, so that all who read them judge by it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from checks.contract import Tier
+from checks.contract import Finding, Status, Tier, worst
 from healthd.aggregator.inventory.machine_identity import failing, machine_of
 from healthd.aggregator.model import Judged
-from healthd.core.evidence import judge_tier
-from healthd.core.model import CheckResult, Lease, NodeState
+from healthd.core.evidence import health_of, judge_tier, reason_of, sorted_reasons
+from healthd.core.model import CheckResult, Health, Lease, NodeState, Reason
 from healthd.core.wire import decode, encode
 
 R = TypeVar("R", CheckResult, Lease)
@@ -26,8 +29,11 @@ R = TypeVar("R", CheckResult, Lease)
 EVIDENCE = ("inventory", "reasons", "checks", "results")
 
 
+AMENDED = ("job_steps",)
+"""Checks whose results may be amended beside those that have digests."""
 # The tiers that gates usually ask for; others are judged on demand.
 JUDGED_TIERS = (Tier.PASSIVE, Tier.QUICK)
+_HEALTH_RANK: Mapping[Health, int] = {health: rank for rank, health in enumerate(Health)}
 
 
 class CompactState:
@@ -38,11 +44,14 @@ class CompactState:
     """
 
     __slots__ = (
+        "_added",
         "_ages",
+        "_amendable",
         "_bytes",
         "_counted",
         "_expiring",
         "_oldest_seconds",
+        "_own",
         "_received_at",
         "_rest",
         "at",
@@ -54,7 +63,9 @@ class CompactState:
     )
 
     def __init__(self, state: NodeState, at: float) -> None:
-        self._bytes = encode(state)
+        # Digests are kept by who compares them.
+        bare = tuple(dataclasses.replace(r, digests=()) if r.digests else r for r in state.results)
+        self._bytes = encode(dataclasses.replace(state, results=bare))
         self._rest = {name: value for name, value in vars(state).items() if name not in EVIDENCE}
         self._ages: Mapping[str, float] = {}
         self._received_at = self.at = at
@@ -75,6 +86,50 @@ class CompactState:
         self.judged = {tier: _judged(state, tier) for tier in JUDGED_TIERS}
         self.stale_at = self._stale_at()
         self._oldest_seconds: float | None = None
+        tiers = {spec.name: spec.tier for spec in state.checks}
+        self._amendable = {
+            sys.intern(r.check): (tiers[r.check], r.injected)
+            for r in state.results
+            if r.check in tiers and (r.digests or r.check in AMENDED)
+        }
+        self._own = (self.health, self.judged, self.failing)
+        self._added: Mapping[str, tuple[Finding, ...]] = {}
+
+    def amend(self, findings: Mapping[str, tuple[Finding, ...]]) -> bool:
+        """
+        Add findings to results, by check, in the place of those that were added before; whether anything is another.
+
+        A check without a result here is left out: then there is nothing that could be taken for a pass.
+        """
+        added = {check: some for check, some in findings.items() if check in self._amendable and some}
+        if added == self._added:
+            return False
+        self._added = added
+        self.health, self.judged, self.failing = self._own
+        if not added:
+            return True
+        self.health = max(self.health, health_of(self._reasons()), key=_HEALTH_RANK.__getitem__)
+        self.failing = self.failing or any(one.status is Status.FAIL for some in added.values() for one in some)
+        judged = {}
+        for tier, own in self.judged.items():
+            reasons = self._reasons(tier)
+            judged[tier] = Judged(
+                health=max(own.health, health_of(reasons), key=_HEALTH_RANK.__getitem__),
+                reasons=sorted_reasons((*reasons, *own.reasons)),
+                age_seconds=own.age_seconds,
+            )
+        self.judged = judged
+        return True
+
+    def _reasons(self, tier: Tier = Tier.SOAK) -> tuple[Reason, ...]:
+        """What was added to checks of a tier and lighter ones, as reasons."""
+        node = self._rest["node"]
+        return tuple(
+            reason_of(node, check, one, one.status, injected=self._amendable[check][1])
+            for check, some in self._added.items()
+            for one in some
+            if self._amendable[check][0].rank <= tier.rank
+        )
 
     @property
     def oldest_seconds(self) -> float:
@@ -101,14 +156,22 @@ class CompactState:
     def open(self) -> NodeState:
         """The state, with ages as of `at`; a later `refresh` does not change it."""
         body, ages, moved = self._bytes, self._ages, self.at - self._received_at
+        added, reasons = self._added, self._reasons()
 
         def evidence() -> Mapping[str, Any]:
             full = decode(body, NodeState, what="kept state")
-            results = tuple(_with_age(r, ages.get(r.check, r.age_seconds + moved)) for r in full.results)
-            return {"inventory": full.inventory, "reasons": full.reasons, "checks": full.checks, "results": results}
+            aged = (_with_age(r, ages.get(r.check, r.age_seconds + moved)) for r in full.results)
+            return {
+                "inventory": full.inventory,
+                "reasons": sorted_reasons((*reasons, *full.reasons)) if added else full.reasons,
+                "checks": full.checks,
+                "results": tuple(_amended(r, added.get(r.check)) for r in aged) if added else tuple(aged),
+            }
 
         return _lazy_state(
-            self._rest, tuple(_with_age(lease, lease.age_seconds + moved) for lease in self._rest["leases"]), evidence
+            {**self._rest, "health": self.health},
+            tuple(_with_age(lease, lease.age_seconds + moved) for lease in self._rest["leases"]),
+            evidence,
         )
 
     def _stale_at(self) -> float:
@@ -117,6 +180,13 @@ class CompactState:
             (bound + (at - ages[c] if c in ages else taken_at - age) for c, age, bound in self._expiring),
             default=math.inf,
         )
+
+
+def _amended(result: CheckResult, added: tuple[Finding, ...] | None) -> CheckResult:
+    if not added:
+        return result
+    status = worst((result.status, *(one.status for one in added)))
+    return dataclasses.replace(result, status=status, findings=(*result.findings, *added))
 
 
 class _LazyState(NodeState):

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
+from checks.contract import Finding
 from healthd.aggregator.inventory.compact_state import CompactState
 from healthd.aggregator.model import Duplicate, FleetNode
 from healthd.core.errors import BadInputError
@@ -82,6 +83,8 @@ class NodeRecord:
     issuer: str | None = None
     baseline: str | None = None
     former: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    # what other nodes show of it, by check
+    shown_by_peers: Mapping[str, tuple[Finding, ...]] = dataclasses.field(default_factory=dict)
     # what we say
     orders: tuple[Order, ...] | None = None
     quarantine: Quarantine | None = None
@@ -122,6 +125,7 @@ class NodeRecord:
         if request.state is not None:
             self.version += 1
             self.state, self.digest = CompactState(request.state, based_at), request.digest
+            self.state.amend(self.shown_by_peers)
             self.confirmed = known
         elif request.digest == self.digest and self.state is not None and (known or not self.confirmed):
             # Ages with an unbounded way behind them say less than older ages whose way was bounded.
@@ -135,6 +139,14 @@ class NodeRecord:
         if self.acknowledged:
             self.acknowledged &= request.orders.keys()
         return Arrival.TAKEN
+
+    def amend(self, findings: Mapping[str, tuple[Finding, ...]]) -> bool:
+        """What other nodes show of this one from now on; whether its evidence is another by that."""
+        self.shown_by_peers = findings
+        if self.state is None or not self.state.amend(findings):
+            return False
+        self.version += 1
+        return True
 
     def _order_of_arrival(self, request: SyncRequest) -> Arrival:
         if request.incarnation == self.incarnation:

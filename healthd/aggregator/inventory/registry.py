@@ -144,6 +144,10 @@ class Fleet(Instructions):
                 self._share(shared)  # what each has taken decides what the other gets
             if request.state is not None and record.member is None:
                 self._known_as.put(node, names_of(request.state))
+            if request.state is not None:
+                self.peers.take(node, request.state)
+            if request.steps:
+                self.peers.take_steps(node, request.steps)
             self._notify(node)
             if wait_seconds > 0 and not send_all and not self._stopping and record.told(request.last_answer):
                 await self._hold(record, wait_seconds)

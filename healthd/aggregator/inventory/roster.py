@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from healthd.aggregator.inventory import executors
 from healthd.aggregator.inventory.known_names import Names
 from healthd.aggregator.inventory.node_record import NodeRecord
+from healthd.aggregator.inventory.peer_findings import PeerFindings
 from healthd.aggregator.model import Duplicate, FleetNode
 from healthd.core.errors import HealthdError
 from healthd.core.model import Health, Order, Quarantine, Reason
@@ -58,6 +59,7 @@ class Roster:
         self._known_as = Names()
         self._pools: dict[str, list[str]] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self.peers = PeerFindings(self._records, self._notify, clock)
         self._no_room_until = float("-inf")
 
     def node(self, name: str, now: float | None = None) -> FleetNode | None:
@@ -157,6 +159,7 @@ class Roster:
             self._index(record, None)
             del self._names[bisect.bisect_left(self._names, name)]
             self._known_as.drop(name)
+            self.peers.forget(name)
             record.wake()
             self._notify(name)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from healthd.aggregator.inventory.digest_votes import Standing
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.quarantines import Mode as RuleMode
 from healthd.aggregator.model.quarantines import Rule
@@ -88,6 +90,38 @@ class FleetCollector(Collector):
             for mode in RuleMode:
                 spoken.add_metric((rule.value, mode.value), counted.get((rule.value, mode.value), 0))
         yield spoken
+
+
+class PeerCollector(Collector):
+    """What the comparison of nodes with each other has found."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        differing = Counter(one.standing for one in self._fleet.peers.digests.differing.values())
+        nodes = GaugeMetricFamily(
+            "healthd_fleet_digests_differing_nodes",
+            "Nodes whose training step gives other bits than that of their peers: a minority, or undecided.",
+            labels=("standing",),
+        )
+        for standing in (Standing.MINORITY, Standing.UNDECIDED):
+            nodes.add_metric((standing.value,), differing[standing])
+        yield nodes
+        yield GaugeMetricFamily(
+            "healthd_fleet_digests_nodes",
+            "Nodes that have given digests of a training step, which are compared between nodes.",
+            value=len(self._fleet.peers.digests),
+        )
+        jobs = self._fleet.peers.jobs
+        yield GaugeMetricFamily(
+            "healthd_fleet_step_jobs", "Jobs whose nodes tell the times of their steps.", value=len(jobs.jobs)
+        )
+        yield GaugeMetricFamily(
+            "healthd_fleet_slow_ranks_nodes",
+            "Nodes that are slow in a running job by their own time, compared with the job's other nodes.",
+            value=len({one.node for one in jobs.slow}),
+        )
 
 
 class TroubleCollector(Collector):

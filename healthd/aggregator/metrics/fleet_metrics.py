@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from checks.reasons import REASONS
 from healthd.aggregator.calibration.facts import device_seconds
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.metrics.collectors import FleetCollector, TroubleCollector
+from healthd.aggregator.metrics.collectors import FleetCollector, PeerCollector, TroubleCollector
 from healthd.aggregator.model import Gate
 from healthd.aggregator.model.calibration import STARTED, Ended
 from healthd.core.http.exposition import exposition
@@ -114,6 +114,7 @@ class FleetMetrics:
             registry=self._registry,
         )
         self._registry.register(FleetCollector(fleet, holding, overrides, breakers, words))
+        self._registry.register(PeerCollector(fleet))
         self._registry.register(TroubleCollector(fleet, waits, recovering, store, drifts, errors, task_errors, now))
 
     def add(self, collector: Collector) -> None:

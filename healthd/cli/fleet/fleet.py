@@ -11,6 +11,7 @@ import click
 from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.identity import forget, rekey
 from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, print_json, segment
+from healthd.cli.fleet.peers import digests, steps
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
 from healthd.cli.settings.options import load_settings
@@ -29,6 +30,8 @@ def fleet(ctx: click.Context) -> None:
 
 
 fleet.add_command(status)
+fleet.add_command(digests)
+fleet.add_command(steps)
 fleet.add_command(rekey)
 fleet.add_command(forget)
 fleet.add_command(release_lease)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
         RankReport,
         RunOrder,
     )
-    from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
-    from healthd.core.model.sync import PROTOCOL, Problem, SyncAnswer, SyncRequest
+    from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason, WorkDigest
+    from healthd.core.model.sync import PROTOCOL, Problem, StepBlock, SyncAnswer, SyncRequest
 
 __all__ = [
     "FINAL_STATUSES",
@@ -70,10 +70,12 @@ __all__ = [
     "RankReport",
     "Reason",
     "RunOrder",
+    "StepBlock",
     "SyncAnswer",
     "SyncRequest",
     "ValidationKind",
     "Verdict",
+    "WorkDigest",
 ]
 
 if not TYPE_CHECKING:

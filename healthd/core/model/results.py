@@ -37,6 +37,22 @@ class Reason:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkDigest:
+    """
+    What fixed work came to, to the bit, on devices of a node that agree: for the comparison with other nodes.
+
+    Only digests of one `key` may be compared. `label` says which work it was. `root` is the digest of all places,
+    `places` a short one of each (see `healthd.core.work_digests`).
+    """
+
+    key: str
+    label: str
+    root: str
+    places: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckResult:
     """
     What a run of one check came to. Made by the runner out of *anything* that a child did.
@@ -44,6 +60,7 @@ class CheckResult:
     `tier` is the tier of the run, not of the check. `error` holds the child's last words (None when it ended well).
     `injected` is true when a fault was injected into it. `executor` says who ran it: `daemon`, `check` or a hook.
     `compile_seconds` is what compiling its graphs took, of the device where it took longest; 0 where nothing was.
+    `digests` are compared over nodes by the aggregator; empty for most checks.
     """
 
     check: str
@@ -58,6 +75,7 @@ class CheckResult:
     injected: bool
     executor: str
     compile_seconds: float = 0.0
+    digests: tuple[WorkDigest, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

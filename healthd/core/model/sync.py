@@ -14,6 +14,21 @@ PROTOCOL = 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepBlock:
+    """
+    The own time of a node's `ranks` in the steps of a running job of `size` ranks, for the comparison of its nodes.
+
+    `own_seconds` is of each step from `first_step` on; None: not known. See `healthd.steps.blocks`.
+    """
+
+    job: str
+    size: int
+    ranks: tuple[int, ...]
+    first_step: int
+    own_seconds: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyncRequest:
     """
     What a node says to the aggregator.
@@ -22,7 +37,8 @@ class SyncRequest:
     newest answer received and `since_answer_seconds` how long ago that was, by CLOCK_BOOTTIME: what lies between is
     what the aggregator adds to all ages. `state` is None when nothing but ages changed; then `digest` names the state
     that was sent last, and `ages` maps checks to ages. `issuer` is the database the node last took orders from.
-    `baseline` is the digest of the learned limits it has; empty: none; None: it does not take any.
+    `baseline` is the digest of the learned limits it has; empty: none; None: it does not take any. `steps` are those of
+    running jobs since the last answer.
     """
 
     protocol: int
@@ -36,6 +52,7 @@ class SyncRequest:
     orders: Mapping[str, OrderReport]
     issuer: str | None
     baseline: str | None = None
+    steps: tuple[StepBlock, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

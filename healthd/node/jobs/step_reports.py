@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from healthd.core.model import StepBlock
 from healthd.steps.datagram import MAX_BYTES, parse
 from healthd.steps.detector import JobSteps
 
@@ -28,6 +29,7 @@ MAX_RANKS = 64
 """Of a job on this node: a node of 32 logical cores has as many ranks."""
 FORGET_SECONDS = 600.0
 """A job that has said nothing for so long is over."""
+SPACING_SECONDS = 25.0
 WRITE_SECONDS = 5.0
 """The file is written at most this often."""
 _BURST = 256  # datagrams read at once, before others have their turn
@@ -36,8 +38,14 @@ _BURST = 256  # datagrams read at once, before others have their turn
 class StepReports:
     """The jobs that report to this node; used on the event loop alone."""
 
-    def __init__(self, run_dir: Path, *, boot_seconds: Callable[[], float]) -> None:
-        """`boot_seconds` is CLOCK_BOOTTIME."""
+    def __init__(
+        self, run_dir: Path, *, boot_seconds: Callable[[], float], spacing_seconds: float = SPACING_SECONDS
+    ) -> None:
+        """
+        `boot_seconds` is CLOCK_BOOTTIME; `spacing_seconds` is how often the aggregator gets a block of a job's steps.
+        """
+        self._spacing_seconds = spacing_seconds
+        self._sizes: dict[str, int] = {}
         self.path = run_dir / SOCKET
         self._file = run_dir / FILE
         self._boot_seconds = boot_seconds
@@ -66,7 +74,7 @@ class StepReports:
             if len(self._jobs) >= MAX_JOBS:
                 self.refused += 1
                 return False
-            self._jobs[report.job], self._ranks[report.job] = JobSteps(), set()
+            self._jobs[report.job], self._ranks[report.job] = JobSteps(self._spacing_seconds), set()
         ranks = self._ranks[report.job]
         if report.rank not in ranks and len(ranks) >= MAX_RANKS:
             ranks &= self._jobs[report.job].ranks  # those of an earlier placement of the job are gone
@@ -74,13 +82,36 @@ class StepReports:
             self.refused += 1
             return False
         ranks.add(report.rank)
-        self._heard[report.job] = now
+        self._heard[report.job], self._sizes[report.job] = now, report.size
         self._jobs[report.job].add(report)
         return True
 
     def _forget(self, now: float) -> None:
         for job in [job for job, heard in self._heard.items() if now - heard > FORGET_SECONDS]:
-            del self._jobs[job], self._heard[job], self._ranks[job]
+            del self._jobs[job], self._heard[job], self._ranks[job], self._sizes[job]
+
+    # --- for the comparison over nodes --------------------------------------------------------------------------------
+
+    def waiting(self) -> tuple[StepBlock, ...]:
+        """The blocks of steps that the aggregator has not been told."""
+        return tuple(
+            StepBlock(
+                job=job,
+                size=self._sizes[job],
+                ranks=block.ranks,
+                first_step=block.first_step,
+                own_seconds=block.own_seconds,
+            )
+            for job, steps in self._jobs.items()
+            for block in steps.blocks.waiting
+        )
+
+    def told(self, blocks: tuple[StepBlock, ...]) -> None:
+        """The aggregator has been told these."""
+        for one in blocks:
+            waiting = self._jobs[one.job].blocks.waiting if one.job in self._jobs else ()
+            for block in [block for block in waiting if block.first_step == one.first_step]:
+                self._jobs[one.job].blocks.waiting.remove(block)
 
     # --- the tasks ----------------------------------------------------------------------------------------------------
 

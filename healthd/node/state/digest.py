@@ -43,4 +43,5 @@ def _reason(reason: Reason) -> tuple[Any, ...]:
 
 def _result(result: CheckResult) -> tuple[Any, ...]:
     findings = [(f.status, f.reason, f.target, f.blame, f.action) for f in result.findings]
-    return (result.check, result.tier, result.status, result.injected, result.executor, findings)
+    digests = [(one.key, one.root, one.targets) for one in result.digests]
+    return (result.check, result.tier, result.status, result.injected, result.executor, findings, digests)

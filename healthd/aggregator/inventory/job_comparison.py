@@ -1,0 +1,145 @@
+"""
+The running jobs of the fleet by the steps that their nodes tell, and who is slow in them by its own time.
+
+On the event loop alone, but for the arithmetic. What it leads to is a warning at most: in most slow jobs no node is to
+blame, and any process of a host may report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from checks.contract import Finding, Measurement, Status
+from checks.limits import quantity
+from healthd.core.model import StepBlock
+from healthd.steps.blocks import Block
+from healthd.steps.datagram import MAX_JOB_CHARACTERS
+from healthd.steps.detector import SlowRank
+from healthd.steps.over_nodes import JobOverNodes, are_bounded
+
+CHECK = "job_steps"
+MOST_JOBS = 4096
+MOST_BLOCKS = 16
+"""Of one sync: four jobs with four blocks each."""
+FORGET_SECONDS = 600.0
+"""A job of which nothing was told for so long is over."""
+MOST_NEWS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowNode:
+    """A node that is slow in a job by its own time; `ranks` are those of the job that it has."""
+
+    job: str
+    node: str
+    ranks: tuple[int, ...]
+    slow: SlowRank
+    nodes: int
+
+    @property
+    def message(self) -> str:
+        """For people."""
+        found = self.slow
+        many = f"s {self.ranks[0]} to {self.ranks[-1]}" if len(self.ranks) > 1 else f" {self.ranks[0]}"
+        own = f"the median of its rank{many} works" if len(self.ranks) > 1 else f"its rank{many} works"
+        since = "for as long as it is known" if found.since_step is None else f"since step {found.since_step}"
+        return (
+            f"job {self.job}: {own} {quantity('x_seconds', found.own_seconds)} a step by its own time, the other nodes "
+            f"{quantity('x_seconds', found.peers_seconds)}: {100 * found.excess_ratio:.3g} % longer in {found.windows} "
+            f"of the last {found.of_windows} windows over {self.nodes} nodes, {since}"
+        )
+
+    def finding(self, devices: Sequence[str]) -> Finding:
+        """As a finding of the check `job_steps`; `devices` are what ranks run on there, as far as that is known."""
+        on = f", on {devices[0]}" if len(devices) == len(self.ranks) == 1 else ""
+        own = self.slow.own_seconds
+        measured = Measurement(name="job_rank_own_seconds", value=own, lower=None, upper=None, origin="none")
+        return Finding(
+            status=Status.WARN,
+            reason="SlowRank",
+            message=self.message + on,
+            target=f"rank:{self.ranks[0]}" if len(self.ranks) == 1 else "node",
+            measurements=(measured,),
+        )
+
+
+class JobComparison:
+    """See the module. `news` holds (node, message) of what has changed lately; an empty message: slow no more."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.news: deque[tuple[str, str]] = deque(maxlen=MOST_NEWS)
+        self._clock = clock
+        self._jobs: dict[str, JobOverNodes] = {}
+        self._heard: dict[str, float] = {}
+        self._due: dict[str, None] = {}
+        self._slow: dict[str, dict[str, SlowNode]] = {}
+
+    @property
+    def jobs(self) -> Mapping[str, JobOverNodes]:
+        """By name."""
+        return self._jobs
+
+    @property
+    def slow(self) -> tuple[SlowNode, ...]:
+        """Who is slow now, by job and node."""
+        return tuple(sorted((x for one in self._slow.values() for x in one.values()), key=lambda x: (x.job, x.node)))
+
+    def put(self, node: str, blocks: tuple[StepBlock, ...]) -> None:
+        """Take in what a node tells; what is no block of steps, or of a job too many, is left out."""
+        for one in blocks[:MOST_BLOCKS]:
+            named = 0 < len(one.job) <= MAX_JOB_CHARACTERS and one.job.isprintable() and one.job.isascii()
+            if not named or not are_bounded(one.own_seconds, one.ranks) or not 0 <= one.first_step < 1 << 62:
+                continue
+            job = self._jobs.get(one.job)
+            if job is None:
+                if len(self._jobs) >= MOST_JOBS:
+                    continue
+                job = self._jobs[one.job] = JobOverNodes(one.size)
+            job.size, self._heard[one.job] = one.size, self._clock()
+            if job.put(node, Block(first_step=one.first_step, own_seconds=one.own_seconds, ranks=one.ranks)):
+                self._due[one.job] = None
+
+    async def judge(self) -> set[str]:
+        """Judge what is due. Returns the nodes of which something else is to be said now."""
+        changed: set[str] = set()
+        while self._due:
+            name = next(iter(self._due))
+            del self._due[name]
+            job = self._jobs.get(name)
+            if job is None:
+                continue
+            # A block over a thousand nodes takes a tenth of a second.
+            while await asyncio.to_thread(job.judge) if len(job.ranks) > 64 else job.judge():
+                pass
+            await asyncio.sleep(0)  # others have their turn between two jobs
+            slow = {
+                node: SlowNode(job=name, node=node, ranks=job.ranks[node], slow=one, nodes=len(job.ranks))
+                for node, one in job.slow.items()
+            }
+            changed |= self._replace(name, slow)
+        return changed
+
+    def _replace(self, job: str, slow: dict[str, SlowNode]) -> set[str]:
+        before = self._slow.pop(job, {})
+        if slow:
+            self._slow[job] = slow
+        self.news.extend((node, one.message) for node, one in slow.items() if node not in before)
+        self.news.extend((node, "") for node in before if node not in slow)
+        return before.keys() | slow.keys()
+
+    def forget_old(self) -> set[str]:
+        """Drop jobs that are over. Returns as `judge`."""
+        now, changed = self._clock(), set[str]()
+        for job in [job for job, heard in self._heard.items() if now - heard > FORGET_SECONDS]:
+            changed |= self._replace(job, {})
+            del self._jobs[job], self._heard[job]
+            self._due.pop(job, None)
+        return changed
+
+    def findings(self, node: str, devices: Callable[[], Sequence[str]]) -> Mapping[str, tuple[Finding, ...]]:
+        """What is to be said of a node, by check; `devices` gives what its ranks run on."""
+        slow = [some[node] for some in self._slow.values() if node in some]
+        return {CHECK: tuple(one.finding(devices()) for one in slow)} if slow else {}

@@ -1,0 +1,98 @@
+"""
+What nodes show of each other, put onto their records: as findings of the checks whose results were compared.
+
+On the event loop alone. A node that has just spoken is dealt with before it is answered, so that no gate sees its
+evidence without what its peers say of it; of others, where many change at once, most come a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from healthd.aggregator.inventory.digest_comparison import DigestComparison
+from healthd.aggregator.inventory.job_comparison import JobComparison
+from healthd.aggregator.inventory.node_record import NodeRecord
+from healthd.core.model import NodeState, StepBlock
+
+AT_ONCE = 200
+"""Records that are changed before the node is answered; each takes some tens of microseconds."""
+TURN_SECONDS = 0.1
+SWEEP_SECONDS = 60.0
+SILENT_SECONDS = 86400.0
+"""A node that was silent for so long, such as a terminated machine, has no vote. It has one again when it speaks."""
+
+
+class PeerFindings:
+    """See the module. `records` are those of the roster, `notify` says that a node's evidence is another."""
+
+    def __init__(
+        self, records: Mapping[str, NodeRecord], notify: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self.digests = DigestComparison()
+        self.jobs = JobComparison(clock)
+        self._records = records
+        self._notify = notify
+        self._clock = clock
+        self._pending: dict[str, None] = {}
+
+    def take(self, node: str, state: NodeState) -> None:
+        """Take in a node's new state, which is on its record already."""
+        changed = self.digests.put(node, state)
+        if node in changed or node in self.digests.differing:
+            self._apply(node)
+        self._apply_soon(changed - {node})
+
+    def take_steps(self, node: str, blocks: tuple[StepBlock, ...]) -> None:
+        """Take in the steps of running jobs that a node tells; they are judged a moment later."""
+        self.jobs.put(node, blocks)
+
+    def forget(self, node: str) -> None:
+        """The node is gone."""
+        changed = self.digests.forget(node)
+        self.digests.judge(node)
+        self._apply_soon(changed)
+
+    def _apply_soon(self, nodes: set[str]) -> None:
+        self._pending.update(dict.fromkeys(sorted(nodes)))
+        self._work()
+
+    def _work(self) -> None:
+        for _ in range(min(AT_ONCE, len(self._pending))):
+            node = next(iter(self._pending))
+            del self._pending[node]
+            if self._apply(node):
+                self._notify(node)
+
+    def _apply(self, node: str) -> bool:
+        record = self._records.get(node)
+        findings = {**self.digests.judge(node), **self.jobs.findings(node, lambda: _devices(record))}
+        lines = () if record is None else (record, record.executor)
+        return max((line.amend(findings) for line in lines if line is not None), default=False)  # all of them
+
+    async def run(self) -> None:
+        """Deal with what was put off, and drop the votes of nodes that are gone; for ever. Ends by cancellation."""
+        swept_at = self._clock()
+        while True:
+            await asyncio.sleep(TURN_SECONDS)
+            self._apply_soon(await self.jobs.judge())
+            if self._clock() - swept_at >= SWEEP_SECONDS:
+                swept_at = self._clock()
+                self.sweep()
+                self._apply_soon(self.jobs.forget_old())
+
+    def sweep(self) -> None:
+        """Drop the votes of nodes that have been silent for a day."""
+        now = self._clock()
+        for node in self.digests.nodes:
+            record = self._records.get(node)
+            lines = () if record is None else (record, record.executor)
+            heard = max((one.heard_at for one in lines if one is not None and one.heard_at is not None), default=None)
+            if heard is None or now - heard > SILENT_SECONDS:
+                self._apply_soon(self.digests.forget(node) | {node})
+
+
+def _devices(record: NodeRecord | None) -> tuple[str, ...]:
+    """What the ranks of a node run on; empty where that is not known."""
+    inventory = None if record is None or record.state is None else record.state.open().inventory
+    return () if inventory is None else inventory.rank_targets

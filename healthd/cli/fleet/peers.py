@@ -1,0 +1,57 @@
+"""`healthd fleet digests` and `steps`: what the comparison of nodes with each other has found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from checks.limits import quantity
+from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
+from healthd.cli.settings.options import load_settings
+
+
+@click.command(short_help="Nodes whose training step gives other bits than their peers'.")
+@fleet_options
+def digests(as_json: bool, **options: Any) -> int:
+    """
+    Nodes whose training step gives other bits than that of nodes like them, and the first operation that differs.
+
+    Exit code: 0 none differs, 1 some do, 2 it cannot be told.
+    """
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        found = aggregator.get("/v1/fleet/digests")
+    if as_json:
+        print_json(found)
+    else:
+        for what in ("accused", "suspects"):
+            for one in found[what]:
+                click.echo(f"{one['node']} {one['message']}" + ("" if what == "accused" else " (nobody is accused)"))
+        if not found["accused"] and not found["suspects"]:
+            click.echo(f"no node differs from its peers ({found['nodes']} have given digests)")
+    return 1 if found["accused"] or found["suspects"] else 0
+
+
+@click.command(short_help="Running jobs by their steps, and nodes that are slow in them.")
+@fleet_options
+def steps(as_json: bool, **options: Any) -> int:
+    """
+    Running jobs that report their steps, and the nodes that are slow in them by their own time.
+
+    Exit code: 0 none is slow, 1 some are, 2 it cannot be told.
+    """
+    settings = load_settings(options, section="gate")
+    with aggregator_of(settings) as aggregator:
+        found = aggregator.get("/v1/fleet/steps")
+    if as_json:
+        print_json(found)
+    else:
+        for job in found["jobs"]:
+            took = "not compared yet" if job["step_seconds"] is None else quantity("x_seconds", job["step_seconds"])
+            click.echo(f"{job['job']}: {job['ranks']} ranks, {job['nodes']} nodes compared, own time of a step {took}")
+        for one in found["slow"]:
+            click.echo(f"{one['node']} {one['message']}")
+        if not found["jobs"]:
+            click.echo("no job tells its steps from more than one node")
+    return 1 if found["slow"] else 0

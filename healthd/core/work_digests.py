@@ -1,0 +1,95 @@
+"""
+Digests of fixed work as a node sends them: one digest of all places, and a short one of each that says where to look.
+
+Pure. The runner makes them of the evidence of devices; the aggregator compares them (`inventory.digest_votes`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from checks.contract import Evidence
+from healthd.core.model.results import WorkDigest
+
+MOST_DIGESTS = 16
+"""Of one result: three dtypes, and devices that differ."""
+MOST_PLACES_CHARACTERS = 16_384
+"""Of `WorkDigest.places`: 400 places of a user's model; the built-in step has 91 and takes 1.5 KB."""
+MOST_KEY_CHARACTERS = 1024
+MOST_TARGETS = 256
+_SHORT = 4
+"""
+Hexadecimal digits of a place. That nodes differ is decided by the root; that the first place is named and not a later
+one fails once in 65,536 times.
+"""
+_NOT_IN_NAMES = re.compile(r"[\s=:]")
+
+
+def digests_of(evidence: Sequence[Evidence]) -> tuple[WorkDigest, ...]:
+    """
+    What devices gave evidence of that repeated their own digests; those that agree are one record.
+
+    The names of the places are a part of the key: steps that were digested at other places are not compared.
+    """
+    found: dict[tuple[str, str], WorkDigest] = {}
+    for item in sorted(evidence, key=lambda item: item.target):
+        digests = item.data.get("digests")
+        if not isinstance(digests, Mapping) or not digests or item.data.get("stable") is not True:
+            continue
+        places = {str(name): str(value) for name, value in digests.items()}
+        root = _hash(f"{name}={value}" for name, value in places.items())
+        known = found.get((item.key, root))
+        found[(item.key, root)] = WorkDigest(
+            key=f"{item.key} | places {_hash(places)[:8]}",
+            label=str(item.data.get("dtype", "")),
+            root=root,
+            places=pack(places),
+            targets=(*(known.targets if known is not None else ()), item.target),
+        )
+    return tuple(found.values())[:MOST_DIGESTS]
+
+
+def pack(places: Mapping[str, str]) -> str:
+    """Names and short digests in order, the name of a layer before its first place; empty where it gets too long."""
+    words: list[str] = []
+    before = ""
+    for name, value in places.items():
+        layer, _, operation = _NOT_IN_NAMES.sub("_", name).rpartition(".")
+        if layer != before:
+            words.append(f"{layer}:")
+            before = layer
+        words.append(f"{operation}={value[:_SHORT]}")
+    text = " ".join(words)
+    return text if len(text) <= MOST_PLACES_CHARACTERS else ""
+
+
+def unpack(text: str) -> dict[str, str]:
+    """What `pack` was given, with short digests; words that it would not write are left out."""
+    found: dict[str, str] = {}
+    layer = ""
+    for word in text.split(" "):
+        if word.endswith(":"):
+            layer = word[:-1]
+        elif "=" in word:
+            operation, _, value = word.rpartition("=")
+            found[f"{layer}.{operation}" if layer else operation] = value
+    return found
+
+
+def is_bounded(digest: WorkDigest) -> bool:
+    """Whether a digest that came from elsewhere keeps the bounds of those that are made here."""
+    return (
+        0 < len(digest.key) <= MOST_KEY_CHARACTERS
+        and len(digest.label) <= 64
+        and 0 < len(digest.root) <= 64
+        and len(digest.places) <= MOST_PLACES_CHARACTERS
+        and 0 < len(digest.targets) <= MOST_TARGETS
+        and all(len(target) <= 128 for target in digest.targets)
+    )
+
+
+def _hash(words: Iterable[str]) -> str:
+    import hashlib  # a passive round of `healthd check` has no digests
+
+    return hashlib.sha256("\n".join(words).encode(errors="replace")).hexdigest()[:16]

@@ -1,0 +1,180 @@
+"""A running job with a rank on each node: the slow one is named by comparison over nodes, and only warned of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checks.contract import Status, Tier
+from healthd.aggregator.api.auth import key_hash
+from healthd.aggregator.inventory.job_comparison import FORGET_SECONDS, MOST_BLOCKS, MOST_JOBS
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.core.model import Health, NodeState, StepBlock, SyncRequest
+from tests.aggregator.cluster import Cluster, ask
+from tests.aggregator.parts import KEY, Clock, fleet, result, spec, state
+from tests.aggregator.service import ROOT, Service, until
+
+# Says to each daemon what a rank on its node would: its own time, and that it waits for the slowest.
+RANKS = """
+import sys, time
+from healthd.training import StepReporter
+run_dirs, slow = sys.argv[2:], int(sys.argv[1])
+ranks = [
+    StepReporter(job="train-9", rank=rank, size=len(run_dirs), path=path + "/steps.sock")
+    for rank, path in enumerate(run_dirs)
+]
+step = 0
+while True:
+    for rank, reporter in enumerate(ranks):
+        own = 0.05 * (1.1 if rank == slow else 1) * (1 + (step * 7 + rank * 3) % 5 / 500)
+        reporter.report(step, own, 0.06 - own)
+    step += 1
+    time.sleep(0.02)
+"""
+
+
+class Nodes:
+    """Nodes of a real registry that tell steps."""
+
+    def __init__(self, names: int) -> None:
+        self.clock = Clock()
+        self.fleet: Fleet = fleet(self.clock)
+        self.names = [f"n{i}" for i in range(names)]
+        self._seq = 0
+
+    def say(self, node: str, *blocks: StepBlock) -> None:
+        self._seq += 1
+        request = SyncRequest(
+            protocol=1,
+            incarnation="i",
+            seq=self._seq,
+            last_answer=None,
+            since_answer_seconds=None,
+            state=self._state(node),
+            digest="d",
+            ages={},
+            orders={},
+            issuer=None,
+            steps=blocks,
+        )
+        asyncio.run(self.fleet.sync(node, key_hash(KEY), request, 0.0))
+
+    def _state(self, node: str) -> NodeState:
+        steps = result("job_steps", tier=Tier.PASSIVE)
+        return state(node, checks=(spec("job_steps", tier=Tier.PASSIVE),), results=(steps,))
+
+    def run(self, blocks: int, *, slow: str = "", job: str = "train", first: int = 0) -> None:
+        for number in range(first, first + blocks):
+            for rank, node in enumerate(self.names):
+                own = 0.1 * (1.1 if node == slow else 1)
+                values = tuple(own * (1 + (step * 7 + rank * 3) % 5 / 500) for step in range(50))
+                self.say(node, block(job, rank, len(self.names), 50 * number, values))
+            self.judge()
+
+    def judge(self) -> None:
+        self.fleet.peers._apply_soon(asyncio.run(self.fleet.peers.jobs.judge()))
+
+    def health(self, node: str) -> tuple[Health | None, list[str]]:
+        view = self.fleet.view(node)
+        assert view is not None
+        state = view.node.state
+        return (state.health if state is not None else None), [one.message for one in view.reasons if one.target]
+
+
+def block(job: str, rank: int, size: int, first: int, own: tuple[float | None, ...]) -> StepBlock:
+    return StepBlock(job=job, size=size, ranks=(rank,), first_step=first, own_seconds=own)
+
+
+def test_the_slow_node_of_a_job_is_warned_of_with_rank_and_numbers_and_others_are_not() -> None:
+    nodes = Nodes(4)
+    nodes.run(5, slow="n2")
+    health, reasons = nodes.health("n2")
+    assert health is Health.DEGRADED
+    (message,) = reasons
+    assert message.startswith("job_steps rank:2: job train: its rank 2 works 110")
+    assert "the other nodes 100" in message
+    assert "10.2 % longer in 5 of the last 5 windows over 4 nodes" in message
+    for other in ("n0", "n1", "n3"):
+        assert nodes.health(other) == (Health.HEALTHY, [])
+    view = nodes.fleet.view("n2")
+    assert view is not None
+    assert view.node.state is not None
+    assert view.node.state.results[0].status is Status.WARN
+    assert view.node.failing is False  # nothing for a rule to begin with
+    assert [(node, bool(text)) for node, text in nodes.fleet.peers.jobs.news] == [("n2", True)]
+
+
+def test_the_warning_goes_when_the_node_is_slow_no_more_and_when_the_job_is_over() -> None:
+    nodes = Nodes(4)
+    nodes.run(5, slow="n2")
+    nodes.run(5, first=5)
+    assert nodes.health("n2") == (Health.HEALTHY, [])
+    nodes.run(5, slow="n1", first=10)
+    assert nodes.health("n1")[0] is Health.DEGRADED
+    nodes.clock.now += FORGET_SECONDS + 1
+    nodes.fleet.peers._apply_soon(nodes.fleet.peers.jobs.forget_old())
+    assert not nodes.fleet.peers.jobs.jobs
+    nodes.say("n1")
+    assert nodes.health("n1")[1] == []
+
+
+def test_what_strangers_tell_is_bounded() -> None:
+    nodes = Nodes(2)
+    bad = (
+        block("", 0, 2, 0, (0.1,) * 50),
+        block("a b", 0, 2, 0, (0.1,) * 49),
+        block("j" * 500, 0, 2, 0, (0.1,) * 50),
+        block("x", 0, 2, -1, (0.1,) * 50),
+    )
+    nodes.say("n0", *bad)
+    assert not nodes.fleet.peers.jobs.jobs
+    nodes.say("n0", *(block(f"j{i}", 0, 2, 0, (0.1,) * 50) for i in range(2 * MOST_BLOCKS)))
+    assert len(nodes.fleet.peers.jobs.jobs) == MOST_BLOCKS
+    for i in range(MOST_JOBS + 10):
+        nodes.fleet.peers.take_steps("n0", (block(f"k{i}", 0, 2, 0, (0.1,) * 50),))
+    assert len(nodes.fleet.peers.jobs.jobs) == MOST_JOBS
+
+
+def shown(aggregator: Service, node: str) -> dict[str, Any]:
+    record: dict[str, Any] = aggregator.get(f"/v1/nodes/{node}").json()
+    return record
+
+
+@pytest.mark.timeout(600)
+def test_real_daemons_tell_the_steps_of_a_job_and_its_slow_rank_is_shown(tmp_path: Path) -> None:
+    names = ("n1", "n2", "n3")
+    with Cluster(tmp_path, checks=("memory_free", "proof", "job_steps")) as cluster:
+        aggregator = cluster.fleet(*names)
+        ranks = subprocess.Popen(
+            [sys.executable, "-c", RANKS, "1", *(str(cluster.run_dir(name)) for name in names)],
+            env={**os.environ, **cluster.env, "PYTHONPATH": str(ROOT)},
+        )
+        cluster.others.append(ranks)
+
+        def found() -> list[str]:
+            return [one["code"] for one in shown(aggregator, "n2")["reasons"]]
+
+        until(lambda: found() == ["SlowRank"], 60, lambda: str(aggregator.get("/v1/fleet/steps").text))
+        assert shown(aggregator, "n2")["health"] == "degraded"
+        message = shown(aggregator, "n2")["reasons"][0]["message"]
+        assert "job train-9: its rank 1 works 55" in message
+        assert message.endswith(", on cpu:0")
+        assert "over 3 nodes" in message
+        for other in ("n1", "n3"):
+            assert shown(aggregator, other)["reasons"] == []
+        said = cluster.healthd("fleet", "steps", "--aggregator", aggregator.url)
+        assert said.code == 1
+        assert "train-9: 3 ranks, 3 nodes compared" in said.out
+        assert "n2 job train-9: its rank 1 works" in said.out
+        assert "SlowRank" in aggregator.get("/nodes/n2").text
+        assert "healthd_fleet_slow_ranks_nodes 1.0" in aggregator.get("/metrics").text
+        # A warning keeps no job from its nodes.
+        assert ask(aggregator.url, "next", list(names), wait=30)["decision"] == "admit"
+        history = aggregator.get("/v1/nodes/n2/history")
+        until(lambda: "slow rank" in aggregator.get("/v1/nodes/n2/history").text, 10, lambda: history.text)
