@@ -88,8 +88,8 @@ def train_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Profile]:
              one repeat; without a magnitude a bit of its exponent is flipped. Layers are embed, block0, block1 and
              head, operations as in `block1.gelu` (forward), `block1.gelu_grad` (its gradient), `block1.up_weight_grad`
              and `block1.up_weight_update` (the parameter after the optimizer). A wrong one is refused with the nearest.
-             `corrupt:MAGNITUDE/10000`, or `corrupt/10000`, strikes one step in 10,000, by chance; `/1` every step: a small
-             one passes here, and other nodes tell.
+             `corrupt:MAGNITUDE/10000`, or `corrupt/10000`, strikes one step in 10,000, by chance; `/1` every step:
+             a small one passes here, and other nodes tell.
     Odds:    n repeats miss a fault that strikes one step in m with probability (1 - 1/m)^n, and 3 m repeats miss it
              with 5 %. Of one in 10,000, 3 repeats miss 99.97 %, 20 miss 99.8 %, 30,000 miss 5 %. `seconds`, and the
              time limit of the check, make a soak that long; a pass says its own odds.

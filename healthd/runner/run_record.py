@@ -14,7 +14,7 @@ from checks.contract import SEVERITY, Evidence, Finding, Missing, Previous, Prof
 from checks.worker.faults import Fault
 from checks.worker.protocol import from_previous, shorten
 from healthd.core.model import CheckResult
-from healthd.core.work_digests import digests_of
+from healthd.core.model.work_digests import digests_of
 from healthd.runner.settings import CheckInfo, OnProfile, OnResult, Plan, RunnerSettings
 from healthd.runner.workers.outcome import MAX_ERROR_CHARACTERS, Outcome
 from healthd.runner.workers.worker_lane import Job

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.contract import Evidence, Status, Tier
-from healthd.aggregator.api.auth import key_hash
+from healthd.aggregator.auth import key_hash
 from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.inventory.digest_comparison import DigestComparison
 from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
 from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
 from healthd.core import wire
 from healthd.core.model import CheckResult, DeviceRecord, Health, Inventory, NodeState, SyncRequest
-from healthd.core.work_digests import MOST_PLACES_CHARACTERS, digests_of, pack, unpack
+from healthd.core.model.work_digests import MOST_PLACES_CHARACTERS, digests_of, pack, unpack
 from tests.aggregator.parts import KEY as NODE_KEY
 from tests.aggregator.parts import Clock, fleet, result, spec, state
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Status, Tier
-from healthd.aggregator.api.auth import key_hash
+from healthd.aggregator.auth import key_hash
 from healthd.aggregator.inventory.job_comparison import FORGET_SECONDS, MOST_BLOCKS, MOST_JOBS
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.core.model import Health, NodeState, StepBlock, SyncRequest

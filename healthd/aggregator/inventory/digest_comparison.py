@@ -15,7 +15,7 @@ from checks.contract import Finding
 from healthd.aggregator.inventory.digest_votes import Group, Standing, Vote, findings_of
 from healthd.baselines.sampling import kind_of
 from healthd.core.model import NodeState
-from healthd.core.work_digests import MOST_DIGESTS, is_bounded
+from healthd.core.model.work_digests import MOST_DIGESTS, is_bounded
 
 MOST_GROUPS = 10_000
 """Kinds of devices and of work; what is beyond is not compared."""

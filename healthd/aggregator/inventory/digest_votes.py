@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from checks.contract import Action, Finding, Status
 from checks.training.judge import first_difference
-from healthd.core.work_digests import unpack
+from healthd.core.model.work_digests import unpack
 
 MOST_ROOTS = 64
 """Different digests of one group that are told apart; the rest vote as one, since so many say that nothing compares."""

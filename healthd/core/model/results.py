@@ -42,7 +42,7 @@ class WorkDigest:
     What fixed work came to, to the bit, on devices of a node that agree: for the comparison with other nodes.
 
     Only digests of one `key` may be compared. `label` says which work it was. `root` is the digest of all places,
-    `places` a short one of each (see `healthd.core.work_digests`).
+    `places` a short one of each (see `healthd.core.model.work_digests`).
     """
 
     key: str
