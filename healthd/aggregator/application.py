@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
-from healthd.aggregator.api import baselines, overrides, report, validations
+from healthd.aggregator.api import baselines, overrides, peers, report, validations
 from healthd.aggregator.api import gates as api_gates
 from healthd.aggregator.api import nodes as api_nodes
 from healthd.aggregator.api import preflight as api_preflight
@@ -244,5 +244,6 @@ ROUTERS = [
     api_rules.router,
     overrides.router,
     baselines.router,
+    peers.router,
     report.router,
 ]

@@ -1,4 +1,4 @@
-"""The paths of baselines and stragglers: what was learned, what people decide about it, who is slow among its peers."""
+"""The paths of baselines: what was learned, and what people decide about it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from msgspec import Meta
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, parts_of, problems
 from healthd.aggregator.auth import Caller
 from healthd.aggregator.baselines.service import Learner
-from healthd.aggregator.baselines.stragglers import Suspect
-from healthd.aggregator.inventory.digest_comparison import DigestComparison
-from healthd.aggregator.inventory.digest_votes import Standing
 from healthd.baselines import files
 from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Series, State
 from healthd.core.errors import BadInputError
 from healthd.core.model import Reason
 
 MOST_NAMES = 1000
-MOST_DIFFERING = 1000
 
 router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["baselines"])
 
@@ -86,84 +82,6 @@ class BaselinesTaken:
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Straggler:
-    """
-    A value out of line with `count` others of `median`; `limit` is where the line is, `message` the sentence.
-
-    `peers` are the machines of this kind. `runs` are the measurements that said so.
-    """
-
-    peers: str
-    name: str
-    node: str
-    target: str
-    value: float
-    median: float
-    limit: float
-    count: int
-    runs: tuple[str, ...]
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StragglerList:
-    """Who is slow among its peers: `confirmed` by two runs; `suspects` of one, which accuse nobody yet."""
-
-    confirmed: tuple[Straggler, ...]
-    suspects: tuple[Straggler, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DifferingNode:
-    """A node whose digests differ from those of its peers; `message` is the first sentence about it."""
-
-    node: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DigestList:
-    """
-    Whose digests of fixed work differ: `accused` from those of most nodes like them; `suspects` from others, and no
-    majority says which are wrong. `nodes` have given digests. Of each list the first thousand.
-    """
-
-    nodes: int
-    accused: tuple[DifferingNode, ...]
-    suspects: tuple[DifferingNode, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SteppingJob:
-    """A running job whose nodes tell the times of its steps; `step_seconds` null: nothing was compared yet."""
-
-    job: str
-    nodes: int
-    ranks: int
-    step_seconds: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowNodeRow:
-    """A node that is slow in a job by its own time. `ranks` are those it has."""
-
-    job: str
-    node: str
-    ranks: tuple[int, ...]
-    own_seconds: float
-    peers_seconds: float
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepList:
-    """The jobs that tell their steps, and who is slow in them; of each list the first thousand."""
-
-    jobs: tuple[SteppingJob, ...]
-    slow: tuple[SlowNodeRow, ...]
-
-
 @router.get("/baselines", dependencies=[READ])
 async def baselines(request: Request) -> Answer[BaselineList]:
     """
@@ -171,7 +89,7 @@ async def baselines(request: Request) -> Answer[BaselineList]:
 
     `revoked` were in force and judge no more, `drifts` are warnings about the fleet as a whole.
     """
-    learner = await _learner(request)
+    learner = await learner_of(request)
     series = learner.book.all()
     nothing_yet = (one for one in series if one.in_force is None and one.candidate is None)
     return Answer(
@@ -190,7 +108,7 @@ async def baselines(request: Request) -> Answer[BaselineList]:
 @router.post("/baselines/learn")
 async def learn(request: Request, _caller: Admin) -> Answer[BaselinesChanged]:
     """Look at all nodes and learn now; which changed."""
-    learner = await _learner(request)
+    learner = await learner_of(request)
     changed = files.entries_of(await learner.learn(), candidates=True)
     return Answer(BaselinesChanged(changed=changed, count=len(changed)))
 
@@ -202,7 +120,7 @@ async def decide(request: Request, caller: Admin, body: Body[Decide]) -> Answer[
         raise BadInputError("'state' is approved, frozen or revoked")
     if body.state is State.REVOKED and not body.names:
         raise BadInputError("name what is to be revoked")
-    learner = await _learner(request)
+    learner = await learner_of(request)
     changed = await learner.decide(body.names, body.state, by=_owner(body.owner, caller))
     return Answer(BaselinesChanged(changed=files.entries_of(changed), count=len(changed)))
 
@@ -210,87 +128,16 @@ async def decide(request: Request, caller: Admin, body: Body[Decide]) -> Answer[
 @router.post("/baselines/import", responses=problems(409))
 async def take(request: Request, caller: Admin, body: Body[files.File]) -> Answer[BaselinesTaken]:
     """Baselines of a file: what is approved in it judges from now on."""
-    learner = await _learner(request)
+    learner = await learner_of(request)
     changed = await learner.take(files.checked(body, what="body"), by=_owner(None, caller))
     return Answer(BaselinesTaken(count=len(changed)))
 
 
-@router.get("/fleet/stragglers", dependencies=[READ])
-async def stragglers(request: Request) -> Answer[StragglerList]:
-    """Who is slow among its peers: `confirmed` by two runs, or `suspects` of one, which accuse nobody yet."""
-    learner = await _learner(request)
-    await learner.peers.search()
-    found = learner.peers.suspects
-    return Answer(
-        StragglerList(
-            confirmed=tuple(_straggler(one) for one in found if one.confirmed),
-            suspects=tuple(_straggler(one) for one in found if not one.confirmed),
-        )
-    )
-
-
-@router.get("/fleet/digests", dependencies=[READ])
-async def digests(request: Request) -> Answer[DigestList]:
-    """Nodes whose training step gives other bits than that of nodes like them: `accused` ones, and `suspects`."""
-    found = parts_of(request).fleet.peers.digests
-    return Answer(
-        DigestList(
-            nodes=len(found),
-            accused=_differing(found, Standing.MINORITY),
-            suspects=_differing(found, Standing.UNDECIDED),
-        )
-    )
-
-
-@router.get("/fleet/steps", dependencies=[READ])
-async def steps(request: Request) -> Answer[StepList]:
-    """Running jobs by the times of their steps, and the nodes that are slow in them by their own time."""
-    found = parts_of(request).fleet.peers.jobs
-    return Answer(
-        StepList(
-            jobs=tuple(
-                SteppingJob(job=name, nodes=len(job.ranks), ranks=job.size, step_seconds=job.step_seconds)
-                for name, job in sorted(found.jobs.items())[:MOST_DIFFERING]
-            ),
-            slow=tuple(
-                SlowNodeRow(
-                    job=one.job,
-                    node=one.node,
-                    ranks=one.ranks,
-                    own_seconds=one.slow.own_seconds,
-                    peers_seconds=one.slow.peers_seconds,
-                    message=one.message,
-                )
-                for one in found.slow[:MOST_DIFFERING]
-            ),
-        )
-    )
-
-
-def _differing(found: DigestComparison, standing: Standing) -> tuple[DifferingNode, ...]:
-    some = sorted((one for one in found.differing.values() if one.standing is standing), key=lambda one: one.node)
-    return tuple(DifferingNode(node=one.node, message=one.message) for one in some[:MOST_DIFFERING])
-
-
-async def _learner(request: Request) -> Learner:
+async def learner_of(request: Request) -> Learner:
+    """What learns baselines, once it has read what it knows."""
     learner = parts_of(request).learner
     await learner.ready()
     return learner
-
-
-def _straggler(one: Suspect) -> Straggler:
-    return Straggler(
-        peers=one.peers,
-        name=one.name,
-        node=one.node,
-        target=one.target,
-        value=one.value,
-        median=one.median,
-        limit=one.limit,
-        count=one.count,
-        runs=one.runs,
-        message=one.sentence,
-    )
 
 
 def _learning(learner: Learner, series: Series) -> Learning:

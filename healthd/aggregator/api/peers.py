@@ -1,0 +1,167 @@
+"""The paths of nodes compared with their peers: who is slow, who computes other bits, who is slow in a running job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+
+from healthd.aggregator.api.baselines import learner_of
+from healthd.aggregator.api.handling import READ, Answer, ApiRoute, parts_of
+from healthd.aggregator.baselines.stragglers import Suspect
+from healthd.aggregator.inventory.digest_comparison import DigestComparison
+from healthd.aggregator.inventory.digest_votes import Standing
+
+MOST_LISTED = 1000
+
+router = APIRouter(prefix="/v1/fleet", route_class=ApiRoute, tags=["baselines"], dependencies=[READ])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """
+    A value out of line with `count` others of `median`; `limit` is where the line is, `message` the sentence.
+
+    `peers` are the machines of this kind. `runs` are the measurements that said so.
+    """
+
+    peers: str
+    name: str
+    node: str
+    target: str
+    value: float
+    median: float
+    limit: float
+    count: int
+    runs: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerList:
+    """Who is slow among its peers: `confirmed` by two runs; `suspects` of one, which accuse nobody yet."""
+
+    confirmed: tuple[Straggler, ...]
+    suspects: tuple[Straggler, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferingNode:
+    """A node whose digests differ from those of its peers; `message` is the first sentence about it."""
+
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestList:
+    """
+    Whose digests of fixed work differ: `accused` from those of most nodes like them; `suspects` from others, and no
+    majority says which are wrong. `nodes` have given digests. Of each list the first thousand.
+    """
+
+    nodes: int
+    accused: tuple[DifferingNode, ...]
+    suspects: tuple[DifferingNode, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppingJob:
+    """A running job whose nodes tell the times of its steps; `step_seconds` null: nothing was compared yet."""
+
+    job: str
+    nodes: int
+    ranks: int
+    step_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowNodeRow:
+    """A node that is slow in a job by its own time. `ranks` are those it has."""
+
+    job: str
+    node: str
+    ranks: tuple[int, ...]
+    own_seconds: float
+    peers_seconds: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepList:
+    """The jobs that tell their steps, and who is slow in them; of each list the first thousand."""
+
+    jobs: tuple[SteppingJob, ...]
+    slow: tuple[SlowNodeRow, ...]
+
+
+@router.get("/stragglers")
+async def stragglers(request: Request) -> Answer[StragglerList]:
+    """Who is slow among its peers: `confirmed` by two runs, or `suspects` of one, which accuse nobody yet."""
+    learner = await learner_of(request)
+    await learner.peers.search()
+    found = learner.peers.suspects
+    return Answer(
+        StragglerList(
+            confirmed=tuple(_straggler(one) for one in found if one.confirmed),
+            suspects=tuple(_straggler(one) for one in found if not one.confirmed),
+        )
+    )
+
+
+@router.get("/digests")
+async def digests(request: Request) -> Answer[DigestList]:
+    """Nodes whose training step gives other bits than that of nodes like them: `accused` ones, and `suspects`."""
+    found = parts_of(request).fleet.peers.digests
+    return Answer(
+        DigestList(
+            nodes=len(found),
+            accused=_differing(found, Standing.MINORITY),
+            suspects=_differing(found, Standing.UNDECIDED),
+        )
+    )
+
+
+@router.get("/steps")
+async def steps(request: Request) -> Answer[StepList]:
+    """Running jobs by the times of their steps, and the nodes that are slow in them by their own time."""
+    found = parts_of(request).fleet.peers.jobs
+    return Answer(
+        StepList(
+            jobs=tuple(
+                SteppingJob(job=name, nodes=len(job.ranks), ranks=job.size, step_seconds=job.step_seconds)
+                for name, job in sorted(found.jobs.items())[:MOST_LISTED]
+            ),
+            slow=tuple(
+                SlowNodeRow(
+                    job=one.job,
+                    node=one.node,
+                    ranks=one.ranks,
+                    own_seconds=one.slow.own_seconds,
+                    peers_seconds=one.slow.peers_seconds,
+                    message=one.message,
+                )
+                for one in found.slow[:MOST_LISTED]
+            ),
+        )
+    )
+
+
+def _differing(found: DigestComparison, standing: Standing) -> tuple[DifferingNode, ...]:
+    some = sorted((one for one in found.differing.values() if one.standing is standing), key=lambda one: one.node)
+    return tuple(DifferingNode(node=one.node, message=one.message) for one in some[:MOST_LISTED])
+
+
+def _straggler(one: Suspect) -> Straggler:
+    return Straggler(
+        peers=one.peers,
+        name=one.name,
+        node=one.node,
+        target=one.target,
+        value=one.value,
+        median=one.median,
+        limit=one.limit,
+        count=one.count,
+        runs=one.runs,
+        message=one.sentence,
+    )
