@@ -123,7 +123,7 @@ dashboards: $(STAMP) ## write the Grafana dashboards of deploy/grafana from thei
 	@$(BIN)/python -m deploy.grafana.build
 
 .PHONY: first-hour
-first-hour: $(STAMP) ## walk the documented ways from nothing to a gated job, with a stop-watch (about five minutes)
+first-hour: $(STAMP) ## walk the documented ways from nothing to a gated job, with a stop-watch (about ten minutes; the Slurm guide as root)
 	@$(BIN)/python -m tests.first_hour
 
 .PHONY: screenshots
