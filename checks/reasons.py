@@ -33,7 +33,7 @@ _ALL = (
     ),
     Reason(
         "DigestMismatch",
-        "Two devices disagree and no third can say which is wrong: one of them.",
+        "Devices, or nodes, disagree and no majority can say which is wrong: one of them.",
         Blame.NODE,
         Action.INSPECT,
     ),

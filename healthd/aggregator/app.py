@@ -138,7 +138,8 @@ async def aggregator(
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
             tasks.supervise("baselines", parts.learner.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
-            tasks.supervise("history of the comparison", PeerEvents(parts.fleet, store, clock=time.time).run)
+            events = PeerEvents(parts.fleet, store, settle_seconds=policy.settle_seconds, clock=time.time)
+            tasks.supervise("history of the comparison", events.run)
             tasks.supervise("count of jobs without a gate", parts.ungated.run)
             tasks.supervise("garbage collection", _collect_now_and_then)
             if parts.hand is not None:

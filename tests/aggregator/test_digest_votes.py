@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from checks.contract import Evidence, Status, Tier
 from healthd.aggregator.auth import key_hash
+from healthd.aggregator.baselines.peer_events import PeerEvents
 from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.inventory.digest_comparison import DigestComparison
 from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
 from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
+from healthd.aggregator.store import changes
+from healthd.aggregator.store.store import Store
 from healthd.core import wire
 from healthd.core.model import CheckResult, DeviceRecord, Health, Inventory, NodeState, SyncRequest
 from healthd.core.model.work_digests import MOST_PLACES_CHARACTERS, digests_of, pack, unpack
@@ -369,3 +372,28 @@ def test_a_node_silent_for_a_day_has_no_vote() -> None:
 def test_digests_cross_the_wire_as_they_are() -> None:
     sent = reported("n0", "ab")
     assert wire.decode(wire.encode(sent), NodeState, what="state") == sent
+
+
+def test_history_is_written_once_and_not_of_what_came_and_went() -> None:
+    nodes = Nodes()
+
+    async def main() -> list[tuple[str, str]]:
+        store = Store.open("sqlite://")
+        events = PeerEvents(nodes.fleet, store, settle_seconds=0.0, clock=lambda: 1000.0)
+        found = nodes.fleet.peers.digests
+        for name, bits in (("n0", "a"), ("n1", "b"), ("n2", "a")):  # at first n0 and n1 are one of two
+            for changed in found.put(name, reported(name, bits)):
+                found.judge(changed)
+        await events.write()
+        await events.write()
+        found.put("n1", reported("n1", "a"))
+        found.judge("n1")
+        await events.write()
+        rows = await store.read(lambda connection: changes.read_events(connection, "n1", limit=10))
+        others = await store.read(lambda connection: changes.read_events(connection, "n0", limit=10))
+        store.close()
+        assert others == ()
+        return [(one.kind, one.message[:16]) for one in rows]
+
+    kinds = asyncio.run(main())
+    assert sorted(kind for kind, _ in kinds) == ["digest agrees", "digest differs"]

@@ -21,13 +21,19 @@ MOST_EACH_TURN = 100
 class PeerEvents:
     """On the event loop alone; run `run()` as a task. `clock` gives seconds since the epoch."""
 
-    def __init__(self, fleet: Fleet, store: Store, *, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, store: Store, *, settle_seconds: float, clock: Callable[[], float]) -> None:
+        """
+        Nothing is written in the first `settle_seconds`: until all nodes have reported, the first few are no majority.
+        """
+        self._settle_seconds = settle_seconds
+        self._begun: set[tuple[str, str]] = set()
         self._fleet = fleet
         self._store = store
         self._clock = clock
 
     async def run(self) -> None:
         """Write what is new, for ever. Ends by cancellation."""
+        await asyncio.sleep(self._settle_seconds)
         while True:
             await asyncio.sleep(TURN_SECONDS)
             try:
@@ -46,12 +52,17 @@ class PeerEvents:
         if not told:
             return
         now = self._clock()
+        last = dict(told)  # of what came and went meanwhile there is nothing to be told
         events = [
             PutEvent(at=now, subject=node, kind=begins if message else ends, message=message or ended)
-            for node, message in told
+            for node, message in last.items()
+            if message or (begins, node) in self._begun
         ]
         try:
-            await self._store.write(events)
+            if events:
+                await self._store.write(events)
         except StoreError:
             news.extendleft(reversed(told))
             raise
+        self._begun |= {(begins, node) for node, message in last.items() if message}
+        self._begun -= {(begins, node) for node, message in last.items() if not message}
