@@ -106,6 +106,7 @@ class _Member:
         self.synchronize = mesh.synchronize
         self.available_bytes = mesh.available_bytes
         self.measure = mesh.measure
+        self.fallbacks = mesh.fallbacks
 
     def read(self, tensor: Any) -> Any:
         """A result of a mesh operation is on the host already."""

@@ -186,7 +186,7 @@ def faulty(device: Device, faults: Sequence[Fault]) -> Device:
     factor = max((fault.value or 1.0 for fault in faults if fault.kind == "slow"), default=1.0)
     corrupt = any(fault.kind == "corrupt" and fault.place is None for fault in faults)
     places = {fault.place: fault.value for fault in faults if fault.place is not None}
-    if device.members and (corrupt or factor > 1.0):
+    if device.members and (corrupt or places or factor > 1.0):
         members = tuple(
             faulty(
                 member, [one for one in faults if one.kind == "corrupt" and one.hits(one.check, (member.target, name))]

@@ -234,6 +234,17 @@ class TestOnRealXla:
         ]
         assert took[1] > 4 * took[0]
 
+    def test_ranks_of_one_process_train_together_and_the_one_with_a_fault_is_named(self) -> None:
+        name = "data_parallel_step"
+        sound = on_xla(name)[name]
+        assert statuses(sound) == {"node": ("pass", None)}
+        assert "in 4 steps gradients and parameters are the same on all ranks" in sound.findings[0].message
+        faulty = on_xla(name, faults=[f"{name}.block1.gelu_grad@rank:1=corrupt:0.001"])[name]
+        assert statuses(faulty) == {"rank:1": ("fail", "SilentCorruption"), "node": ("pass", None)}
+        found = next(finding for finding in faulty.findings if finding.status is Status.FAIL)
+        assert "rank:1 (xla:1) is at fault" in found.message
+        assert "layer block1, gradient of gelu has other bits" in found.message
+
     def test_missing_device_and_death_of_the_ranks_are_told_apart(self) -> None:
         results = on_xla("all_gather", "all_reduce", faults=["all_gather@rank:1=missing", "all_reduce@rank:0=crash"])
         assert statuses(results["all_gather"]) == {"rank:1": ("fail", "MissingDevice")}

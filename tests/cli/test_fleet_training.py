@@ -68,6 +68,26 @@ def test_node_whose_gradients_are_wrong_is_named_with_layer_and_operation(fleet:
     assert {node: why["code"] for node, why in whole["accused"].items()} == {"n2": "SilentCorruption"}
 
 
+@pytest.mark.parametrize(
+    ("fault", "seen", "code"),
+    [
+        (".block1.up_weight_reduced@cpu:0=corrupt", "SilentCorruption", "CollectiveFault"),
+        ("@cpu:0=crash", "RankDied", "CollectiveFault"),
+        ("@cpu:0=slow:100", "SlowNode", "SlowNode"),
+    ],
+)
+def test_node_at_fault_is_named_and_the_others_are_not(
+    fleet: Cluster, url: str, fault: str, seen: str, code: str
+) -> None:
+    assert fleet.healthd("fault", "set", f"{NAME}{fault}", "--run-dir", str(fleet.run_dir("n2"))).code == 0
+    exit_code, found = validate(fleet, url, *NODES)
+    assert exit_code == 75, found
+    excluded = {one["node"]: one["reasons"][0]["code"] for one in found["decision"]["excluded"]}
+    assert excluded == {"n2": code}
+    whole = found["validations"][0]["history"][0]
+    assert {node: why["code"] for node, why in whole["accused"].items()} == {"n2": seen}
+
+
 def test_gate_of_the_deep_tier_runs_the_steps_after_the_collectives(fleet: Cluster, url: str) -> None:
     words = ("--tier", "deep", "--wait", "240s", "--json")
     said = fleet.healthd(

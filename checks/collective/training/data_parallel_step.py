@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from checks.collective.own_time import OwnTime
 from checks.collective.ranks import Rank, ends_with_failure, leave_unwanted, limits_of_size, meet, progress
 from checks.collective.training.judge import judge_data_parallel
+from checks.collective.training.mesh import mesh_steps
 from checks.collective.training.shard import Shard, one_thread
-from checks.contract import Context, Evidence, Finding, Progress, Status, check
+from checks.contract import Context, Device, Evidence, Finding, Group, Mesh, Progress, Status, check
 from checks.device.sampling import median
 from checks.training.work import LARGE, SMALL
 
@@ -51,7 +53,7 @@ def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Pr
              for it) | fail SlowDevice (limit `data_parallel_step_own_seconds` of a rank's own work) | fail SlowLink
              (limits `data_parallel_step_busbw_bytes_per_second`, `..._algbw_...`, `..._duration_seconds` of the
              reduction, without the waiting for late ranks; `nodes_NAME` between nodes) | unknown Timeout (nobody can be
-             told) | skip NotApplicable (fewer than 2 ranks; ranks that share a process) | pass with the times. Between
+             told) | skip NotApplicable (fewer than 2 ranks) | pass with the times. Between
              nodes a rank is also late by its own work compared with the others': SlowNode.
     Faults:  `data_parallel_step.LAYER.OPERATION@DEVICE=corrupt:MAGNITUDE` as for `train_step`, in the second step; also
              at `block1.up_weight_reduced`, a gradient after the reduction.
@@ -60,25 +62,46 @@ def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Pr
              over ranks, divided by their number. Ranks hold equal bits after it, since each part is summed by one rank
              and copied. The sum of the parts is held against the sum of the whole (Huang and Abraham, Algorithm-Based
              Fault Tolerance, 1984), with the bound of checks/training/reference.py.
-    Unverified: NCCL on GPUs, Neuron's collectives, EFA, and a device that really corrupts. It has run by gloo on CPUs.
+    Unverified: NCCL on GPUs, Neuron's collectives, EFA, and a device that really corrupts. It has run by gloo on CPUs,
+             and on XLA's CPU device.
     """
     device, group = ctx.device, ctx.group
     if device is None or group is None or group.size < 2:
         text = f"{NAME} needs at least 2 ranks"
         yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
         return
-    if device.members:
-        text = f"{NAME} needs a process for each rank; here one drives all devices"
-        yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target="node")
-        return
     steps = ctx.params.steps
     if not LEAST_STEPS <= steps <= MOST_STEPS:
         raise ValueError(f"parameter 'steps' must be from {LEAST_STEPS} to {MOST_STEPS}, not {steps}")
+    size = LARGE if ctx.params.large else SMALL
+    if device.members:
+        shards, times = yield from mesh_steps(cast("Mesh", device), group, NAME, size, steps)
+        for number, (member, shard, measured) in enumerate(zip(device.members, shards, times, strict=True)):
+            yield _evidence(ctx, dataclasses.replace(group, rank=number), member, shard, measured)
+        return
     rank = yield from meet(group, device)
-    shard = Shard(device, group, LARGE if ctx.params.large else SMALL)
+    shard = Shard(device, group, size)
     with one_thread(device):
         measured = yield from _steps(ctx, rank, shard)
-    yield Evidence(
+    yield _evidence(ctx, group, device, shard, measured)
+    leave_unwanted(rank)
+
+
+def _evidence(
+    ctx: Context[Params], group: Group, device: Device, shard: Shard, times: Mapping[str, float | None]
+) -> Evidence:
+    """What a rank says, in the words of every collective, and besides of its steps."""
+    size_bytes = shard.gradient_bytes
+    measured = {
+        "size_bytes": size_bytes,
+        "bytes": size_bytes,
+        **times,
+        "limits": limits_of_size(ctx, NAME, size_bytes, largest=True, more=("own_seconds",)),
+        "mismatches": 0,
+        "first": None,
+        "sources": {},
+    }
+    return Evidence(
         target=f"rank:{group.rank}",
         key=shard.key,
         data={
@@ -91,11 +114,10 @@ def data_parallel_step(ctx: Context[Params]) -> Iterator[Finding | Evidence | Pr
             "training": shard.told(),
         },
     )
-    leave_unwanted(rank)
 
 
-def _steps(ctx: Context[Params], rank: Rank, shard: Shard) -> Generator[Progress, None, dict[str, Any]]:
-    """All steps of this rank; what it says of their times, in the words of every collective."""
+def _steps(ctx: Context[Params], rank: Rank, shard: Shard) -> Generator[Progress, None, dict[str, float | None]]:
+    """All steps of this rank; its times."""
     seconds: list[float] = []
     ready_seconds = shared_seconds = 0.0
     own, since = OwnTime(ctx.host), time.perf_counter()
@@ -116,15 +138,8 @@ def _steps(ctx: Context[Params], rank: Rank, shard: Shard) -> Generator[Progress
             seconds.append(ended - begun)
             ready_seconds += begun - since
         since = ended
-    size_bytes = shard.gradient_bytes
     return {
-        "size_bytes": size_bytes,
-        "bytes": size_bytes,
         "seconds": median(seconds),
         "ready_seconds": ready_seconds,
         **own.spent(without_seconds=shared_seconds),
-        "limits": limits_of_size(ctx, NAME, size_bytes, largest=True, more=("own_seconds",)),
-        "mismatches": 0,
-        "first": None,
-        "sources": {},
     }

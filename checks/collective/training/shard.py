@@ -43,7 +43,8 @@ class Shard:
         self._change: Callable[[str, Any], Any] | None = None
         self._number = 0
         self._gradients: dict[str, Any] = {}
-        self._flat: Any = None
+        self.flat: Any = None
+        """The gradients of all parameters in one buffer, summed over the ranks by `reduce`  # [elements] fp32."""
         self._sums: dict[str, tuple[float | None, float | None]] = {}
         self._digests: dict[str, list[str]] = {}
         self._layers: dict[str, list[list[float | None]]] = {}
@@ -71,8 +72,8 @@ class Shard:
             text = f"gradients computed twice from one state: {place} has other bits the second time"
             self._fault("SilentCorruption", number, text)
         self._number = number
-        self._flat = self._joined(self._gradients)
-        self._sums = dict(self._sums_of(self._flat))
+        self.flat = self._joined(self._gradients)
+        self._sums = dict(self._sums_of(self.flat))
 
     def _differentiate(
         self, batch: tuple[Any, Any], *, exact: bool = False, strikes: bool = False
@@ -112,13 +113,13 @@ class Shard:
 
     def reduce(self, distributed: Any) -> None:
         """Sum the gradients of all ranks, on each of them. Raises RuntimeError where the group is broken."""
-        distributed.all_reduce(self._flat)
+        distributed.all_reduce(self.flat)
 
     def update(self) -> None:
         """The parameters after the step, and the digests that all ranks must share."""
         torch, places = self._device.torch, dict[str, Any]()
         keep = keeper(places, self._digester.look, self._change)
-        mean, begin, reduced = self._flat / self._group.size, 0, {}
+        mean, begin, reduced = self.flat / self._group.size, 0, {}
         for name, gradient in self._gradients.items():
             end = begin + gradient.numel()
             reduced[name] = keep(f"{name}_reduced", mean[begin:end].reshape(gradient.shape))
