@@ -62,6 +62,13 @@ class Finding:
     action: Action | None = None
 
 
+def make_finding(
+    status: Status, reason: str | None, message: str, target: str = "node", action: Action | None = None
+) -> Finding:
+    """A finding without numbers."""
+    return Finding(status=status, reason=reason, message=message, target=target, action=action)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """
