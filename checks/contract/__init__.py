@@ -11,7 +11,17 @@ knows nothing of HTTP, of processes or of the service. Standard library alone, P
 from __future__ import annotations
 
 from checks.contract.context import Context, Device, Group, Mesh, MeshOperation, P, Previous, Profiling
-from checks.contract.records import NO_LIMIT, Evidence, Finding, Limit, Measurement, Missing, Profile, Progress
+from checks.contract.records import (
+    NO_LIMIT,
+    Evidence,
+    Finding,
+    Limit,
+    Measurement,
+    Missing,
+    Profile,
+    Progress,
+    make_finding,
+)
 from checks.contract.specs import Check, Judge, NoParams, Run, Series, check, load_params
 from checks.contract.words import SEVERITY, Action, Blame, Scope, Status, Tier, worst
 
@@ -45,5 +55,6 @@ __all__ = [
     "Tier",
     "check",
     "load_params",
+    "make_finding",
     "worst",
 ]

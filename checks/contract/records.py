@@ -87,6 +87,13 @@ MAX_PROFILE_BYTES = 1 << 20
 """Of the content of one profile."""
 
 
+def make_finding(
+    status: Status, reason: str | None, message: str, target: str = "node", action: Action | None = None
+) -> Finding:
+    """A finding without numbers."""
+    return Finding(status=status, reason=reason, message=message, target=target, action=action)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """

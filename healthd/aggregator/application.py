@@ -27,7 +27,7 @@ from healthd.aggregator.api import nodes as api_nodes
 from healthd.aggregator.api import preflight as api_preflight
 from healthd.aggregator.api import rules as api_rules
 from healthd.aggregator.api.handling import READ, Answer, ApiRoute, Parts, parts_of
-from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
+from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
 from healthd.aggregator.api.records import TargetGroup
 from healthd.aggregator.controller.bulkheads import Fault, Where
 from healthd.aggregator.ui import ROUTERS as PAGE_ROUTERS
@@ -38,6 +38,7 @@ from healthd.core.errors import BadInputError, HealthdError
 from healthd.core.http.addresses import host_of
 from healthd.core.model import Problem
 from healthd.core.tasks import TaskFailure
+from healthd.core.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 
 
 def _problem(problem: Problem, headers: dict[str, str]) -> Response:
-    return Response(encode_problem(problem), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(encode(problem), status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
 
 
 async def _on_known_error(request: Request, error: Exception) -> Response:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.catalog import find_type
-from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check
+from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check, make_finding
 from checks.host.efa import Adapter, Port, read_adapters
 from checks.host.identity import read_identity
 from checks.host.machine import Host, HostError
 from checks.limits import within
-from checks.system.efa.efa_count import judge_count, make_finding
+from checks.system.efa.efa_count import judge_count
 from checks.system.efa.efa_links import (
     RATE_LIMITS,
     Rate,

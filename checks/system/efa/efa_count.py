@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from checks.catalog import InstanceType
-from checks.contract import NO_LIMIT, Context, Finding, Limit, Status
+from checks.contract import NO_LIMIT, Context, Finding, Limit, Status, make_finding
 from checks.host.efa import Adapter, find_on_bus
 from checks.limits import within
 from checks.system.efa.efa_links import missing_addresses, target_at, used_by
@@ -81,11 +81,6 @@ def _counted(
         target="node",
         measurements=finding.measurements,
     )
-
-
-def make_finding(status: Status, reason: str | None, message: str, *, target: str = "node") -> Finding:
-    """A finding without numbers."""
-    return Finding(status=status, reason=reason, message=message, target=target)
 
 
 def _expected(wanted: CountParams, known: InstanceType | None) -> tuple[int | None, Status, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.contract import Context, Finding, Status, check
+from checks.contract import Context, Finding, Status, check, make_finding
 from checks.host.machine import Host, HostError
 from checks.host.nvml import Gpu, NvmlError, opened
 from checks.host.nvml_records import Versions
@@ -52,14 +52,14 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
         processes, hidden = reading.said
         if processes is None:
             text = "the driver does not tell which processes compute on it"
-            yield _finding(Status.UNKNOWN, "NoData", text, reading.target)
+            yield make_finding(Status.UNKNOWN, "NoData", text, reading.target)
             continue
         known += 1
         counted += len(processes)
         if hidden:
             names = ", ".join(map(str, hidden[:MAX_NAMED]))
             text = f"the driver shows processes that cannot be seen here ({names}): run in the host's PID namespace"
-            yield _finding(Status.UNKNOWN, "Busy", text, reading.target)
+            yield make_finding(Status.UNKNOWN, "Busy", text, reading.target)
     if known:
         yield within(
             float(counted),
@@ -73,10 +73,10 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
 def _judge_versions(said: Versions, wanted: str | None) -> Finding:
     text = f"driver {said.driver or 'unknown'}, NVML {said.nvml or 'unknown'}, CUDA {said.cuda or 'unknown'}"
     if said.driver is None:
-        return _finding(Status.UNKNOWN, "NoData", f"NVML tells no version of the driver: {', '.join(said.failed)}")
+        return make_finding(Status.UNKNOWN, "NoData", f"NVML tells no version of the driver: {', '.join(said.failed)}")
     if wanted is not None and not said.driver.startswith(wanted):
-        return _finding(Status.FAIL, "VersionMismatch", f"{text}; {wanted} is wanted")
-    return _finding(Status.PASS, None, text)
+        return make_finding(Status.FAIL, "VersionMismatch", f"{text}; {wanted} is wanted")
+    return make_finding(Status.PASS, None, text)
 
 
 def _hidden(host: Host, gpu: Gpu) -> list[int]:
@@ -104,7 +104,3 @@ def _points_to_gpu(host: Host, path: str) -> bool:
         return host.readlink(path).startswith("/dev/nvidia")
     except HostError:
         return False
-
-
-def _finding(status: Status, reason: str | None, text: str, target: str = "node") -> Finding:
-    return Finding(status=status, reason=reason, message=text, target=target)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.catalog import find_type
-from checks.contract import Context, Evidence, Finding, Status, check
+from checks.contract import Context, Evidence, Finding, Status, check, make_finding
 from checks.host.identity import read_identity
 from checks.host.nvml import Gpu
 from checks.host.nvml_records import Links
@@ -91,7 +91,7 @@ def _judge_pcie(ctx: Context[Params], target: str, said: Links) -> Iterator[Find
     if width is not None and widest is not None:
         if width < widest:
             text = f"PCIe link has {width} lanes of {widest}: reseat or replace the GPU"
-            yield _finding(Status.WARN, "LinkDegraded", text, target)
+            yield make_finding(Status.WARN, "LinkDegraded", text, target)
         else:
             yield within(
                 float(width), name="gpu_pcie_lanes_count", target=target, reason="LinkDegraded", subject="PCIe lanes:"
@@ -100,23 +100,23 @@ def _judge_pcie(ctx: Context[Params], target: str, said: Links) -> Iterator[Find
     busy = said.busy_ratio is not None and said.busy_ratio >= ctx.params.busy_ratio
     if busy and generation is not None and newest is not None and generation < newest:
         text = f"PCIe link runs at generation {generation} of {newest} while the GPU works"
-        yield _finding(Status.WARN, "LinkDegraded", text, target)
+        yield make_finding(Status.WARN, "LinkDegraded", text, target)
 
 
 def _judge_nvlink(target: str, said: Links, wanted: int | None) -> Iterator[Finding]:
     if said.fabric_state in _FABRIC_STATES:
         text = f"the NVLink fabric is {_FABRIC_STATES[said.fabric_state]}: see nvidia-fabricmanager"
-        yield _finding(Status.FAIL, "LinkDown", text, target)
+        yield make_finding(Status.FAIL, "LinkDown", text, target)
     elif said.fabric_state == 3 and said.fabric_status:
         text = f"the GPU could not join the NVLink fabric (status {said.fabric_status}): see nvidia-fabricmanager"
-        yield _finding(Status.FAIL, "LinkDown", text, target)
+        yield make_finding(Status.FAIL, "LinkDown", text, target)
     if any(_LINK_STATE.match(words) for words in said.failed):
         return  # not all are known, so that none of them is missing
     links = said.nvlink_active
     if wanted is None and not links:
         # NVML lists none where it cannot tell, as well as where there are none.
         text = "tells of no NVLink, and on this instance type all GPUs are linked"
-        yield _finding(Status.UNKNOWN, "NoData", text, target)
+        yield make_finding(Status.UNKNOWN, "NoData", text, target)
         return
     active = sum(links.values())
     expected = len(links) if wanted is None else wanted
@@ -124,7 +124,7 @@ def _judge_nvlink(target: str, said: Links, wanted: int | None) -> Iterator[Find
         down = [str(link) for link, state in links.items() if not state]
         names = f" (down: {', '.join(down)})" if down else ""
         text = f"{active} NVLinks are active of {expected}{names}"
-        yield _finding(Status.FAIL, "LinkDown", text, target)
+        yield make_finding(Status.FAIL, "LinkDown", text, target)
     elif active:
         yield within(
             float(active), name="gpu_nvlinks_active_count", target=target, reason="LinkDown", subject="NVLinks active:"
@@ -182,8 +182,4 @@ def _rise(before: Mapping[str, Any], now: Mapping[str, int], names: tuple[str, .
 
 
 def _nothing(target: str) -> Finding:
-    return _finding(Status.UNKNOWN, "NoData", "tells nothing of its links", target)
-
-
-def _finding(status: Status, reason: str | None, text: str, target: str) -> Finding:
-    return Finding(status=status, reason=reason, message=text, target=target)
+    return make_finding(Status.UNKNOWN, "NoData", "tells nothing of its links", target)

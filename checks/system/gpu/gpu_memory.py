@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Action, Context, Evidence, Finding, Measurement, Status, check
+from checks.contract import Action, Context, Evidence, Finding, Measurement, Status, check, make_finding
 from checks.host.nvml import Gpu
 from checks.host.nvml_records import Memory
 from checks.limits import within
@@ -84,24 +84,24 @@ def _judge(ctx: Context[Params], reading: Reading[Memory], base: int | None) -> 
     elif said.failed:
         return
     elif not ctx.params.required:
-        yield _finding(Status.SKIP, "NotApplicable", "tells no memory errors, and need not", target)
+        yield make_finding(Status.SKIP, "NotApplicable", "tells no memory errors, and need not", target)
     elif said.ecc_enabled is False:
         text = "ECC is off, so memory errors go unseen; switch it on (nvidia-smi -e 1, then a reset) or set required"
-        yield _finding(Status.WARN, "NoData", text, target)
+        yield make_finding(Status.WARN, "NoData", text, target)
     elif said.ecc_enabled is None and said.remap_pending is None and said.retired_pages is None:
-        yield _finding(Status.SKIP, "NotApplicable", "this kind of GPU has no ECC", target)
+        yield make_finding(Status.SKIP, "NotApplicable", "this kind of GPU has no ECC", target)
     else:
-        yield _finding(Status.UNKNOWN, "NoData", "has ECC and tells no count of errors", target)
+        yield make_finding(Status.UNKNOWN, "NoData", "has ECC and tells no count of errors", target)
 
 
 def _repairs(target: str, said: Memory) -> Iterator[Finding]:
     if said.remap_failed:
         text = "a row of memory could not be remapped: the spare ones are used up"
-        yield _finding(Status.FAIL, "EccErrors", text, target, Action.REPLACE)
+        yield make_finding(Status.FAIL, "EccErrors", text, target, Action.REPLACE)
     elif said.remap_pending or said.retire_pending:
         what = "rows to be remapped" if said.remap_pending else "pages to be retired"
         text = f"memory has {what} at the next reset of the GPU; until then a bad place may be used"
-        yield _finding(Status.FAIL, "EccErrors", text, target, Action.RESET_DEVICE)
+        yield make_finding(Status.FAIL, "EccErrors", text, target, Action.RESET_DEVICE)
 
 
 def _pages(ctx: Context[Params], target: str, said: Memory) -> Iterator[Finding]:
@@ -124,7 +124,3 @@ def _shown(name: str, value: int | None) -> tuple[Measurement, ...]:
     if value is None:
         return ()
     return (Measurement(name=name, value=float(value), lower=None, upper=None, origin="none"),)
-
-
-def _finding(status: Status, reason: str, text: str, target: str, action: Action | None = None) -> Finding:
-    return Finding(status=status, reason=reason, message=text, target=target, action=action)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Status, check
+from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Status, check, make_finding
 from checks.host.nvml import Gpu
 from checks.host.nvml_records import Clocks
 from checks.limits import within
@@ -70,9 +70,9 @@ def _judge(ctx: Context[Params], reading: Reading[Clocks], slowed: list[str], se
     if slowed:
         lasting = seconds >= ctx.params.fail_seconds
         text = f"clocks are lowered: {', '.join(slowed)}" + (f", for {seconds:.0f} s" if lasting else "")
-        yield _finding(Status.FAIL if lasting else Status.WARN, "Throttled", text, target)
+        yield make_finding(Status.FAIL if lasting else Status.WARN, "Throttled", text, target)
     elif warm := _named(said.reasons, _SOFTWARE):
-        yield _finding(Status.WARN, "Throttled", f"clocks are lowered: {', '.join(warm)}", target)
+        yield make_finding(Status.WARN, "Throttled", f"clocks are lowered: {', '.join(warm)}", target)
     if said.temperature is not None:
         limit = ctx.limit("gpu_temperature_celsius", target)
         if limit is NO_LIMIT and said.slowdown_temperature is not None:
@@ -87,16 +87,12 @@ def _judge(ctx: Context[Params], reading: Reading[Clocks], slowed: list[str], se
             subject="temperature in degrees Celsius:",
         )
     elif said.reasons is None and not said.failed:
-        yield _finding(Status.UNKNOWN, "NoData", "tells neither temperature nor why clocks are as they are", target)
+        yield make_finding(Status.UNKNOWN, "NoData", "tells neither temperature nor why clocks are as they are", target)
     elif said.reasons is not None and not slowed and not said.failed:
-        yield _finding(Status.PASS, None, "clocks are not lowered; tells no temperature", target)
+        yield make_finding(Status.PASS, None, "clocks are not lowered; tells no temperature", target)
 
 
 def _named(reasons: int | None, names: Mapping[int, str]) -> list[str]:
     """The reasons of a mask in words. The plain hardware slowdown says nothing more where its cause is told."""
     found = [text for bit, text in names.items() if reasons is not None and reasons & bit]
     return found[:-1] if len(found) > 1 and reasons is not None and reasons & 0x08 else found
-
-
-def _finding(status: Status, reason: str | None, text: str, target: str) -> Finding:
-    return Finding(status=status, reason=reason, message=text, target=target)

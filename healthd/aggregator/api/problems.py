@@ -9,7 +9,6 @@ from healthd.aggregator.inventory.registry import DuplicateError, NotExecutorErr
 from healthd.aggregator.inventory.roster import FullError
 from healthd.core.errors import BadInputError, ConflictError, HealthdError, NotFoundError, StoreError
 from healthd.core.model import Problem
-from healthd.core.wire import encode
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -48,8 +47,3 @@ def problem_of(error: HealthdError) -> tuple[Problem, dict[str, str]]:
     elif isinstance(error, FullError):
         status, headers = 503, {"retry-after": "60"}
     return Problem(title=title or http.HTTPStatus(status).phrase, status=status, detail=str(error)), headers
-
-
-def encode_problem(problem: Problem) -> bytes:
-    """The body."""
-    return encode(problem)

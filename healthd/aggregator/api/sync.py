@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, encode_problem, problem_of
+from healthd.aggregator.api.problems import MEDIA_TYPE, HttpError, problem_of
 from healthd.aggregator.auth import Guard, Scope, key_hash
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.settings import AggregatorSettings
@@ -76,7 +76,7 @@ class SyncEndpoint:
             problem, headers = problem_of(error)
             if problem.status >= 500:
                 log.warning("sync of %s: %s", match[1], error)
-            await respond(send, problem.status, encode_problem(problem), MEDIA_TYPE, headers)
+            await respond(send, problem.status, encode(problem), MEDIA_TYPE, headers)
         else:
             await respond(send, 200, body, "application/json", {})
 

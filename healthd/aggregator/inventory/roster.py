@@ -5,7 +5,7 @@ Who is in the fleet: records by name, pools, the aggregator's verdict. What node
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd.aggregator.inventory import executors
@@ -107,10 +107,6 @@ class Roster:
         """One node with the aggregator's verdict; None when nobody ever heard of it."""
         record = self._records.get(name)
         return None if record is None else self._view(record)
-
-    def views(self, names: Iterable[str]) -> Iterator[NodeView]:
-        """The same of many, lazily."""
-        return (self._view(self._records[name]) for name in names if name in self._records)
 
     def health_of(self, name: str) -> Health:
         """The verdict alone, which costs little."""

@@ -42,8 +42,8 @@ def report_lines(report: Mapping[str, Any]) -> Iterable[Table | str]:
     if report["decisions"]:
         yield ""
         yield _decisions(report["decisions"], {wait["way"]: wait for wait in report["waits"]})
-        yield f"[dim]gates cost {_seconds(report['device_seconds'])} of devices, " + (
-            f"{_seconds(report['device_seconds_per_gate'])} each[/]"
+        yield f"[dim]gates cost {span(report['device_seconds'])} of devices, " + (
+            f"{span(report['device_seconds_per_gate'])} each[/]"
         )
     if report["nodes"]:
         yield ""
@@ -113,8 +113,8 @@ def _decisions(rows: Sequence[Mapping[str, Any]], waits: Mapping[str, Mapping[st
     for row in rows:
         wait = None if row["way"] in told else waits.get(row["way"])
         told.add(row["way"])
-        times = ("", "") if wait is None else (_seconds(wait["p50_seconds"]), _seconds(wait["p95_seconds"]))
-        table.add_row(row["way"], row["would"], str(row["count"]), _seconds(row["device_seconds"]), *times)
+        times = ("", "") if wait is None else (span(wait["p50_seconds"]), span(wait["p95_seconds"]))
+        table.add_row(row["way"], row["would"], str(row["count"]), span(row["device_seconds"]), *times)
     return table
 
 
@@ -124,7 +124,3 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
         reasons = ", ".join(f"{code} {count}" for code, count in list(one["reasons"].items())[:6])
         table.add_row(escape(one["node"]), str(one["gates"]), escape(reasons))
     return table
-
-
-def _seconds(value: float) -> str:
-    return span(value)
