@@ -20,7 +20,10 @@ def test_a_token_is_written_to_a_file_that_only_its_owner_reads_and_is_not_shown
 
 def test_a_token_in_use_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "node.token").write_text("in use")
-    for file, why in (("node.token", "already exists, and may be in use; name a new file"), ("none/node.token", "No such file or directory")):
+    for file, why in (
+        ("node.token", "already exists, and may be in use; name a new file"),
+        ("none/node.token", "No such file or directory"),
+    ):
         said = healthd(tmp_path, "token", "nodes", "--scope", "sync", "--write", str(tmp_path / file))
         assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
         assert why in said.err
