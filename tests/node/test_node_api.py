@@ -224,6 +224,7 @@ def test_head_works_and_unknown_paths_and_methods_are_problems(tmp_path: Path) -
     assert (answer.status_code, answer.content) == (200, b"")
     answer = ask(book, "/healthz")
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    assert "a node's daemon has no such path" in answer.json()["detail"], "to whoever took it for the aggregator"
     assert "/health, /livez" in answer.json()["detail"]
     assert ask(book, "/").status_code == 404
     answer = ask(book, "/health", "POST")

@@ -35,7 +35,8 @@ def handlers(paths: str) -> Mapping[type[Exception] | int, ExceptionHandler]:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 404:
-            return problem(404, f"no such path: {request.scope['path'][:200]}; there are: {paths}")
+            # A person or a hook may have taken this address for the aggregator's.
+            return problem(404, f"a node's daemon has no such path: {request.scope['path'][:200]}; there are: {paths}")
         if status == 405:
             return problem(405, f"{request.method[:20]} is not for this path", headers)
         detail = error.detail if isinstance(error, HTTPException) else "an error of healthd's own; see its log"
