@@ -198,6 +198,10 @@ class Evidence:
         failed = self.bad_pairs.get(pair, ())
         return bool(failed) and pair not in self.good_pairs and all(self.tests[n].soft for n in failed)
 
+    def is_all_with(self, members: set[int]) -> bool:
+        """Whether each test that failed, other than slowly beside others, was with one of these."""
+        return all(not t.bad or t.soft or not members.isdisjoint(t.members) for t in self.tests)
+
     def passes_apart(self, a: int, b: int) -> int:
         """Tests that passed with one of two and without the other: of the one that has fewer."""
         both = self.good_pairs.get((a, b), 0) + sum(not t.bad and a in t.members and b in t.members for t in self.large)

@@ -8,24 +8,14 @@ is a culprit, once it has been tried with all to whom it could belong: others wh
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from healthd.localize.chance import chance_of, is_chance, is_path
 from healthd.localize.evidence import Evidence, Pair
 from healthd.localize.network import Trunk, find_apart, find_trunks, name_groups
 
-# How much likelier than "one end is flaky" a path must be, whatever share of its tests a flaky member fails.
-PATH_ODDS = 300.0
-PATH_FAILS = 4  # tests of the pair itself: one that fails a fifth of its tests by chance fails four in a row in 0.8 %
-# A member is worth more tests while the odds that it is flaky, one culprit in the fleet being expected, are above this.
-OPEN_ODDS = 0.05
-# What is taken for known before any test: that many failures by chance in that many tests of healthy members.
-CHANCE_FAILS, CHANCE_TESTS = 0.03, 10.0
-MOST_CHANCE = 0.25  # failures by chance are never taken to be more frequent than this
-
 SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at times; before it takes three
-SOMETIMES_TESTS = 10  # of so many tests and more two failures accuse nobody: chance alone makes that of a healthy one
+SOMETIMES_SHARE = 5  # one that passes at times is accused only where more than one in so many of its tests failed
 
 WITNESSES, SMALL = 3, 128  # in a fleet of so many at most, who is named is tried so often in the first rounds
 DOUBT_WITNESSES = 6  # the same wherever the network is at fault too
@@ -87,7 +77,7 @@ def judge(ev: Evidence) -> Judged:
         odd = [(a, b) for a, b in odd if found.part.get(a) == found.part.get(b)]
     found.trunks = find_trunks(ev, odd)
     odd = [pair for pair in odd if not any(trunk.explains(pair) for trunk in found.trunks)]
-    found.paths = [pair for pair in odd if _is_path(ev, pair, odd)]
+    found.paths = [pair for pair in odd if is_path(ev, pair, odd)]
     explained = set(found.paths).union(pair for pair in live if any(one.explains(pair) for one in found.trunks))
     rest = [pair for pair in odd if pair not in explained]
     _accuse(ev, found, explained, rest)
@@ -111,63 +101,6 @@ def _is_suspect(ev: Evidence, v: int, blamed: set[int]) -> bool:
     return v not in ev.fails or any(o not in blamed or o not in ev.shown for o, _ in ev.counted(v))
 
 
-# --- chance -----------------------------------------------------------------------------------------------------------
-
-
-def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) -> float:
-    """
-    The share of tests that healthy members fail, as learnt: from pairs that failed though both ends pass elsewhere.
-
-    Pairs with a member in common count once, since that member may be the cause; `without`: pairs of these do not
-    count, since whether they fail by chance is the question. The setting is an upper bound.
-    """
-    used = set(without)
-    count = 0
-    for a, b in odd:
-        if a not in used and b not in used and not ev.is_soft((a, b)):
-            used |= {a, b}
-            count += 1
-    bound = ev.problem.noise.false_alarm_ratio
-    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + count + 2 * math.sqrt(count)  # an upper estimate
-    return min(bound or MOST_CHANCE, known / (CHANCE_TESTS + ev.passed + count))
-
-
-def _is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float) -> bool:
-    """
-    Whether chance alone gives one of `many` healthy ones so many failures in so many tests too often.
-
-    The bound holds at any time that one looks: the failures can be chosen in `comb` ways among the tests.
-    """
-    return many * math.comb(max(tests, failed), failed) * chance**failed > ev.problem.noise.budget_ratio
-
-
-def _is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
-    """A pair that fails each time, by itself, while both ends pass with others: too often for a flaky end or chance."""
-    failed, passed = ev.own(pair)
-    if passed or failed < PATH_FAILS or ev.is_soft(pair):
-        return False
-    if _is_chance(ev, ev.count, failed, failed, chance_of(ev, odd, pair)):
-        return False
-    others = ev.passes_apart(*pair)
-    share = (failed - 1) / (failed - 1 + others)  # of failures of a flaky end for which this is likeliest
-    return others > 0 and share ** (failed - 1) * (1 - share) ** others * PATH_ODDS <= 1
-
-
-def is_open(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
-    """Whether an end of an odd pair may yet turn out flaky: likelier than chance by enough."""
-    for v in pair:
-        chance = chance_of(ev, odd, (v,))
-        flaky = ev.problem.noise.flaky_fail_ratio
-        failed = len({o for o, _ in ev.counted(v)})
-        odds = failed * math.log(flaky / chance) + ev.passes[v] * math.log((1 - flaky) / (1 - chance))
-        if odds - math.log(len(ev.job)) > math.log(OPEN_ODDS):
-            return True
-    return False
-
-
-# --- members ----------------------------------------------------------------------------------------------------------
-
-
 def _accuse(ev: Evidence, found: Judged, explained: set[Pair], odd: list[Pair]) -> None:
     """Accuse until nobody is added: what an accused member explains makes its partners clean."""
     known: set[int] = set()
@@ -181,11 +114,10 @@ def _accuse(ev: Evidence, found: Judged, explained: set[Pair], odd: list[Pair]) 
             hard = [(o, n) for o, n in counted if not ev.tests[n].slow]
             slow = [(o, n) for o, n in counted if ev.tests[n].slow]
             chance = usual if v not in open_ends else chance_of(ev, odd, (v,))
-            lone = all(v in pair for pair in odd) and not (known or found.apart or explained)
-            if _is_enough(ev, v, hard, chance, lone=lone):
+            if _is_enough(ev, v, hard, chance, known):
                 found.accused[v] = counted
                 found.awaiting.pop(v, None)
-            elif not _is_enough(ev, v, slow, chance, lone=lone):
+            elif not _is_enough(ev, v, slow, chance, known):
                 _of_shown(ev, v, known, found)
             elif all(ev.tests[n].soft for _, n in slow):
                 found.awaiting[v] = slow
@@ -218,26 +150,28 @@ def _of_shown(ev: Evidence, v: int, known: set[int], found: Judged) -> None:
     (found.accused if sure else found.pending)[v] = [(o, n) for o, n in ev.counted(v) if ev.passes[o]]
 
 
-def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, *, lone: bool) -> bool:
+def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, known: set[int]) -> bool:
     """
     Whether these failures accuse v: with two different clean partners at least, and more than chance would give.
 
-    One that passed elsewhere may be a healthy end of several bad paths: not before one of its failed pairs has passed.
-    Two failures of such a one are enough only once it is learnt from the others how often chance fails a test,
-    and where they are not two of many.
+    One that passed elsewhere may be a healthy end of bad paths: as many of its failed pairs must have passed too as
+    failed again, and one at least. A few of many tests accuse nobody. Three failures are enough where all else that
+    failed did so with members named, two where nothing else failed, for so long that chance would have shown.
     """
     alone = sum(o == v for o, _ in counted)
     failed = len({o for o, _ in counted if o != v}) + alone
-    if failed < 2 or _is_chance(ev, len(ev.job), ev.passes[v] + failed, failed, chance):
+    if failed < 2 or is_chance(ev, len(ev.job), ev.passes[v] + failed, failed, chance):
         return False
     if not ev.passes[v] or alone:
         return True
-    again = len({o for o, _ in counted if (min(o, v), max(o, v)) in ev.good_pairs})
+    pairs = {(min(o, v), max(o, v)) for o, _ in counted}
+    again = len(pairs & ev.good_pairs.keys())
+    stable = sum(ev.own(pair)[0] > 1 and pair not in ev.good_pairs for pair in pairs)
+    if again < max(1, stable) or failed * SOMETIMES_SHARE <= ev.pair_tests[v]:
+        return False
     if failed > 2:
-        pairs = {(min(o, v), max(o, v)) for o, _ in counted}
-        stable = sum(ev.own(pair)[0] > 1 and pair not in ev.good_pairs for pair in pairs)
-        return 0 < again >= stable and failed * 5 >= ev.pair_tests[v]
-    return lone and again > 0 and ev.rounds >= SOMETIMES_ROUNDS and ev.pair_tests[v] < SOMETIMES_TESTS
+        return failed > 3 or ev.is_all_with({v} | known)
+    return ev.rounds >= SOMETIMES_ROUNDS and ev.is_all_with({v})
 
 
 def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[Pair], found: Judged) -> Failures:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from healthd.localize.chance import PATH_FAILS, is_open
 from healthd.localize.evidence import Evidence, Ids, Pair
-from healthd.localize.judge import PATH_FAILS, Judged, is_open, parts_of, wants_part
+from healthd.localize.judge import Judged, parts_of, wants_part
 from healthd.localize.pairing import among_themselves, near_pairs, shuffled_pairs, witness_pairs
 
 Ask = tuple[list[Ids], str]

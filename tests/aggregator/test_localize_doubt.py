@@ -49,6 +49,42 @@ def test_of_many_tests_two_failures_accuse_nobody() -> None:
     assert not accused(verdict_on(Problem(members=members), *history(10)))
 
 
+def test_slow_beside_others_and_one_failure_accuse_nobody() -> None:
+    problem = Problem(members=tuple("vabcdefg"))
+    history = [seen(0, "vabcdefg", FAIL), seen(1, "va", FAIL), *(seen(1, pair, PASS) for pair in ("bc", "de", "fg"))]
+    history += [seen(2, "vb", Outcome.SLOW), seen(2, "ac", PASS), seen(3, "vd", Outcome.SLOW), seen(3, "ae", PASS)]
+    assert not verdict_on(problem, *history).culprits
+
+
+def test_two_bad_paths_and_a_failure_by_chance_accuse_nobody() -> None:
+    """v fails with a and with b each time, and once with c."""
+    members = tuple("vabcdefghijk")
+    history = [GroupOutcome(members=members, outcome=FAIL, round=0)]
+    history += [seen(1, "va", FAIL), seen(1, "bc", PASS), seen(2, "vb", FAIL), seen(2, "ac", PASS)]
+    history += [seen(3, "vc", FAIL), seen(4, "vc", PASS), seen(5, "va", FAIL), seen(6, "vb", FAIL)]
+    history += [seen(i, pair, PASS) for i in range(1, 7) for pair in ("de", "fg", "hi", "jk")]
+    assert not verdict_on(Problem(members=members), *history).culprits
+
+
+def test_two_failures_do_not_accuse_where_the_rest_fails_without_the_member() -> None:
+    members = names(16)
+    others = [members[i : i + 2] for i in range(4, 16, 2)]
+    history = [GroupOutcome(members=members, outcome=FAIL, round=0)]
+    history += [GroupOutcome(members=pair, outcome=PASS, round=i) for pair in others for i in range(1, 10)]
+    history += [GroupOutcome(members=(members[0], members[i]), outcome=FAIL, round=i) for i in (1, 2)]
+    history += [GroupOutcome(members=(members[0], members[1 + i % 3]), outcome=PASS, round=3 + i) for i in range(7)]
+    assert accused(verdict_on(Problem(members=members), *history)) == {members[0]}
+    rest = GroupOutcome(members=members[1:], outcome=FAIL, round=10)
+    assert not accused(verdict_on(Problem(members=members), *history, rest))
+
+
+def test_two_that_are_cut_off_beside_a_bad_node_meet_before_anybody_is_accused() -> None:
+    bad, cut = frozenset(["n0002"]), frozenset(["n0006", "n0007"])
+    for seed in range(100):
+        verdict, _ = play(Fleet(seed=seed, bad=bad, cuts=(cut,)), problem_of(8, seed=seed))
+        assert accused(verdict) <= bad, seed
+
+
 def test_a_bound_leaves_the_largest_group_that_passed_to_run_and_nothing_decided() -> None:
     problem = Problem(members=tuple("abcd"), bounds=Bounds(max_rounds=1))
     verdict = verdict_on(problem, seen(0, "abcd", FAIL), seen(1, "abc", PASS))

@@ -1,0 +1,68 @@
+"""What chance gives: how often healthy members fail, as learnt, and what a path or a flaky end is likelier than."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from healthd.localize.evidence import Evidence, Pair
+
+# How much likelier than "one end is flaky" a path must be, whatever share of its tests a flaky member fails.
+PATH_ODDS = 300.0
+PATH_FAILS = 4  # tests of the pair itself: one that fails a fifth of its tests by chance fails four in a row in 0.8 %
+# A member is worth more tests while the odds that it is flaky, one culprit in the fleet being expected, are above this.
+OPEN_ODDS = 0.05
+# What is taken for known before any test: that many failures by chance in that many tests of healthy members.
+CHANCE_FAILS, CHANCE_TESTS = 0.03, 10.0
+MOST_CHANCE = 0.25  # failures by chance are never taken to be more frequent than this
+
+
+def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) -> float:
+    """
+    The share of tests that healthy members fail, as learnt: from pairs that failed though both ends pass elsewhere.
+
+    Pairs with a member in common count once, since that member may be the cause; `without`: pairs of these do not
+    count, since whether they fail by chance is the question. The setting is an upper bound.
+    """
+    used = set(without)
+    count = 0
+    for a, b in odd:
+        if a not in used and b not in used and not ev.is_soft((a, b)):
+            used |= {a, b}
+            count += 1
+    bound = ev.problem.noise.false_alarm_ratio
+    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + count + 2 * math.sqrt(count)  # an upper estimate
+    return min(bound or MOST_CHANCE, known / (CHANCE_TESTS + ev.passed + count))
+
+
+def is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float) -> bool:
+    """
+    Whether chance alone gives one of `many` healthy ones so many failures in so many tests too often.
+
+    The bound holds at any time that one looks: the failures can be chosen in `comb` ways among the tests.
+    """
+    return many * math.comb(max(tests, failed), failed) * chance**failed > ev.problem.noise.budget_ratio
+
+
+def is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
+    """A pair that fails each time, by itself, while both ends pass with others: too often for a flaky end or chance."""
+    failed, passed = ev.own(pair)
+    if passed or failed < PATH_FAILS or ev.is_soft(pair):
+        return False
+    if is_chance(ev, ev.count, failed, failed, chance_of(ev, odd, pair)):
+        return False
+    others = ev.passes_apart(*pair)
+    share = (failed - 1) / (failed - 1 + others)  # of failures of a flaky end for which this is likeliest
+    return others > 0 and share ** (failed - 1) * (1 - share) ** others * PATH_ODDS <= 1
+
+
+def is_open(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
+    """Whether an end of an odd pair may yet turn out flaky: likelier than chance by enough."""
+    for v in pair:
+        chance = chance_of(ev, odd, (v,))
+        flaky = ev.problem.noise.flaky_fail_ratio
+        failed = len({o for o, _ in ev.counted(v)})
+        odds = failed * math.log(flaky / chance) + ev.passes[v] * math.log((1 - flaky) / (1 - chance))
+        if odds - math.log(len(ev.job)) > math.log(OPEN_ODDS):
+            return True
+    return False
