@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.contract import Evidence, Status, Tier
+from checks.contract import Action, Evidence, Status, Tier
 from healthd.aggregator.auth import key_hash
 from healthd.aggregator.baselines.peer_events import PeerEvents
 from healthd.aggregator.gate.judging import JudgeCache
@@ -112,6 +112,7 @@ def test_the_accusation_names_device_layer_operation_step_and_the_nodes_that_dif
         "more)"
     )
     assert found.judge("n0") == {}
+    assert first.action is Action.INSPECT  # what the next run takes back must not latch
 
 
 def test_one_of_two_is_said_of_both() -> None:
@@ -132,6 +133,11 @@ def test_many_devices_of_a_node_are_one_vote_and_a_single_device_is_named() -> N
     halves = compared({"n0": "ab", "n1": "aa", "n2": "aa"})
     assert [one.target for one in halves.judge("n0")["train_step"]] == ["cpu:1"]
     assert standings(halves) == {"n0": MINORITY}
+
+
+def test_a_node_whose_devices_differ_has_no_vote_and_one_vote_accuses_nobody() -> None:
+    assert standings(compared({"n0": "aa", "n1": "aa", "n2": "bc", "n3": "bc"})) == {"n2": MINORITY, "n3": MINORITY}
+    assert standings(compared({"n0": "aa", "n1": "bc"})) == {"n0": UNDECIDED, "n1": UNDECIDED}
 
 
 def test_another_software_is_another_key_and_what_is_not_known_is_not_compared() -> None:
