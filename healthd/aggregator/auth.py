@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from healthd.core.config.toml_text import parse_toml
 from healthd.core.errors import ConfigError, HealthdError, words_of
 from healthd.core.file_trust import check_file
-from healthd.core.toml_text import parse_toml
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from healthd.baselines.learning import higher_is_better
 from healthd.baselines.model import Baseline, Kind, Learned, Series, State
 from healthd.core import wire
 from healthd.core.bounded import read_file
+from healthd.core.config.toml_text import parse_toml
 from healthd.core.errors import BadInputError
-from healthd.core.toml_text import parse_toml
 
 FORMAT = 1
 MOST_BYTES = 4 << 20

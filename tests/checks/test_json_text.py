@@ -20,9 +20,9 @@ from healthd.baselines import files
 from healthd.cli.settings.tree import Settings
 from healthd.core import wire
 from healthd.core.config.load import load
+from healthd.core.config.toml_text import parse_toml
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import SyncAnswer
-from healthd.core.toml_text import parse_toml
 from healthd.node.nccom.rsh import RshError, read_request
 from healthd.node.occupancy import ecs
 

@@ -143,7 +143,7 @@ def _json_file(path: Path) -> Any:
 
 def _config(settings: Settings) -> Any:
     """The file as it was read, and which variables set something: their values are not ours to tell."""
-    from healthd.core.toml_text import parse_toml
+    from healthd.core.config.toml_text import parse_toml
 
     variables = sorted(name for name in os.environ if name.startswith("HEALTHD_"))
     file = settings.file

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthd.core.config.schema import fields, is_record, key_of, leaves, nearest, records_by_name
+from healthd.core.config.toml_text import parse_toml
 from healthd.core.config.values import leaf
 from healthd.core.errors import ConfigError, words_of
-from healthd.core.toml_text import parse_toml
 
 T = TypeVar("T")
 
