@@ -231,6 +231,59 @@ class BreakersReset:
     reset: tuple[str, ...]
 
 
+# --- what nodes show of each other ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferingNode:
+    """A node whose digests differ from those of its peers; `message` is the first sentence about it."""
+
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestList:
+    """
+    Whose digests of fixed work differ: `accused` from those of most nodes like them; `suspects` from others, and no
+    majority says which are wrong. `nodes` have given digests. Of each list the first thousand.
+    """
+
+    nodes: int
+    accused: tuple[DifferingNode, ...]
+    suspects: tuple[DifferingNode, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppingJob:
+    """A running job whose nodes tell the times of its steps; `step_seconds` null: nothing was compared yet."""
+
+    job: str
+    nodes: int
+    ranks: int
+    step_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowNodeRow:
+    """A node that is slow in a job by its own time. `ranks` are those it has."""
+
+    job: str
+    node: str
+    ranks: tuple[int, ...]
+    own_seconds: float
+    peers_seconds: float
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepList:
+    """The jobs that tell their steps, and who is slow in them; of each list the first thousand."""
+
+    jobs: tuple[SteppingJob, ...]
+    slow: tuple[SlowNodeRow, ...]
+
+
 # --- for machines ----------------------------------------------------------------------------------------------------
 
 
