@@ -17,7 +17,7 @@ from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.inventory.digest_comparison import DigestComparison
 from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
 from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
-from healthd.aggregator.store import changes
+from healthd.aggregator.store import history
 from healthd.aggregator.store.store import Store
 from healthd.core import wire
 from healthd.core.model import CheckResult, DeviceRecord, Health, Inventory, NodeState, SyncRequest
@@ -395,8 +395,8 @@ def test_history_is_written_once_and_not_of_what_came_and_went() -> None:
         found.put("n1", reported("n1", "a"))
         found.judge("n1")
         await events.write()
-        rows = await store.read(lambda connection: changes.read_events(connection, "n1", limit=10))
-        others = await store.read(lambda connection: changes.read_events(connection, "n0", limit=10))
+        rows = await store.read(lambda connection: history.read_history(connection, "n1", limit=10))
+        others = await store.read(lambda connection: history.read_history(connection, "n0", limit=10))
         store.close()
         assert others == ()
         return [(one.kind, one.message[:16]) for one in rows]
