@@ -104,10 +104,10 @@ def test_node_of_32_cores_has_at_most_600_series_with_every_check_and_every_faul
     assert names["healthd_finding"] == 48
     assert names["healthd_device_matmul_flops_per_second"] == 64
     assert names["healthd_device_memory_bandwidth_bytes_per_second"] == 32
-    assert len(COLLECTIVES) == 6
+    assert len(COLLECTIVES) == 7
     assert (
         names["healthd_collective_duration_seconds"]
-        == 6 * 4
+        == 7 * 4
         == names["healthd_collective_bus_bandwidth_bytes_per_second"]
     )
     assert names["healthd_check_status"] == 5 * len(builtin_catalogue())

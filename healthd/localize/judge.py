@@ -170,7 +170,7 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, known: se
     if again < max(1, stable) or failed * SOMETIMES_SHARE <= ev.pair_tests[v]:
         return False
     if failed > 2:
-        return failed > 3 or ev.is_all_with({v} | known)
+        return failed > 3 or ev.is_all_with({v} | known | {o for o in ev.fails if not ev.passes[o]})
     return ev.rounds >= SOMETIMES_ROUNDS and ev.is_all_with({v})
 
 
@@ -218,7 +218,8 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     others = 6 if share > 0.5 else 2 if some or (len(named) == 3 and share < 0.4) else 1
     if ev.rounds < FIRST_ROUNDS and len(named) > 2:
         others = FIRST_ROUNDS
-    clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < 2]
+    taken = found.blamed() | set(found.awaiting) | {v for pair in found.odd for v in pair}
+    clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < 2 and o not in taken]
     for v in named:
         met = named.intersection(ev.met[v])
         near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}

@@ -77,7 +77,7 @@ class RunRecord:
             "timeout_seconds": self.timeout_seconds(info),
             "previous": from_previous(self.request.previous.get(info.name)),
             "faults": [
-                [fault.check, fault.target, fault.kind, fault.value, fault.place, fault.one_in]
+                dataclasses.astuple(fault)
                 for fault in self.request.faults
                 if fault.hits(info.name, names) or (info.scope is Scope.NODE and fault.check == info.name)
             ],

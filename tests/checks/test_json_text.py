@@ -120,7 +120,7 @@ def test_text_from_outside_is_decoded_in_one_place() -> None:
         for path in sorted((ROOT / folder).rglob("*.py")):
             calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             found += [str(path.relative_to(ROOT)) for call in calls if ast.unparse(call.func) in bare]
-    assert sorted(found) == ["checks/json_text.py", "healthd/core/toml_text.py", "healthd/core/wire.py"]
+    assert sorted(found) == ["checks/json_text.py", "healthd/core/config/toml_text.py", "healthd/core/wire.py"]
 
 
 def test_error_of_a_settings_file_names_it(tmp_path: Path) -> None:

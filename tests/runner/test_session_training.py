@@ -59,6 +59,7 @@ def test_ranks_of_two_nodes_train_together_after_a_collective(tmp_path: Path) ->
     [
         (".block1.gelu_grad@rank:2=corrupt:0.001", "SilentCorruption"),
         (".block1.up_weight_reduced@rank:2=corrupt:0.001", "SilentCorruption"),
+        (".block1.gelu_grad@rank:2=corrupt:0.001/1", "SilentCorruption"),
         ("@rank:2=corrupt", "WrongResult"),
         ("@rank:2=crash", "RankDied"),
     ],

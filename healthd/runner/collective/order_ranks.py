@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -260,7 +260,7 @@ class OrderRanks:
                 "leave": info is self._round.checks[-1],
             },
             "previous": None,
-            "faults": [[f.check, f.target, f.kind, f.value, f.place] for f in self._faults(info, rank)],
+            "faults": [astuple(fault) for fault in self._faults(info, rank)],
         }
 
 
