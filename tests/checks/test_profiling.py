@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,15 +195,13 @@ def test_a_profile_of_any_size_arrives_as_it_was_sent(size: int) -> None:
     assert parts.whole == [sent]
 
 
-def test_profiles_above_the_bounds_are_left_out_and_the_findings_arrive() -> None:
-    reading, writing = os.pipe()
+def test_profiles_above_the_bounds_are_left_out_and_the_findings_arrive(tmp_path: Path) -> None:
     found = Finding(status=Status.FAIL, reason="SlowDevice", message="slow", target="cpu:0")
     fitting = [made(id=f"matmul-{at}") for at in range(MAX_PROFILES + 1)]
-    with open(reading, "rb") as lines:
+    with (tmp_path / "lines").open("wb") as lines:
         sent = [made(id="../x"), made(b"x" * (MAX_PROFILE_BYTES + 1)), *fitting, found]
-        assert ResultWriter(writing).stream(sent) == 0
-        os.close(writing)
-        events = [json.loads(line) for line in lines]
+        assert ResultWriter(lines.fileno()).stream(sent) == 0
+    events = [json.loads(line) for line in (tmp_path / "lines").read_bytes().splitlines()]
     taken = ProfileParts()
     for event in events[:-1]:
         taken.add(event["profile"])
