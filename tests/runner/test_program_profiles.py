@@ -1,19 +1,15 @@
-"""Profiles of compiled programs: neuron-profile's stand-in, whose program it is, how a finding gets its profile."""
+"""Profiles of compiled programs: whose program it is, how a finding gets its profile, and a run that is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checks.contract import Finding, Missing, Profile, Status, Tier
-from checks.host.machine import Host, HostError
-from checks.profiling.neuron import ProfileError, capture
 from checks.profiling.programs import PROGRAMS, programs_in, programs_of, remember
 from healthd.core.model import CheckResult
 from healthd.runner import Runner, RunProgress
@@ -44,50 +40,6 @@ def program(tmp_path: Path) -> str:
 def spoil(machine: NeuronMachine, kind: str) -> None:
     machine.state["faults"].append({"kind": kind, "target": "neuron-profile", "value": None})
     machine.save()
-
-
-# --- the tool ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_program_is_captured_on_its_core_and_the_operations_are_said(trn1: NeuronMachine, program: str) -> None:
-    found = capture(Host(trn1.root), program, "neuroncore:5", "train_step")
-    assert (found.target, found.said) == ("neuroncore:5", SAID)
-    assert found.id.startswith("train_step-neuroncore-5-")
-    held = json.loads(gzip.decompress(found.content))
-    assert held["otherData"]["program"] == program
-    assert [(event["name"], event["tid"]) for event in held["traceEvents"]] == [
-        ("dot", "TensorMatrix"),
-        ("add", "Vector"),
-        ("dot", "TensorMatrix"),
-        ("SEMAPHORE", "Sync"),
-    ]
-
-
-def test_a_program_that_is_gone_a_target_that_is_no_core_and_nonsense_are_one_line(
-    trn1: NeuronMachine, program: str, tmp_path: Path
-) -> None:
-    host = Host(trn1.root)
-    with pytest.raises(ProfileError, match=r"neuron-profile capture ended with code 1: .*cannot read"):
-        capture(host, str(tmp_path / "none.neff"), "neuroncore:5", "matmul")
-    with pytest.raises(ProfileError, match="neuron:x is no core"):
-        capture(host, program, "neuron:x", "matmul")
-    spoil(trn1, "half_json")
-    with pytest.raises(ProfileError, match="what it has written is not understood"):
-        capture(host, program, "neuroncore:5", "matmul")
-
-
-def test_a_tool_that_is_not_installed_or_hangs_is_an_error_of_the_host(
-    trn1: NeuronMachine, program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spoil(trn1, "hang")
-    monkeypatch.setattr("checks.profiling.neuron.CAPTURE_SECONDS", 0.5)
-    with pytest.raises(HostError) as late:
-        capture(Host(trn1.root), program, "neuroncore:5", "matmul")
-    assert late.value.reason == "Timeout"
-    (trn1.root / "bin/neuron-profile").unlink()
-    with pytest.raises(HostError) as missing:
-        capture(Host(trn1.root), program, "neuroncore:5", "matmul")
-    assert missing.value.reason == "MissingTool"
 
 
 # --- whose program ----------------------------------------------------------------------------------------------------
