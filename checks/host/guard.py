@@ -13,7 +13,8 @@ groups of guards that were killed themselves are removed by the next guard.
 
 The exit status is that of the program, a signal included; 127 where it cannot be started, and then the number of the
 error is written to ERROR_DESCRIPTOR (-1: a line on standard error instead); 143 when the guard was told to end. FOLDER
-is the working directory ("" for ours); a folder of nccom-test is removed when the parent is gone.
+is the working directory ("" for ours); a folder of nccom-test or of a profile is removed when the parent is
+gone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from checks.host.control_group import ControlGroup
 from checks.host.descendants import descendants, parent_of
 
 FOLDER_PREFIX = "healthd-nccom-"
+PROFILE_PREFIX = "healthd-profile-"
 STORE_NAME = "healthd-store"
 """The name of a process (PR_SET_NAME, at most 15 characters) that may hang in a file system, and holds no device."""
 
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         os.close(report)  # closed without an error: the program runs
     status = _wait(program)
     _end_all(group)
-    if os.getppid() != parent and os.path.basename(folder).startswith(FOLDER_PREFIX):
+    if os.getppid() != parent and os.path.basename(folder).startswith((FOLDER_PREFIX, PROFILE_PREFIX)):
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)  # no other process does

@@ -11,25 +11,30 @@ hlo_name. Both have run on a stand-in alone.
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import resource
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from checks.contract import Profile
 from checks.contract.records import PROFILE_FORMAT
+from checks.host.guard import PROFILE_PREFIX
 from checks.host.machine import Host
 from checks.json_text import parse_json
-from checks.profiling.operations import MAX_EVENTS, packed, profile_id, shares
+from checks.profiling.operations import packed, profile_id, shares
 
 TOOL = "neuron-profile"
 CAPTURE_SECONDS = 60.0
 VIEW_SECONDS = 60.0
-_MAX_JSON_BYTES = 128 << 20
+_MAX_JSON_BYTES = 32 << 20  # parsed whole: ten times as much memory
+_MAX_FILE_BYTES = 512 << 20
 _OPERATION = re.compile(r"=\s*(?:[a-z0-9]+\[[^\]]*\]\S*\s+)?([a-zA-Z][\w.-]*)\(")
 
 
@@ -46,17 +51,21 @@ def capture(host: Host, program: str, target: str, name: str) -> Profile:
     core = target.rpartition(":")[2]
     if not core.isdecimal():
         raise ProfileError(f"{target} is no core")
-    with tempfile.TemporaryDirectory(prefix="healthd-profile-") as folder:
+    program = os.path.abspath(program)
+    # The tools run in the folder: their guard removes it where this process is killed.
+    with tempfile.TemporaryDirectory(prefix=PROFILE_PREFIX, ignore_cleanup_errors=True) as folder:
         trace, told = os.path.join(folder, "profile.ntff"), os.path.join(folder, "profile.json")
 
         def pinned(environment: Mapping[str, str]) -> Mapping[str, str]:
             kept = {key: value for key, value in environment.items() if key != "NEURON_RT_NUM_CORES"}
             return {**kept, "NEURON_RT_VISIBLE_CORES": core}
 
-        _run(host, [TOOL, "capture", "-n", program, "-s", trace], CAPTURE_SECONDS, pinned)
-        view = [TOOL, "view", "--output-format", "json", "--output-file", told, "-n", program, "-s", trace]
-        _run(host, view, VIEW_SECONDS, None)
-        instructions = list(_instructions(Path(told)))
+        with _small_files():
+            _run(host, [TOOL, "capture", "-n", program, "-s", trace], folder, CAPTURE_SECONDS, pinned)
+            view = [TOOL, "view", "--output-format", "json", "--output-file", told, "-n", program, "-s", trace]
+            _run(host, view, folder, VIEW_SECONDS, None)
+        content = _read(Path(told))
+    instructions = list(_instructions(content))
     times: Counter[str] = Counter()
     for event in instructions:
         times[event["name"]] += event["dur"]
@@ -74,15 +83,26 @@ def capture(host: Host, program: str, target: str, name: str) -> Profile:
     )
 
 
-def _run(host: Host, argv: list[str], seconds: float, environment: Any) -> None:
-    done = host.run(argv, timeout_seconds=seconds, environment=environment)
+@contextmanager
+def _small_files() -> Iterator[None]:
+    """Programs that are started meanwhile, and this process, cannot write a larger file: it would fill the disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    bounds = [limit for limit in (soft, hard, _MAX_FILE_BYTES) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(bounds), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _run(host: Host, argv: list[str], folder: str, seconds: float, environment: Any) -> None:
+    done = host.run(argv, timeout_seconds=seconds, folder=folder, environment=environment)
     if done.returncode != 0:
         lines = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
         raise ProfileError(f"{argv[0]} {argv[1]} ended with code {done.returncode}: {lines[-1] if lines else 'silent'}")
 
 
-def _instructions(path: Path) -> Iterator[dict[str, Any]]:
-    """The instructions as events of the Trace Event Format, by engine."""
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_JSON_BYTES + 1)
@@ -90,20 +110,28 @@ def _instructions(path: Path) -> Iterator[dict[str, Any]]:
         raise ProfileError(f"{TOOL} view has written nothing: {error.strerror}") from None
     if len(content) > _MAX_JSON_BYTES:
         raise ProfileError(f"{TOOL} view has written more than {_MAX_JSON_BYTES} bytes")
+    return content
+
+
+def _instructions(content: bytes) -> Iterator[dict[str, Any]]:
+    """All instructions as events of the Trace Event Format, by engine; none without a time."""
     try:
         rows = parse_json(content)["instruction"]
-        for row in rows[: 4 * MAX_EVENTS]:
+        for row in rows:
+            begun, took = float(row["timestamp"]) / 1e3, float(row["duration"]) / 1e3
+            if not (math.isfinite(begun) and math.isfinite(took) and took >= 0):
+                continue
             yield {
                 "name": _operation(row),
                 "cat": "instruction",
                 "ph": "X",
-                "ts": float(row["timestamp"]) / 1e3,
-                "dur": float(row["duration"]) / 1e3,
+                "ts": begun,
+                "dur": took,
                 "pid": "device",
                 "tid": str(row.get("label") or "?")[:64],
                 "args": {"opcode": str(row.get("opcode"))[:64]},
             }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         raise ProfileError(f"{TOOL} view: what it has written is not understood: {type(error).__name__}") from None
 
 

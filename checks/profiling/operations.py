@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,12 @@ MAX_EVENTS = 20_000
 """Events in a trace: the longest. A step of the large model has 2,700."""
 _SHOWN = 3
 _LONGEST_SECONDS = 20.0  # of an operation that is profiled: a profile takes memory for each of its events
-_ROOM = 5.0  # a profiled operation takes several times as long; see `_time_for`
+# See `_time_for`: a profiled operation takes several times as long, and besides the profiler takes 2 s to start and 3 s
+# to read _MOST_SEEN events, several times that on a busy machine.
+_ROOM = 5.0
+_FLOOR_SECONDS = 30.0
+_MOST_SEEN = 50_000
+"""Events of a run, counted before they are read: reading takes 60 microseconds for each."""
 # What torch's autograd puts around operations: what it takes is not an operation's.
 _WRAPPER = "autograd::"
 
@@ -60,18 +66,27 @@ def with_profile(
         yield from findings
         return
     left = wanted.until - time.monotonic()
-    taken = _take(device, operation) if _time_for(device, seconds, left) else None
-    if taken is None:
+    made = _made(device, name, operation, seconds) if _time_for(device, seconds, left) else None
+    if made is None:
         yield from findings
         return
-    made = _profile(device, name, seconds, taken)
     yield made
     about = slow or findings
     for one in findings:
         if one in about:
-            message = f"{one.message}; {taken.said}" if slow else one.message
+            message = f"{one.message}; {made.said}" if slow else one.message
             one = dataclasses.replace(one, message=message, profile=made.id)
         yield one
+
+
+def _made(device: Device, name: str, operation: Callable[[], object], seconds: float) -> Profile | None:
+    """A profile, or None: whatever goes wrong in the profiler is a line on standard error, never a lost finding."""
+    try:
+        taken = _take(device, operation)
+        return None if taken is None else _profile(device, name, seconds, taken)
+    except Exception as error:  # noqa: BLE001  a profiler may raise anything
+        sys.stderr.write(f"no profile of {name}: {type(error).__name__}: {error}\n")
+        return None
 
 
 def _time_for(device: Device, seconds: float, left: float) -> bool:
@@ -81,17 +96,20 @@ def _time_for(device: Device, seconds: float, left: float) -> bool:
     A device that records work and does it later runs programs, not operations: torch's profiler would tell how long the
     recording took.
     """
-    return not hasattr(device, "fallbacks") and 0 < seconds <= _LONGEST_SECONDS and _ROOM * seconds < left
+    needed = _FLOOR_SECONDS + _ROOM * seconds
+    return not hasattr(device, "fallbacks") and 0 < seconds <= _LONGEST_SECONDS and needed < left
 
 
 def _take(device: Device, operation: Callable[[], object]) -> Taken | None:
-    """One run under the profiler; None where it saw no operation."""
+    """One run under the profiler; None where it saw no operation, or too many events."""
     profiler = device.torch.profiler
     on_gpu = str(device.torch_device).startswith("cuda")
     activities = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if on_gpu else [])]
     with profiler.profile(activities=activities) as found:
         operation()
         device.synchronize()
+    if len(found.profiler.kineto_results.events()) > _MOST_SEEN:
+        return None
     said = in_words({event.key: _own_time(event, on_gpu=on_gpu) for event in found.key_averages() if _on_host(event)})
     return Taken(said, [_event(event) for event in found.events()]) if said else None
 

@@ -17,6 +17,12 @@ PROFILE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 _PART_BYTES = 36 * 1024  # 48 KiB as base64: with the other members less than a line may have
 
 
+def fits(profile: Profile) -> bool:
+    """Whether the runner takes it: any other costs the worker its life, and the check its findings."""
+    known = PROFILE_ID.fullmatch(profile.id) is not None and profile.format == PROFILE_FORMAT
+    return known and len(profile.content) <= MAX_PROFILE_BYTES
+
+
 def split(profile: Profile) -> Iterator[dict[str, Any]]:
     """The parts of a profile as plain values; the last one says so."""
     starts = range(0, max(1, len(profile.content)), _PART_BYTES)

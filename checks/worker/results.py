@@ -19,11 +19,15 @@ class ResultWriter:
         self.command_id = 0
 
     def stream(self, items: Iterable[Any]) -> int:
-        """Send what a check yields as it comes. Findings above the bound are counted, and the worst of them is sent."""
+        """
+        Send what a check yields as it comes; the number of findings that were left out.
+
+        Of findings above the bound the worst is sent. Profiles above theirs are left out.
+        """
         from checks.contract import SEVERITY, Evidence, Finding, Profile, Progress
         from checks.worker.protocol import MAX_FINDINGS, from_evidence, from_finding, from_progress
 
-        findings = dropped = 0
+        findings = dropped = profiles = 0
         worst_dropped: Finding | None = None
         for item in items:
             if isinstance(item, Finding):
@@ -39,8 +43,11 @@ class ResultWriter:
             elif isinstance(item, Progress):
                 self.send("progress", progress=from_progress(item))
             elif isinstance(item, Profile):
-                from checks.worker.profile_parts import split
+                from checks.worker.profile_parts import MAX_PROFILES, fits, split
 
+                if profiles >= MAX_PROFILES or not fits(item):
+                    continue  # its finding stands; the runner removes the name of a profile that did not come
+                profiles += 1
                 for part in split(item):
                     self.send("profile", profile=part)
             else:

@@ -78,9 +78,10 @@ def check(
     --exit-style npd: 0 pass or warn, 1 fail, 2 and above unknown; slurm: 0 pass or warn, else not 0.
     """
     settings = load_check_settings(options)
+    wanted = _tier(tier)
     profiles = new_folder(settings.node, profile_dir) if profile or profile_dir is not None else None
     state = asyncio.run(
-        examine(settings, names, _tier(tier), quiet=as_json, localize=localize, profiles=profiles, profile=profile)
+        examine(settings, names, wanted, quiet=as_json, localize=localize, profiles=profiles, profile=profile)
     )
     if not names:
         for name in unused_limits(settings.limits, state):
@@ -97,7 +98,7 @@ def check(
         console = render.out()
         render.show(console, render.node_report(state))
     if profiles is not None:
-        show_profiles(profiles)
+        show_profiles(profiles, everything=profile)
     return STYLES[exit_style][worst([reason.status for reason in state.reasons] or [Status.PASS])]
 
 

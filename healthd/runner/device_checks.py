@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,30 +67,28 @@ class DeviceChecks:
         outcomes: dict[str, dict[int, Outcome]] = {info.name: {} for info in infos}
         self._compilation.announce(infos)
 
+        open_profiles: Counter[str] = Counter()
+
         def finish(info: CheckInfo, rank: int, outcome: Outcome) -> None:
             outcomes[info.name][rank] = outcome
-            if len(outcomes[info.name]) < len(lanes):
-                return
-            complete = [outcomes[info.name][rank] for rank in range(len(lanes))]
-            if info.judged:
-                self._node.submit_judge(info, complete)
-            else:
-                self._record.publish(self._record.compose(info, complete))
+            if len(outcomes[info.name]) == len(lanes):
+                complete = [outcomes[info.name][rank] for rank in range(len(lanes))]
+                self._end(info, complete, last=not open_profiles[info.name])
 
         programs = ProgramProfiles(self._workers, self._record)
 
         async def work(rank: int, lane: WorkerLane) -> None:
+            slow: list[tuple[CheckInfo, Outcome]] = []
             async with slots:
                 compiled = await self._compilation.run(lane, infos)
                 seconds = seconds_by_check(compiled)
-                slow: list[tuple[CheckInfo, Outcome]] = []
 
                 def end(info: CheckInfo, rank: int, outcome: Outcome) -> None:
                     outcome.compile_seconds += seconds.get(info.name, 0.0)
                     if programs.wants(outcome):
                         slow.append((info, outcome))
-                    else:
-                        finish(info, rank, outcome)
+                        open_profiles[info.name] += 1
+                    finish(info, rank, outcome)
 
                 for info in infos:
                     if compiled is not None and compiled.missing is not None:
@@ -99,12 +98,22 @@ class DeviceChecks:
                 await lane.wait_idle()
                 if slow or not keep:
                     await lane.retire()
-                for info, outcome in slow:  # the worker has left the device
-                    await programs.add(info.name, outcome)
-                    finish(info, rank, outcome)
+            for info, outcome in slow:  # the worker has left the device, and others may be measured
+                await programs.add(info.name, outcome)
+                open_profiles[info.name] -= 1
+                finish(info, rank, outcome)
 
         if infos:
             await asyncio.gather(*(work(rank, lane) for rank, lane in enumerate(lanes)))
+
+    def _end(self, info: CheckInfo, outcomes: Sequence[Outcome], *, last: bool) -> None:
+        if not last:
+            # A profile may take minutes: a run that is cancelled meanwhile still says what was slow.
+            self._record.defer(self._record.compose(info, outcomes))
+        elif info.judged:
+            self._node.submit_judge(info, outcomes)
+        else:
+            self._record.publish(self._record.compose(info, outcomes))
 
     def _submit_device_check(
         self, info: CheckInfo, rank: int, lane: WorkerLane, finish: Callable[[CheckInfo, int, Outcome], None]

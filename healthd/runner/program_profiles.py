@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 SECONDS = 130.0
 """For one profile: capturing and reading it may take a minute each (see `checks.profiling.neuron`)."""
+RUN_SECONDS = 2 * SECONDS
+"""For all profiles of a run, from the beginning of the first: an ordered run has minutes, and waits for them."""
 _SLOW = "SlowDevice"
 
 
@@ -26,6 +29,8 @@ class ProgramProfiles:
     def __init__(self, workers: Workers, record: RunRecord) -> None:
         self._workers = workers
         self._record = record
+        self._slots = asyncio.Semaphore(workers.settings.max_workers_at_once)
+        self._until: float | None = None
 
     def wants(self, outcome: Outcome) -> bool:
         """Whether a profile of this outcome is to be had: of a check that ended, never of one that hangs or died."""
@@ -43,11 +48,17 @@ class ProgramProfiles:
     async def add(self, check: str, outcome: Outcome) -> None:
         """Capture a profile and let the findings name it; where that fails, they stay as they are."""
         done: list[Outcome] = []
-        lane = WorkerLane(self._workers, None)
-        command = {"kind": "capture", "program": outcome.program, "target": outcome.target}
-        lane.submit(Job(check=check, command=command, timeout_seconds=SECONDS, finish=done.append, retry=False))
-        lane.close()
-        await lane.serve()
+        async with self._slots:
+            now = time.monotonic()
+            self._until = self._until or now + RUN_SECONDS
+            if now + SECONDS > self._until:
+                log.warning("no profile of %s on %s: others of this run took their time", check, outcome.target)
+                return
+            lane = WorkerLane(self._workers, None)
+            command = {"kind": "capture", "program": outcome.program, "target": outcome.target}
+            lane.submit(Job(check=check, command=command, timeout_seconds=SECONDS, finish=done.append, retry=False))
+            lane.close()
+            await lane.serve()
         (captured,) = done
         if captured.missing is not None or not captured.profiles:
             why = captured.missing.message if captured.missing is not None else "nothing was captured"

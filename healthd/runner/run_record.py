@@ -52,6 +52,7 @@ class RunRecord:
         self.began = time.monotonic()
         self._settings = settings
         self._deferred: dict[str, CheckResult] = {}
+        self._kept: dict[str, bool] = {}  # by the id of a profile: a result may be composed more than once
         self._published = asyncio.Event()
 
     # --- what is asked ------------------------------------------------------------------------------------------------
@@ -110,11 +111,13 @@ class RunRecord:
     def _keep(self, profile: Profile) -> bool:
         if self.request.on_profile is None:
             return False
-        try:
-            return self.request.on_profile(profile)
-        except Exception:
-            log.exception("the profile %s could not be kept", profile.id)
-            return False
+        if profile.id not in self._kept:
+            try:
+                self._kept[profile.id] = self.request.on_profile(profile)
+            except Exception:
+                log.exception("the profile %s could not be kept", profile.id)
+                self._kept[profile.id] = False
+        return self._kept[profile.id]
 
     def publish(self, result: CheckResult) -> None:
         """Record a complete result and pass it to the listener."""

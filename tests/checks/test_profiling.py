@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from checks.contract.records import MAX_PROFILE_BYTES, PROFILE_FORMAT
 from checks.device.matmul import matmul
 from checks.device.memory import memory
 from checks.device.transfer import transfer
-from checks.profiling.operations import in_words, packed
+from checks.profiling.operations import in_words, packed, with_profile
 from checks.training.train_step import train_step
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
 from checks.worker.profile_parts import MAX_PROFILES, PROFILE_ID, ProfileParts, split
 from checks.worker.protocol import MAX_LINE_BYTES, ProtocolError, encode
+from checks.worker.results import ResultWriter
 
 SHORT: dict[str, Any] = {"repeats": 2, "parity_steps": 0, "timed": 1, "dtypes": ["bf16"]}
 TOO_FAST = Limit(lower=1e30, upper=None, origin="config")
@@ -93,15 +95,35 @@ def test_what_is_fast_is_profiled_on_demand_alone_and_its_finding_stays_as_it_is
     assert "most of the time" not in found.message
 
 
-@pytest.mark.parametrize("wanted", [None, profiling(left=0.0)], ids=["off", "no time left"])
+@pytest.mark.parametrize("left", [None, 0.0, 20.0], ids=["off", "no time left", "little time"])
 def test_nothing_is_profiled_where_nobody_wants_it_or_the_time_limit_is_near(
-    context: Any, cpu_device: Any, wanted: Any
+    context: Any, cpu_device: Any, left: float | None
 ) -> None:
+    wanted = None if left is None else profiling(left=left)
     limits = {"matmul_flops_per_second": TOO_FAST}
     options: dict[str, Any] = {"device": cpu_device, "limits": limits, "dtypes": ["fp32"], "sizes": [64]}
     (found,) = matmul(context(matmul, profiling=wanted, **options))
     assert isinstance(found, Finding)
     assert (found.reason, found.profile) == ("SlowDevice", None)
+
+
+def _many_events(device: Any) -> None:
+    for _ in range(60_000):
+        device.torch.is_tensor(device.torch.empty(0))
+
+
+def _fails(device: Any) -> None:
+    raise RuntimeError("CUPTI is not there")
+
+
+@pytest.mark.parametrize("operation", [_many_events, _fails])
+def test_a_profile_that_fails_or_has_too_many_events_leaves_the_finding_as_it_is(
+    context: Any, cpu_device: Any, operation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("checks.profiling.operations._event", lambda event: pytest.fail("events were read"))
+    found = Finding(status=Status.FAIL, reason="SlowDevice", message="slow", target="cpu:0")
+    ctx = context(matmul, device=cpu_device, profiling=profiling())
+    assert list(with_profile(ctx, cpu_device, "matmul", lambda: operation(cpu_device), 0.001, [found])) == [found]
 
 
 def test_a_device_that_records_its_work_has_no_profile_of_operations(context: Any, tampering: Any) -> None:
@@ -141,7 +163,7 @@ def test_a_trace_that_is_too_large_keeps_its_longest_events(monkeypatch: pytest.
     import random
 
     chance = random.Random(1)
-    events = [
+    events: list[dict[str, Any]] = [
         {"name": f"{chance.getrandbits(1600):0400x}", "ph": "X", "ts": float(at), "dur": float(at % 997)}
         for at in range(12_000)
     ]
@@ -171,6 +193,20 @@ def test_a_profile_of_any_size_arrives_as_it_was_sent(size: int) -> None:
         assert len(encode({"kind": "profile", "id": 1, "profile": part})) <= MAX_LINE_BYTES
         parts.add(part)
     assert parts.whole == [sent]
+
+
+def test_profiles_above_the_bounds_are_left_out_and_the_findings_arrive(tmp_path: Path) -> None:
+    found = Finding(status=Status.FAIL, reason="SlowDevice", message="slow", target="cpu:0")
+    fitting = [made(id=f"matmul-{at}") for at in range(MAX_PROFILES + 1)]
+    with (tmp_path / "lines").open("wb") as lines:
+        sent = [made(id="../x"), made(b"x" * (MAX_PROFILE_BYTES + 1)), *fitting, found]
+        assert ResultWriter(lines.fileno()).stream(sent) == 0
+    events = [json.loads(line) for line in (tmp_path / "lines").read_bytes().splitlines()]
+    taken = ProfileParts()
+    for event in events[:-1]:
+        taken.add(event["profile"])
+    assert taken.whole == fitting[:MAX_PROFILES]
+    assert events[-1]["finding"]["reason"] == "SlowDevice"
 
 
 def _too_many() -> list[Any]:

@@ -12,10 +12,11 @@ import pytest
 
 from checks.contract import Profile
 from checks.contract.records import PROFILE_FORMAT
-from healthd.core.errors import UnreachableError
+from healthd.cli.profiles import new_folder
+from healthd.core.errors import ConfigError, UnreachableError
 from healthd.node.http import control_socket
 from healthd.node.http.control_socket import RefusedError
-from healthd.node.settings import ProfileSettings
+from healthd.node.settings import NodeSettings, ProfileSettings
 from healthd.node.state.profiles import ProfileFolder
 from tests.cli.cli_kit import end, healthd, start
 from tests.node.test_node_daemon import until
@@ -74,6 +75,26 @@ def test_what_is_too_old_is_not_shown_and_goes(tmp_path: Path) -> None:
     kept.keep(profile(7))
     assert ids(kept) == [named(7)]
     assert len(os.listdir(tmp_path / "profiles")) == 2
+
+
+def test_a_clock_that_was_ahead_once_does_not_stop_the_keeping_of_profiles(tmp_path: Path) -> None:
+    time = Time()
+    kept = folder(tmp_path, time, count=2)
+    time.now += 365 * DAY
+    fill(kept, time, 2)
+    time.now -= 365 * DAY
+    for number in (2, 3, 4):
+        time.now += 1.0
+        assert kept.keep(profile(number))
+    assert ids(kept) == [named(4), named(3)]
+
+
+def test_a_link_in_the_place_of_a_profile_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "secret").write_text("kept")
+    (tmp_path / "profiles" / f"{named(1)}.trace.json.gz").symlink_to(tmp_path / "secret")
+    assert not folder(tmp_path).keep(profile(1))
+    assert (tmp_path / "secret").read_text() == "kept"
 
 
 def test_what_is_larger_than_all_may_be_is_not_kept_and_neither_is_any_with_count_0(tmp_path: Path) -> None:
@@ -194,6 +215,27 @@ def test_profiles_on_demand_need_no_daemon_and_say_where_they_are(tmp_path: Path
     again = healthd(tmp_path, *arguments)
     assert again.code == 3
     assert again.err == f"healthd: {place}: is not empty; name a new directory with --profile-dir\n"
+
+
+def test_a_folder_on_demand_holds_profiles_whatever_the_daemon_keeps_and_says_why_there_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "healthd.toml"
+    file.write_text("[node.profiles]\ncount = 0\n[checks.matmul]\nsizes = [64, 64]\n")
+    place = tmp_path / "profiles"
+    arguments = ("check", "matmul", "--config", str(file), "--profile-dir", str(place), "--json")
+    assert healthd(tmp_path, *arguments, "--tier", "heavy").code == 3
+    assert not place.exists()
+    said = healthd(tmp_path, *arguments)
+    assert "nothing was profiled: no probe was slow (--profile profiles all)" in said.err
+    assert len(healthd(tmp_path, *arguments, "--profile").err.splitlines()) == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "profiles"
+    place.mkdir()
+    os.chown(place, 65534, 65534)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        new_folder(NodeSettings(name="a", state_dir=tmp_path, run_dir=tmp_path), place)
 
 
 def test_without_a_place_for_profiles_a_slow_probe_says_its_sentence_and_names_none(tmp_path: Path) -> None:

@@ -1,20 +1,18 @@
-"""Profiles of compiled programs: neuron-profile's stand-in, whose program it is, how a finding gets its profile."""
+"""Profiles of compiled programs: whose program it is, how a finding gets its profile, and a run that is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checks.contract import Finding, Missing, Profile, Status, Tier
-from checks.host.machine import Host, HostError
-from checks.profiling.neuron import ProfileError, capture
 from checks.profiling.programs import PROGRAMS, programs_in, programs_of, remember
+from healthd.core.model import CheckResult
+from healthd.runner import Runner, RunProgress
 from healthd.runner.program_profiles import ProgramProfiles
 from healthd.runner.run_record import RunRecord, RunRequest
 from healthd.runner.settings import Plan
@@ -42,50 +40,6 @@ def program(tmp_path: Path) -> str:
 def spoil(machine: NeuronMachine, kind: str) -> None:
     machine.state["faults"].append({"kind": kind, "target": "neuron-profile", "value": None})
     machine.save()
-
-
-# --- the tool ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_program_is_captured_on_its_core_and_the_operations_are_said(trn1: NeuronMachine, program: str) -> None:
-    found = capture(Host(trn1.root), program, "neuroncore:5", "train_step")
-    assert (found.target, found.said) == ("neuroncore:5", SAID)
-    assert found.id.startswith("train_step-neuroncore-5-")
-    held = json.loads(gzip.decompress(found.content))
-    assert held["otherData"]["program"] == program
-    assert [(event["name"], event["tid"]) for event in held["traceEvents"]] == [
-        ("dot", "TensorMatrix"),
-        ("add", "Vector"),
-        ("dot", "TensorMatrix"),
-        ("SEMAPHORE", "Sync"),
-    ]
-
-
-def test_a_program_that_is_gone_a_target_that_is_no_core_and_nonsense_are_one_line(
-    trn1: NeuronMachine, program: str, tmp_path: Path
-) -> None:
-    host = Host(trn1.root)
-    with pytest.raises(ProfileError, match=r"neuron-profile capture ended with code 1: .*cannot read"):
-        capture(host, str(tmp_path / "none.neff"), "neuroncore:5", "matmul")
-    with pytest.raises(ProfileError, match="neuron:x is no core"):
-        capture(host, program, "neuron:x", "matmul")
-    spoil(trn1, "half_json")
-    with pytest.raises(ProfileError, match="what it has written is not understood"):
-        capture(host, program, "neuroncore:5", "matmul")
-
-
-def test_a_tool_that_is_not_installed_or_hangs_is_an_error_of_the_host(
-    trn1: NeuronMachine, program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spoil(trn1, "hang")
-    monkeypatch.setattr("checks.profiling.neuron.CAPTURE_SECONDS", 0.5)
-    with pytest.raises(HostError) as late:
-        capture(Host(trn1.root), program, "neuroncore:5", "matmul")
-    assert late.value.reason == "Timeout"
-    (trn1.root / "bin/neuron-profile").unlink()
-    with pytest.raises(HostError) as missing:
-        capture(Host(trn1.root), program, "neuroncore:5", "matmul")
-    assert missing.value.reason == "MissingTool"
 
 
 # --- whose program ----------------------------------------------------------------------------------------------------
@@ -201,8 +155,8 @@ def bare(ctx: Context[NoParams]) -> Iterator[Finding]:
 '''
 
 
-def test_slow_cores_of_a_machine_are_profiled_after_their_workers_and_others_stay_as_they_are(tmp_path: Path) -> None:
-    machine = NeuronMachine(tmp_path / "machine", "trn1.2xlarge")
+def slow_runner(machine: NeuronMachine, tmp_path: Path, **changes: Any) -> Runner:
+    """A runner on a machine whose cores are slow at both checks."""
     python = make_python(tmp_path / "venv")
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (packages / "torch.py").write_text(NATIVE_TORCH)
@@ -210,14 +164,19 @@ def test_slow_cores_of_a_machine_are_profiled_after_their_workers_and_others_sta
     checks = tmp_path / "checks"
     checks.mkdir()
     (checks / "slow.py").write_text(SLOW)
-    runner = make_runner(
+    return make_runner(
         accelerator="auto",
         host_root=machine.root,
         directories=(checks,),
         probe_python=python,
         compile_cache=tmp_path / "cache",
         on_cold_cache="compile",
+        **changes,
     )
+
+
+def test_slow_cores_of_a_machine_are_profiled_after_their_workers_and_others_stay_as_they_are(tmp_path: Path) -> None:
+    runner = slow_runner(NeuronMachine(tmp_path / "machine", "trn1.2xlarge"), tmp_path)
     kept: dict[str, Profile] = {}
 
     def keep(profile: Profile) -> bool:
@@ -235,3 +194,51 @@ def test_slow_cores_of_a_machine_are_profiled_after_their_workers_and_others_sta
     # Once more, compiled: the program is known from before.
     again = run_checks("compiled", runner=runner, tier=Tier.QUICK)
     assert all(one.profile in kept for one in again["compiled"].findings)
+
+
+def test_a_run_that_is_cancelled_while_a_program_is_captured_has_measured_every_core_and_says_what_is_slow(
+    tmp_path: Path,
+) -> None:
+    machine = NeuronMachine(tmp_path / "machine", "trn1.2xlarge")
+    spoil(machine, "hang")
+    runner = slow_runner(machine, tmp_path, max_workers_at_once=1)
+    measured: set[str] = set()
+    results: list[CheckResult] = []
+
+    async def run() -> None:
+        both = asyncio.Event()
+
+        def on_progress(progress: RunProgress) -> None:
+            if progress.event == "ended":
+                measured.add(progress.target)
+            if len(measured) == 2:
+                both.set()
+
+        plan = Plan(tier=Tier.QUICK, checks=("compiled",), executor="test")
+        running = asyncio.create_task(runner.run(plan, on_result=results.append, on_progress=on_progress))
+        await asyncio.wait_for(both.wait(), 60.0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(run())
+    (result,) = results
+    assert {(one.target, one.reason) for one in result.findings} == {
+        ("neuroncore:0", "SlowDevice"),
+        ("neuroncore:1", "SlowDevice"),
+    }
+    assert workers_left() == []
+
+
+def test_the_captures_of_a_run_have_one_bound_of_time_together(
+    trn1: NeuronMachine, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("healthd.runner.program_profiles.RUN_SECONDS", 130.0)
+    first, second = outcome(program), outcome(program)
+
+    async def both() -> None:
+        programs = profiles(trn1)
+        await programs.add("train_step", first)
+        await programs.add("train_step", second)
+
+    asyncio.run(both())
+    assert (len(first.profiles), len(second.profiles)) == (1, 0)

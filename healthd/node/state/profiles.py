@@ -24,6 +24,7 @@ from healthd.node.state import files
 log = logging.getLogger(__name__)
 
 _RECORD, _TRACE = ".json", ".trace.json.gz"
+_AHEAD_SECONDS = 60.0  # taken later than this from now: the clock was ahead, and nobody knows when it was taken
 _OURS = re.compile(r"\.?[a-z0-9][a-z0-9_.-]*-\d{8}t\d{6}z-[0-9a-f]{6}(\.json|\.trace\.json\.gz|\.json\.new)")
 
 
@@ -75,7 +76,8 @@ class ProfileFolder:
         complaint = ""
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self.trace(profile.id), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.trace(profile.id), flags, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(profile.content)
             files.save(self._path(profile.id, _RECORD), record, durable=False)
@@ -85,7 +87,7 @@ class ProfileFolder:
                 log.error("%s", complaint)
             self._remove(profile.id)
         self._complaint = complaint
-        self._remove_surplus()
+        self._remove_surplus(profile.id)
         return not complaint and self._path(profile.id, _RECORD).exists()
 
     def records(self) -> tuple[ProfileRecord, ...]:
@@ -126,12 +128,15 @@ class ProfileFolder:
                         found.append(record)
         return sorted(found, key=lambda record: (-record.taken_at, record.id))
 
-    def _remove_surplus(self) -> None:
+    def _remove_surplus(self, newest: str = "") -> None:
+        """`newest` was just written, and stays whatever the others say of their time."""
         total = 0
-        oldest = self._clock() - self._settings.age_seconds
-        for count, record in enumerate(self._all(), 1):
+        now = self._clock()
+        all_ = sorted(self._all(), key=lambda record: (record.id != newest, record.taken_at > now + _AHEAD_SECONDS))
+        for count, record in enumerate(all_, 1):
             total += record.size_bytes
-            if count > self._settings.count or total > self._settings.max_bytes or record.taken_at < oldest:
+            surplus = count > self._settings.count or total > self._settings.max_bytes
+            if record.id != newest and (surplus or record.taken_at < now - self._settings.age_seconds):
                 self._remove(record.id)
 
     def _remove_leftovers(self) -> None:
