@@ -36,9 +36,13 @@ def evidence(target: str, bits: str, *, key: str = "cpu | torch 2", first: str =
     return Evidence(target=target, key=key, data={"dtype": "bf16", "digests": digests, "stable": True})
 
 
+def machine() -> str:
+    return "t1.large x2, cpu, torch 2.13"
+
+
 def trained(bits: str, *, injected: bool = False, key: str = "cpu | torch 2") -> CheckResult:
     """The result of `train_step`; each letter is a device."""
-    found = digests_of([evidence(f"cpu:{i}", one, key=key) for i, one in enumerate(bits)])
+    found = digests_of([evidence(f"cpu:{i}", one, key=key) for i, one in enumerate(bits)], machine)
     return dataclasses.replace(result("train_step"), digests=found, injected=injected)
 
 
@@ -143,21 +147,35 @@ def test_a_node_whose_devices_differ_has_no_vote_and_one_vote_accuses_nobody() -
 def test_another_software_is_another_key_and_what_is_not_known_is_not_compared() -> None:
     found = DigestComparison()
     found.put("n0", reported("n0", "a"))
-    found.put("n1", reported("n1", "b", torch="2.14"))
-    found.put("n2", reported("n2", "c", key="cpu | torch 2 | 4 threads"))
-    found.put("n3", dataclasses.replace(reported("n3", "d"), versions={}))
-    for name in ("n0", "n1", "n2", "n3"):
+    found.put("n1", reported("n1", "b", key="cpu | torch 2 | 4 threads"))
+    for name in ("n0", "n1"):
         assert found.judge(name) == {}
+    (old,), (new,) = (digests_of([evidence("cpu:0", "a")], one.__str__) for one in ("torch 2.13", "torch 2.14"))
+    assert old.key != new.key
+    assert digests_of([evidence("cpu:0", "a")], lambda: None) == ()
     at_other_places = evidence("cpu:0", "b")
     at_other_places.data["digests"].pop("head.loss")  # type: ignore[attr-defined]
-    (one,), (other,) = digests_of([evidence("cpu:0", "a")]), digests_of([at_other_places])
+    (one,), (other,) = digests_of([evidence("cpu:0", "a")], machine), digests_of([at_other_places], machine)
     assert one.key != other.key
+
+
+def test_digests_of_before_an_upgrade_do_not_count_among_those_of_after_it() -> None:
+    found = compared(dict.fromkeys(("n0", "n1", "n2", "n3"), "a"))
+    found.put("n0", reported("n0", "b", torch="2.14", key="cpu | torch 2.14"))  # upgraded, and has run again
+    for name in ("n1", "n2", "n3"):
+        found.put(name, reported(name, "a", torch="2.14"))  # upgraded; the last run was before
+        assert found.judge("n0") == found.judge(name) == {}
+    found.put("n1", reported("n1", "c", torch="2.14", key="cpu | torch 2.14"))
+    assert set(found.judge("n0")) == set(found.judge("n1")) == {"train_step"}
+    assert found.judge("n2") == {}
+    found.put("n4", reported("n4", "b", torch="2.99"))  # what the node has now says nothing of its digests
+    assert set(found.judge("n4")) == {"train_step"}
 
 
 def test_device_that_does_not_repeat_itself_has_no_vote() -> None:
     shaky = evidence("cpu:0", "b")
     shaky.data["stable"] = False  # type: ignore[index]
-    assert digests_of([shaky]) == ()
+    assert digests_of([shaky], machine) == ()
 
 
 def test_who_measures_again_and_agrees_is_free_and_news_are_told_once() -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from checks.contract import Finding
 from healthd.aggregator.inventory.digest_votes import Group, Standing, Vote, findings_of
-from healthd.baselines.sampling import kind_of
 from healthd.core.model import NodeState
 from healthd.core.model.work_digests import MOST_DIGESTS, is_bounded
 
@@ -151,22 +150,23 @@ class DigestComparison:
 
 
 def _votes_of(state: NodeState) -> Iterable[tuple[Vote, str]]:
-    """The digests of a state as votes, each with its places; nothing where it is not known what may be compared."""
-    kind = None
+    """
+    The digests of a state as votes, each with its places.
+
+    Only the key says what may be compared: hardware and versions in the state are those of now, and the digests may be
+    of an hour ago.
+    """
     for result in state.results:
         digests = [one for one in result.digests[:MOST_DIGESTS] if is_bounded(one)]
         if not digests:
             continue
-        kind = kind or kind_of(state)
-        if kind is None:
-            return
         devices: dict[str, int] = {}
         for one in digests:
             devices[one.key] = devices.get(one.key, 0) + len(one.targets)
         for one in digests:
             vote = Vote(
                 check=result.check,
-                group=f"{result.check} | {kind} | {one.key}",
+                group=f"{result.check} | {one.key}",
                 label=one.label,
                 root=one.root,
                 targets=one.targets,
