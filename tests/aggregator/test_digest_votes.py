@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import tracemalloc
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from checks.contract import Action, Evidence, Status, Tier
 from healthd.aggregator.auth import key_hash
 from healthd.aggregator.baselines.peer_events import PeerEvents
 from healthd.aggregator.gate.judging import JudgeCache
+from healthd.aggregator.inventory.compact_state import CompactState
 from healthd.aggregator.inventory.digest_comparison import DigestComparison
 from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
 from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
@@ -203,12 +205,44 @@ def test_a_node_that_is_gone_votes_no_more() -> None:
     assert found._characters == 0
 
 
-def test_an_injected_fault_is_said_where_it_makes_others_suspect() -> None:
+def test_an_injected_fault_is_judged_and_judges_nobody() -> None:
     found = DigestComparison()
     found.put("n0", reported("n0", "a"))
-    found.put("n1", reported("n1", "b", injected=True))
-    (finding,) = found.judge("n0")["train_step"]
-    assert finding.message.endswith("; a fault is injected on n1")
+    assert found.put("n1", reported("n1", "b", injected=True)) == {"n1"}
+    assert found.judge("n0") == {}
+    (finding,) = found.judge("n1")["train_step"]
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "DigestMismatch")
+    assert "n1 on one side, n0 on the other; a fault is injected here" in finding.message
+    found.put("n2", reported("n2", "b", injected=True))  # two drills are no majority over a healthy node
+    assert found.judge("n0") == {}
+    assert "n1" in found.put("n3", reported("n3", "a"))
+    for name in ("n0", "n3"):
+        assert found.judge(name) == {}
+    for name in ("n1", "n2"):
+        (finding,) = found.judge(name)["train_step"]
+        assert (finding.status, finding.reason) == (Status.FAIL, "SilentCorruption")
+        assert "has other bits than on 2 of 3 nodes of its kind (n0, n3); a fault is injected here" in finding.message
+    found.put("n4", reported("n4", "a", injected=True))  # a fault that changes nothing
+    assert found.judge("n4") == {}
+    found.put("n1", reported("n1", "a"))
+    assert found.judge("n1") == {}
+    for name in ("n0", "n1", "n2", "n3", "n4"):
+        found.forget(name)
+    assert not found._groups
+
+
+def test_a_vote_beside_a_node_whose_devices_differ_copies_no_sets() -> None:
+    nodes = 3000
+    found = compared({f"n{i}": "aa" for i in range(nodes)} | {"half": "ab"})
+    others = [reported(f"m{i}", "aa") for i in range(3)]
+    found.put("m0", others[0])
+    tracemalloc.start()
+    for one in others[1:]:
+        found.put(one.node, one)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 * nodes  # a set of all takes 44 bytes a node
+    assert standings(found) == {"half": MINORITY}
 
 
 def test_digests_without_end_are_bounded() -> None:
@@ -299,24 +333,41 @@ class Nodes:
         self._seq = 0
         self._answers: dict[str, str] = {}
 
-    def say(self, name: str, bits: str) -> None:
-        self._seq += 1
-        request = SyncRequest(
+    def _request(self, name: str, bits: str, last_answer: str | None, incarnation: str) -> SyncRequest:
+        return SyncRequest(
             protocol=1,
-            incarnation="i",
+            incarnation=incarnation,
             seq=self._seq,
-            last_answer=self._answers.get(name),
-            since_answer_seconds=0.0 if name in self._answers else None,
+            last_answer=last_answer,
+            since_answer_seconds=None if last_answer is None else 0.0,
             state=reported(name, bits),
             digest=f"{name}{bits}",
             ages={},
             orders={},
             issuer=None,
         )
+
+    def say(self, name: str, bits: str) -> None:
+        self._seq += 1
+        request = self._request(name, bits, self._answers.get(name), "i")
         answer = asyncio.run(self.fleet.sync(name, key_hash(NODE_KEY), request, 0.0))
         if name not in self._answers:
             self._answers[name] = answer.answer
             self.say(name, bits)
+
+    def execute(self, name: str, member: str, bits: str) -> None:
+        """What a hook's executor sends of a node."""
+        for _ in range(2):
+            self._seq += 1
+            request = self._request(name, bits, self._answers.get(member), "executor")
+            answer = asyncio.run(self.fleet.sync_executor(name, member, key_hash(NODE_KEY), request, 0.0))
+            self._answers[member] = answer.answer
+
+    def executor(self, name: str) -> CompactState:
+        record = self.fleet._records[name].executor
+        assert record is not None
+        assert record.state is not None
+        return record.state
 
     def health(self, name: str, tier: Tier = Tier.QUICK) -> tuple[Health, Health, list[str]]:
         """As shown, as a gate judges it, and why."""
@@ -366,6 +417,24 @@ def test_the_first_of_two_becomes_suspect_by_what_the_second_sends_and_gates_hea
     assert nodes.health("n1")[0] is Health.UNHEALTHY
     nodes.fleet.forget("n2")
     assert nodes.health("n0")[0] is Health.UNKNOWN
+
+
+def test_an_executor_has_no_vote_and_hides_nothing_of_its_node() -> None:
+    nodes = Nodes()
+    nodes.fleet.set_executors({"n0": "hook-0", "n2": "hook-2"})
+    for name in ("n0", "n1", "n3"):
+        nodes.say(name, "aa")
+    nodes.say("n2", "bb")
+    # The image of a job gives other bits on a healthy node, and on the sick one those of the fleet.
+    nodes.execute("n0", "hook-0", "bb")
+    nodes.execute("n2", "hook-2", "aa")
+    assert nodes.health("n0") == (Health.HEALTHY, Health.HEALTHY, [])
+    assert nodes.health("n1") == (Health.HEALTHY, Health.HEALTHY, [])
+    assert nodes.executor("n0").health is Health.HEALTHY
+    assert nodes.health("n2")[0] is Health.UNHEALTHY
+    assert nodes.executor("n2").health is Health.UNHEALTHY
+    nodes.say("n2", "aa")
+    assert nodes.executor("n2").health is Health.HEALTHY
 
 
 def test_half_of_a_fleet_against_the_other_accuses_nobody() -> None:

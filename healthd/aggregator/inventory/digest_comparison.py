@@ -128,24 +128,25 @@ class DigestComparison:
         else:
             self._votes.pop(node, None)
 
-    def _changed(self, name: str, old: Mapping[str, Standing]) -> set[str]:
+    def _changed(self, name: str, old: Mapping[tuple[str, bool], Standing]) -> set[str]:
         """The nodes of a group whose standing is another, and those few whose sentence is."""
         group = self._groups.get(name)
         if group is None:
             return set()
-        if not group.voters and not group.others:
+        if group.is_empty():
             del self._groups[name]
             return set()
         new = group.standings()
         agrees = Standing.AGREES
         found: set[str] = set()
         few: set[str] = set()
-        for root in group.roots():
-            standing = new.get(root, agrees)
-            if standing is not old.get(root, agrees):
-                found |= group.nodes_with(root)
-            elif standing is not agrees and len(few) + len(nodes := group.nodes_with(root)) <= MOST_REFRESHED:
-                few |= nodes
+        counted = [(root, False) for root in group.roots()] + [(root, True) for root in group.injected]
+        for root, injected in counted:
+            standing = new.get((root, injected), agrees)
+            if standing is not old.get((root, injected), agrees):
+                found.update(group.nodes_with(root, injected=injected))
+            elif standing is not agrees and len(few) + group.count(root, injected=injected) <= MOST_REFRESHED:
+                few.update(group.nodes_with(root, injected=injected))
         return found | few
 
 
