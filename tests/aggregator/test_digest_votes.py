@@ -16,7 +16,7 @@ from healthd.aggregator.auth import key_hash
 from healthd.aggregator.baselines.peer_events import PeerEvents
 from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.inventory.compact_state import CompactState
-from healthd.aggregator.inventory.digest_comparison import DigestComparison
+from healthd.aggregator.inventory.digest_comparison import MOST_OF_NODE, DigestComparison
 from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
 from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
 from healthd.aggregator.store import history
@@ -259,6 +259,21 @@ def test_digests_without_end_are_bounded() -> None:
     bad = dataclasses.replace(many, results=(dataclasses.replace(many.results[1], digests=(huge,)),))
     assert found.put("n000", bad) >= {"n000"}
     assert found.judge("n000") == {}
+
+
+def test_one_node_takes_no_room_from_others() -> None:
+    found = DigestComparison()
+    one = trained("a")
+    (digest,) = one.digests
+    many = [
+        dataclasses.replace(
+            one, check=f"c{i}", digests=tuple(dataclasses.replace(digest, key=f"{j}") for j in range(16))
+        )
+        for i in range(10)
+    ]
+    found.put("n0", dataclasses.replace(reported("n0", "a"), results=tuple(many)))
+    assert len(found._groups) == MOST_OF_NODE
+    assert found.left_out == 160 - MOST_OF_NODE
 
 
 letters = st.dictionaries(

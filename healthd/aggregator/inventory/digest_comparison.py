@@ -18,6 +18,8 @@ from healthd.core.model.work_digests import MOST_DIGESTS, is_bounded
 
 MOST_GROUPS = 10_000
 """Kinds of devices and of work; what is beyond is not compared."""
+MOST_OF_NODE = 32
+"""Digests of one node: three dtypes and devices that differ, and no node can take the room of all."""
 MOST_CHARACTERS = 64 << 20
 """Of the places of all digests; beyond it a difference is still found, and its place not named."""
 MOST_REFRESHED = 32
@@ -44,6 +46,8 @@ class DigestComparison:
         self._known: dict[tuple[tuple[Vote, str], ...], tuple[tuple[Vote, str], ...]] = {}
         self._differing: dict[str, Differing] = {}
         self._characters = 0
+        self.left_out = 0
+        """Digests that were not compared for want of room, since the start."""
 
     @property
     def differing(self) -> Mapping[str, Differing]:
@@ -60,7 +64,9 @@ class DigestComparison:
 
     def put(self, node: str, state: NodeState) -> set[str]:
         """The digests in a node's newest state. Returns the nodes of which something else is to be said now."""
-        return self._replace(node, list(_votes_of(state)))
+        votes = list(_votes_of(state))
+        self.left_out += max(0, len(votes) - MOST_OF_NODE)
+        return self._replace(node, votes[:MOST_OF_NODE])
 
     def forget(self, node: str) -> set[str]:
         """The node is gone, and its vote with it. Returns as `put`."""
@@ -105,6 +111,7 @@ class DigestComparison:
             group = self._groups.get(vote.group)
             if group is None:
                 if len(self._groups) >= MOST_GROUPS:
+                    self.left_out += 1
                     continue
                 group = self._groups[vote.group] = Group()
             kept = places if self._characters + len(places) <= MOST_CHARACTERS else ""

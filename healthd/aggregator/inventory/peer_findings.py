@@ -8,12 +8,15 @@ evidence without what its peers say of it; of others, where many change at once,
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
-from healthd.aggregator.inventory.digest_comparison import DigestComparison
-from healthd.aggregator.inventory.job_comparison import JobComparison
+from healthd.aggregator.inventory.digest_comparison import MOST_OF_NODE, DigestComparison
+from healthd.aggregator.inventory.job_comparison import MOST_JOBS_OF_NODE, JobComparison
 from healthd.aggregator.inventory.node_record import NodeRecord
 from healthd.core.model import NodeState, StepBlock
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = 200
 """Records that are changed before the node is answered; each takes some tens of microseconds."""
@@ -36,6 +39,7 @@ class PeerFindings:
         self._clock = clock
         self._pending: dict[str, None] = {}
         self._swept_at = clock()
+        self._left_out = (0, 0)
 
     def take(self, node: str, state: NodeState) -> None:
         """Take in the new state of a node's daemon, which is on its record already."""
@@ -90,6 +94,19 @@ class PeerFindings:
                 self._swept_at = self._clock()
                 self.sweep()
                 self._apply_soon(self.jobs.forget_old())
+                self._say_left_out()
+
+    def _say_left_out(self) -> None:
+        left_out = self.digests.left_out, self.jobs.left_out
+        if left_out != self._left_out:
+            self._left_out = left_out
+            log.warning(
+                "not compared over nodes for want of room, since the start: %d digests, %d blocks of steps; "
+                "a node may tell %d digests and %d jobs",
+                *left_out,
+                MOST_OF_NODE,
+                MOST_JOBS_OF_NODE,
+            )
 
     def sweep(self) -> None:
         """Drop the votes of nodes that have been silent for a day."""
