@@ -30,7 +30,7 @@ class Execution:
     def __init__(self, request: RunRequest, workers: Workers) -> None:
         self.workers = workers
         self._plan = request.plan
-        self._record = RunRecord(request, workers.settings)
+        self._record = RunRecord(request, workers.settings, workers.machine)
         self._node = NodeLane(workers, self._record)
         self._devices: DeviceChecks | None = None
 

@@ -44,13 +44,17 @@ class RunRequest:
 class RunRecord:
     """The record of one run. A deferred result is known but not published, because more may be learned about it."""
 
-    def __init__(self, request: RunRequest, settings: RunnerSettings) -> None:
+    def __init__(
+        self, request: RunRequest, settings: RunnerSettings, machine: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """`machine` names hardware and versions of this run for comparisons of bits: see `digests_of`."""
         self.request = request
         self.plan = request.plan
         self.results: dict[str, CheckResult] = {}
         """Published results, by check."""
         self.began = time.monotonic()
         self._settings = settings
+        self._machine = machine
         self._deferred: dict[str, CheckResult] = {}
         self._kept: dict[str, bool] = {}  # by the id of a profile: a result may be composed more than once
         self._published = asyncio.Event()
@@ -96,7 +100,8 @@ class RunRecord:
 
     def compose(self, info: CheckInfo, outcomes: Sequence[Outcome], judgement: Outcome | None = None) -> CheckResult:
         """The result of a check from the outcomes of its workers and of its judge; None where nothing is judged."""
-        result = compose(info, self.plan, outcomes, judgement=judgement, injected=self.injected(info.name))
+        injected = self.injected(info.name)
+        result = compose(info, self.plan, outcomes, judgement=judgement, injected=injected, machine=self._machine)
         named = {finding.profile for finding in result.findings if finding.profile is not None}
         if not named:
             return result
@@ -187,6 +192,7 @@ def compose(
     *,
     judgement: Outcome | None,
     injected: bool,
+    machine: Callable[[], str | None] = lambda: None,
 ) -> CheckResult:
     """
     The result of a check from the outcomes of all its workers and of its judge.
@@ -214,7 +220,9 @@ def compose(
             found.extend(_finding_of(outcome.missing) for outcome in outcomes if outcome.missing is not None)
     if not found:
         found.append(_no_data("node", "nothing was measured"))
-    return _result(info.name, plan, found, [*outcomes, *([judgement] if judgement else [])], injected=injected)
+    result = _result(info.name, plan, found, [*outcomes, *([judgement] if judgement else [])], injected=injected)
+    digests = digests_of([item for outcome in outcomes for item in outcome.evidence], machine)
+    return dataclasses.replace(result, digests=digests) if digests else result
 
 
 def _findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
@@ -271,7 +279,6 @@ def _result(
         error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
         injected=injected,
         executor=plan.executor,
-        digests=digests_of([item for outcome in outcomes for item in outcome.evidence]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import tracemalloc
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -14,7 +15,8 @@ from checks.contract import Action, Evidence, Status, Tier
 from healthd.aggregator.auth import key_hash
 from healthd.aggregator.baselines.peer_events import PeerEvents
 from healthd.aggregator.gate.judging import JudgeCache
-from healthd.aggregator.inventory.digest_comparison import DigestComparison
+from healthd.aggregator.inventory.compact_state import CompactState
+from healthd.aggregator.inventory.digest_comparison import MOST_OF_NODE, DigestComparison
 from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
 from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
 from healthd.aggregator.store import history
@@ -36,9 +38,13 @@ def evidence(target: str, bits: str, *, key: str = "cpu | torch 2", first: str =
     return Evidence(target=target, key=key, data={"dtype": "bf16", "digests": digests, "stable": True})
 
 
+def machine() -> str:
+    return "t1.large x2, cpu, torch 2.13"
+
+
 def trained(bits: str, *, injected: bool = False, key: str = "cpu | torch 2") -> CheckResult:
     """The result of `train_step`; each letter is a device."""
-    found = digests_of([evidence(f"cpu:{i}", one, key=key) for i, one in enumerate(bits)])
+    found = digests_of([evidence(f"cpu:{i}", one, key=key) for i, one in enumerate(bits)], machine)
     return dataclasses.replace(result("train_step"), digests=found, injected=injected)
 
 
@@ -143,21 +149,35 @@ def test_a_node_whose_devices_differ_has_no_vote_and_one_vote_accuses_nobody() -
 def test_another_software_is_another_key_and_what_is_not_known_is_not_compared() -> None:
     found = DigestComparison()
     found.put("n0", reported("n0", "a"))
-    found.put("n1", reported("n1", "b", torch="2.14"))
-    found.put("n2", reported("n2", "c", key="cpu | torch 2 | 4 threads"))
-    found.put("n3", dataclasses.replace(reported("n3", "d"), versions={}))
-    for name in ("n0", "n1", "n2", "n3"):
+    found.put("n1", reported("n1", "b", key="cpu | torch 2 | 4 threads"))
+    for name in ("n0", "n1"):
         assert found.judge(name) == {}
+    (old,), (new,) = (digests_of([evidence("cpu:0", "a")], one.__str__) for one in ("torch 2.13", "torch 2.14"))
+    assert old.key != new.key
+    assert digests_of([evidence("cpu:0", "a")], lambda: None) == ()
     at_other_places = evidence("cpu:0", "b")
     at_other_places.data["digests"].pop("head.loss")  # type: ignore[attr-defined]
-    (one,), (other,) = digests_of([evidence("cpu:0", "a")]), digests_of([at_other_places])
+    (one,), (other,) = digests_of([evidence("cpu:0", "a")], machine), digests_of([at_other_places], machine)
     assert one.key != other.key
+
+
+def test_digests_of_before_an_upgrade_do_not_count_among_those_of_after_it() -> None:
+    found = compared(dict.fromkeys(("n0", "n1", "n2", "n3"), "a"))
+    found.put("n0", reported("n0", "b", torch="2.14", key="cpu | torch 2.14"))  # upgraded, and has run again
+    for name in ("n1", "n2", "n3"):
+        found.put(name, reported(name, "a", torch="2.14"))  # upgraded; the last run was before
+        assert found.judge("n0") == found.judge(name) == {}
+    found.put("n1", reported("n1", "c", torch="2.14", key="cpu | torch 2.14"))
+    assert set(found.judge("n0")) == set(found.judge("n1")) == {"train_step"}
+    assert found.judge("n2") == {}
+    found.put("n4", reported("n4", "b", torch="2.99"))  # what the node has now says nothing of its digests
+    assert set(found.judge("n4")) == {"train_step"}
 
 
 def test_device_that_does_not_repeat_itself_has_no_vote() -> None:
     shaky = evidence("cpu:0", "b")
     shaky.data["stable"] = False  # type: ignore[index]
-    assert digests_of([shaky]) == ()
+    assert digests_of([shaky], machine) == ()
 
 
 def test_who_measures_again_and_agrees_is_free_and_news_are_told_once() -> None:
@@ -185,12 +205,44 @@ def test_a_node_that_is_gone_votes_no_more() -> None:
     assert found._characters == 0
 
 
-def test_an_injected_fault_is_said_where_it_makes_others_suspect() -> None:
+def test_an_injected_fault_is_judged_and_judges_nobody() -> None:
     found = DigestComparison()
     found.put("n0", reported("n0", "a"))
-    found.put("n1", reported("n1", "b", injected=True))
-    (finding,) = found.judge("n0")["train_step"]
-    assert finding.message.endswith("; a fault is injected on n1")
+    assert found.put("n1", reported("n1", "b", injected=True)) == {"n1"}
+    assert found.judge("n0") == {}
+    (finding,) = found.judge("n1")["train_step"]
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "DigestMismatch")
+    assert "n1 on one side, n0 on the other; a fault is injected here" in finding.message
+    found.put("n2", reported("n2", "b", injected=True))  # two drills are no majority over a healthy node
+    assert found.judge("n0") == {}
+    assert "n1" in found.put("n3", reported("n3", "a"))
+    for name in ("n0", "n3"):
+        assert found.judge(name) == {}
+    for name in ("n1", "n2"):
+        (finding,) = found.judge(name)["train_step"]
+        assert (finding.status, finding.reason) == (Status.FAIL, "SilentCorruption")
+        assert "has other bits than on 2 of 3 nodes of its kind (n0, n3); a fault is injected here" in finding.message
+    found.put("n4", reported("n4", "a", injected=True))  # a fault that changes nothing
+    assert found.judge("n4") == {}
+    found.put("n1", reported("n1", "a"))
+    assert found.judge("n1") == {}
+    for name in ("n0", "n1", "n2", "n3", "n4"):
+        found.forget(name)
+    assert not found._groups
+
+
+def test_a_vote_beside_a_node_whose_devices_differ_copies_no_sets() -> None:
+    nodes = 3000
+    found = compared({f"n{i}": "aa" for i in range(nodes)} | {"half": "ab"})
+    others = [reported(f"m{i}", "aa") for i in range(3)]
+    found.put("m0", others[0])
+    tracemalloc.start()
+    for one in others[1:]:
+        found.put(one.node, one)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 * nodes  # a set of all takes 44 bytes a node
+    assert standings(found) == {"half": MINORITY}
 
 
 def test_digests_without_end_are_bounded() -> None:
@@ -207,6 +259,21 @@ def test_digests_without_end_are_bounded() -> None:
     bad = dataclasses.replace(many, results=(dataclasses.replace(many.results[1], digests=(huge,)),))
     assert found.put("n000", bad) >= {"n000"}
     assert found.judge("n000") == {}
+
+
+def test_one_node_takes_no_room_from_others() -> None:
+    found = DigestComparison()
+    one = trained("a")
+    (digest,) = one.digests
+    many = [
+        dataclasses.replace(
+            one, check=f"c{i}", digests=tuple(dataclasses.replace(digest, key=f"{j}") for j in range(16))
+        )
+        for i in range(10)
+    ]
+    found.put("n0", dataclasses.replace(reported("n0", "a"), results=tuple(many)))
+    assert len(found._groups) == MOST_OF_NODE
+    assert found.left_out == 160 - MOST_OF_NODE
 
 
 letters = st.dictionaries(
@@ -281,24 +348,41 @@ class Nodes:
         self._seq = 0
         self._answers: dict[str, str] = {}
 
-    def say(self, name: str, bits: str) -> None:
-        self._seq += 1
-        request = SyncRequest(
+    def _request(self, name: str, bits: str, last_answer: str | None, incarnation: str) -> SyncRequest:
+        return SyncRequest(
             protocol=1,
-            incarnation="i",
+            incarnation=incarnation,
             seq=self._seq,
-            last_answer=self._answers.get(name),
-            since_answer_seconds=0.0 if name in self._answers else None,
+            last_answer=last_answer,
+            since_answer_seconds=None if last_answer is None else 0.0,
             state=reported(name, bits),
             digest=f"{name}{bits}",
             ages={},
             orders={},
             issuer=None,
         )
+
+    def say(self, name: str, bits: str) -> None:
+        self._seq += 1
+        request = self._request(name, bits, self._answers.get(name), "i")
         answer = asyncio.run(self.fleet.sync(name, key_hash(NODE_KEY), request, 0.0))
         if name not in self._answers:
             self._answers[name] = answer.answer
             self.say(name, bits)
+
+    def execute(self, name: str, member: str, bits: str) -> None:
+        """What a hook's executor sends of a node."""
+        for _ in range(2):
+            self._seq += 1
+            request = self._request(name, bits, self._answers.get(member), "executor")
+            answer = asyncio.run(self.fleet.sync_executor(name, member, key_hash(NODE_KEY), request, 0.0))
+            self._answers[member] = answer.answer
+
+    def executor(self, name: str) -> CompactState:
+        record = self.fleet._records[name].executor
+        assert record is not None
+        assert record.state is not None
+        return record.state
 
     def health(self, name: str, tier: Tier = Tier.QUICK) -> tuple[Health, Health, list[str]]:
         """As shown, as a gate judges it, and why."""
@@ -348,6 +432,24 @@ def test_the_first_of_two_becomes_suspect_by_what_the_second_sends_and_gates_hea
     assert nodes.health("n1")[0] is Health.UNHEALTHY
     nodes.fleet.forget("n2")
     assert nodes.health("n0")[0] is Health.UNKNOWN
+
+
+def test_an_executor_has_no_vote_and_hides_nothing_of_its_node() -> None:
+    nodes = Nodes()
+    nodes.fleet.set_executors({"n0": "hook-0", "n2": "hook-2"})
+    for name in ("n0", "n1", "n3"):
+        nodes.say(name, "aa")
+    nodes.say("n2", "bb")
+    # The image of a job gives other bits on a healthy node, and on the sick one those of the fleet.
+    nodes.execute("n0", "hook-0", "bb")
+    nodes.execute("n2", "hook-2", "aa")
+    assert nodes.health("n0") == (Health.HEALTHY, Health.HEALTHY, [])
+    assert nodes.health("n1") == (Health.HEALTHY, Health.HEALTHY, [])
+    assert nodes.executor("n0").health is Health.HEALTHY
+    assert nodes.health("n2")[0] is Health.UNHEALTHY
+    assert nodes.executor("n2").health is Health.UNHEALTHY
+    nodes.say("n2", "aa")
+    assert nodes.executor("n2").health is Health.HEALTHY
 
 
 def test_half_of_a_fleet_against_the_other_accuses_nobody() -> None:

@@ -13,9 +13,16 @@ import pytest
 
 from checks.contract import Status, Tier
 from healthd.aggregator.auth import key_hash
-from healthd.aggregator.inventory.job_comparison import FORGET_SECONDS, MOST_BLOCKS, MOST_JOBS
+from healthd.aggregator.inventory.job_comparison import (
+    FORGET_SECONDS,
+    MOST_AT_ONCE,
+    MOST_BLOCKS,
+    MOST_JOBS,
+    MOST_JOBS_OF_NODE,
+)
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.core.model import Health, NodeState, StepBlock, SyncRequest
+from healthd.steps.blocks import Block
 from tests.aggregator.cluster import Cluster, ask
 from tests.aggregator.parts import KEY, Clock, fleet, result, spec, state
 from tests.aggregator.service import ROOT, Service, until
@@ -135,10 +142,74 @@ def test_what_strangers_tell_is_bounded() -> None:
     nodes.say("n0", *bad)
     assert not nodes.fleet.peers.jobs.jobs
     nodes.say("n0", *(block(f"j{i}", 0, 2, 0, (0.1,) * 50) for i in range(2 * MOST_BLOCKS)))
-    assert len(nodes.fleet.peers.jobs.jobs) == MOST_BLOCKS
+    jobs = nodes.fleet.peers.jobs
+    assert list(jobs.jobs) == [f"j{i}" for i in range(MOST_BLOCKS - MOST_JOBS_OF_NODE, MOST_BLOCKS)]
     for i in range(MOST_JOBS + 10):
-        nodes.fleet.peers.take_steps("n0", (block(f"k{i}", 0, 2, 0, (0.1,) * 50),))
-    assert len(nodes.fleet.peers.jobs.jobs) == MOST_JOBS
+        jobs.put("n0", (block(f"k{i}", 0, 2, 0, (0.1,) * 50),))
+    assert len(jobs.jobs) == MOST_JOBS_OF_NODE  # one node takes the room of none
+    jobs.put("n1", (block("k3", 1, 2, 0, (0.1,) * 50),))
+    for i in range(MOST_JOBS + 10):
+        jobs.put(f"m{i}", (block(f"l{i}", 0, 2, 0, (0.1,) * 50),))
+    assert len(jobs.jobs) == MOST_JOBS
+    assert jobs.left_out == MOST_BLOCKS + 10 + MOST_JOBS_OF_NODE + 1
+    nodes.clock.now += FORGET_SECONDS + 1
+    jobs.forget_old()
+    assert not jobs.jobs
+    assert not jobs._told
+    assert not jobs._tellers
+
+
+def test_a_node_that_tells_a_smaller_job_cuts_off_nobody() -> None:
+    jobs = Nodes(0).fleet.peers.jobs
+    values = (0.1,) * 50
+    for rank in range(4):
+        jobs.put(f"n{rank}", (block("train", rank, 1 if rank == 2 else 4, 0, values),))
+        assert bool(jobs._due) is (rank == 3)
+    asyncio.run(jobs.judge())
+    assert len(jobs.jobs["train"].ranks) == 4
+
+
+def test_steps_may_come_while_a_large_job_is_judged_and_the_loop_goes_on() -> None:
+    nodes = Nodes(0)
+    jobs = nodes.fleet.peers.jobs
+    many = 4 * MOST_AT_ONCE
+    values = tuple(0.1 + (step % 5) / 500 for step in range(50))
+
+    def tell(number: int) -> None:
+        for rank in range(many):
+            jobs.put(f"n{rank}", (block("train", rank, many, 50 * number, values),))
+
+    async def judged() -> tuple[int, int]:
+        tell(0)
+        judging = asyncio.create_task(jobs.judge())
+        await asyncio.sleep(0)
+        assert not jobs.jobs["train"].ranks  # the first block, too, is judged beside the loop
+        turns = told = 0
+        while not judging.done():
+            turns += 1
+            if turns % 3 == 0 and told < 20:
+                told += 1
+                tell(told)
+            await asyncio.sleep(0)
+        await judging
+        return turns, told
+
+    turns, told = asyncio.run(judged())
+    assert told > 0, turns
+    asyncio.run(jobs.judge())
+    assert len(jobs.jobs["train"].ranks) == many
+
+
+def test_a_job_that_cannot_be_compared_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = Nodes(2)
+    jobs = nodes.fleet.peers.jobs
+    for rank in range(2):
+        for name in ("bad", "good"):
+            jobs.put(f"n{rank}", (block(name, rank, 2, 0, (0.1,) * 50),))
+    jobs.jobs["bad"]._open[0]["n0"] = Block(first_step=0, own_seconds=(), ranks=(0,))  # no block of 50 steps
+    asyncio.run(jobs.judge())
+    assert len(jobs.jobs["good"].ranks) == 2
+    assert "the steps of job bad could not be compared" in caplog.text
 
 
 def shown(aggregator: Service, node: str) -> dict[str, Any]:

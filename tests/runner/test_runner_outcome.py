@@ -6,8 +6,9 @@ import dataclasses
 
 from checks.contract import Evidence, Finding, Scope, Status, Tier
 from healthd.runner.run_record import compose
-from healthd.runner.settings import CheckInfo, Plan
+from healthd.runner.settings import CheckInfo, Plan, RunnerSettings
 from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.workers import Unreaped, Workers
 
 INFO = CheckInfo(
     name="digest",
@@ -57,3 +58,33 @@ def test_a_rank_without_a_word_is_unknown_although_there_is_nothing_to_judge() -
     info = dataclasses.replace(INFO, name="all_reduce", scope=Scope.GROUP)
     result = compose(info, PLAN, [Outcome(target="rank:0")], judgement=Outcome(target="node"), injected=False)
     assert result.status is Status.UNKNOWN
+
+
+def test_digests_carry_hardware_and_versions_of_their_run() -> None:
+    outcome = measured("gpu:0")
+    data = {"dtype": "fp32", "stable": True, "digests": {"block0.qkv": "a" * 16}}
+    outcome = dataclasses.replace(outcome, evidence=[Evidence(target="gpu:0", key="cuda", data=data)])
+    libraries: dict[str, str] = {}
+    workers = Workers(RunnerSettings(), Unreaped(), libraries, None)
+
+    def keys() -> list[str]:
+        composed = compose(
+            INFO, PLAN, [outcome], judgement=Outcome(target="node"), injected=False, machine=workers.machine
+        )
+        return [one.key for one in composed.digests]
+
+    def survey(versions: dict[str, str]) -> None:
+        devices = {"accelerator": "cuda", "devices": [{"target": "gpu:0", "kind": "H100"}]}
+        workers.note_survey(
+            {"inventory": devices, "holders": [], "instance_type": "p5", "versions": versions, "boot_id": "b"}
+        )
+
+    assert keys() == []
+    libraries["torch"] = "2.9"
+    survey({"python": "3.12"})
+    assert keys() == []  # the driver is not known
+    survey({"nvidia_driver": "570.1"})
+    (old,) = keys()
+    assert old.startswith("p5 x1, cuda, torch 2.9, nvidia_driver 570.1 | cuda | places ")
+    survey({"nvidia_driver": "580.2"})
+    assert keys() != [old]

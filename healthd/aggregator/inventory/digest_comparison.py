@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from checks.contract import Finding
 from healthd.aggregator.inventory.digest_votes import Group, Standing, Vote, findings_of
-from healthd.baselines.sampling import kind_of
 from healthd.core.model import NodeState
 from healthd.core.model.work_digests import MOST_DIGESTS, is_bounded
 
 MOST_GROUPS = 10_000
 """Kinds of devices and of work; what is beyond is not compared."""
+MOST_OF_NODE = 32
+"""Digests of one node: three dtypes and devices that differ, and no node can take the room of all."""
 MOST_CHARACTERS = 64 << 20
 """Of the places of all digests; beyond it a difference is still found, and its place not named."""
 MOST_REFRESHED = 32
@@ -45,6 +46,8 @@ class DigestComparison:
         self._known: dict[tuple[tuple[Vote, str], ...], tuple[tuple[Vote, str], ...]] = {}
         self._differing: dict[str, Differing] = {}
         self._characters = 0
+        self.left_out = 0
+        """Digests that were not compared for want of room, since the start."""
 
     @property
     def differing(self) -> Mapping[str, Differing]:
@@ -61,7 +64,9 @@ class DigestComparison:
 
     def put(self, node: str, state: NodeState) -> set[str]:
         """The digests in a node's newest state. Returns the nodes of which something else is to be said now."""
-        return self._replace(node, list(_votes_of(state)))
+        votes = list(_votes_of(state))
+        self.left_out += max(0, len(votes) - MOST_OF_NODE)
+        return self._replace(node, votes[:MOST_OF_NODE])
 
     def forget(self, node: str) -> set[str]:
         """The node is gone, and its vote with it. Returns as `put`."""
@@ -106,6 +111,7 @@ class DigestComparison:
             group = self._groups.get(vote.group)
             if group is None:
                 if len(self._groups) >= MOST_GROUPS:
+                    self.left_out += 1
                     continue
                 group = self._groups[vote.group] = Group()
             kept = places if self._characters + len(places) <= MOST_CHARACTERS else ""
@@ -129,44 +135,46 @@ class DigestComparison:
         else:
             self._votes.pop(node, None)
 
-    def _changed(self, name: str, old: Mapping[str, Standing]) -> set[str]:
+    def _changed(self, name: str, old: Mapping[tuple[str, bool], Standing]) -> set[str]:
         """The nodes of a group whose standing is another, and those few whose sentence is."""
         group = self._groups.get(name)
         if group is None:
             return set()
-        if not group.voters and not group.others:
+        if group.is_empty():
             del self._groups[name]
             return set()
         new = group.standings()
         agrees = Standing.AGREES
         found: set[str] = set()
         few: set[str] = set()
-        for root in group.roots():
-            standing = new.get(root, agrees)
-            if standing is not old.get(root, agrees):
-                found |= group.nodes_with(root)
-            elif standing is not agrees and len(few) + len(nodes := group.nodes_with(root)) <= MOST_REFRESHED:
-                few |= nodes
+        counted = [(root, False) for root in group.roots()] + [(root, True) for root in group.injected]
+        for root, injected in counted:
+            standing = new.get((root, injected), agrees)
+            if standing is not old.get((root, injected), agrees):
+                found.update(group.nodes_with(root, injected=injected))
+            elif standing is not agrees and len(few) + group.count(root, injected=injected) <= MOST_REFRESHED:
+                few.update(group.nodes_with(root, injected=injected))
         return found | few
 
 
 def _votes_of(state: NodeState) -> Iterable[tuple[Vote, str]]:
-    """The digests of a state as votes, each with its places; nothing where it is not known what may be compared."""
-    kind = None
+    """
+    The digests of a state as votes, each with its places.
+
+    Only the key says what may be compared: hardware and versions in the state are those of now, and the digests may be
+    of an hour ago.
+    """
     for result in state.results:
         digests = [one for one in result.digests[:MOST_DIGESTS] if is_bounded(one)]
         if not digests:
             continue
-        kind = kind or kind_of(state)
-        if kind is None:
-            return
         devices: dict[str, int] = {}
         for one in digests:
             devices[one.key] = devices.get(one.key, 0) + len(one.targets)
         for one in digests:
             vote = Vote(
                 check=result.check,
-                group=f"{result.check} | {kind} | {one.key}",
+                group=f"{result.check} | {one.key}",
                 label=one.label,
                 root=one.root,
                 targets=one.targets,

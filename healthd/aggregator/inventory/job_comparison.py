@@ -8,6 +8,7 @@ blame, and any process of a host may report.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,16 @@ from healthd.steps.datagram import MAX_JOB_CHARACTERS
 from healthd.steps.detector import SlowRank
 from healthd.steps.over_nodes import JobOverNodes, are_bounded
 
+log = logging.getLogger(__name__)
+
 CHECK = "job_steps"
 MOST_JOBS = 4096
+MOST_JOBS_OF_NODE = 4
+"""Of those that a node tells, the latest: no node can take the room of all."""
 MOST_BLOCKS = 16
 """Of one sync: four jobs with four blocks each."""
+MOST_AT_ONCE = 64
+"""Nodes of a block that is judged on the event loop."""
 FORGET_SECONDS = 600.0
 """A job of which nothing was told for so long is over."""
 MOST_NEWS = 1000
@@ -76,6 +83,14 @@ class JobComparison:
         self._heard: dict[str, float] = {}
         self._due: dict[str, None] = {}
         self._slow: dict[str, dict[str, SlowNode]] = {}
+        self._told: dict[str, dict[str, None]] = {}
+        """The jobs of each node, the latest last."""
+        self._tellers: dict[str, set[str]] = {}
+        """The nodes of each job."""
+        self._ended: set[str] = set()
+        """Nodes of which something else is to be said because a job was dropped."""
+        self.left_out = 0
+        """Blocks that were not taken in for want of room, since the start."""
 
     @property
     def jobs(self) -> Mapping[str, JobOverNodes]:
@@ -89,38 +104,75 @@ class JobComparison:
 
     def put(self, node: str, blocks: tuple[StepBlock, ...]) -> None:
         """Take in what a node tells; what is no block of steps, or of a job too many, is left out."""
+        self.left_out += max(0, len(blocks) - MOST_BLOCKS)
         for one in blocks[:MOST_BLOCKS]:
             named = 0 < len(one.job) <= MAX_JOB_CHARACTERS and one.job.isprintable() and one.job.isascii()
             if not named or not are_bounded(one.own_seconds, one.ranks) or not 0 <= one.first_step < 1 << 62:
                 continue
-            job = self._jobs.get(one.job)
+            job = self._joined(node, one)
             if job is None:
-                if len(self._jobs) >= MOST_JOBS:
-                    continue
-                job = self._jobs[one.job] = JobOverNodes(one.size)
-            job.size, self._heard[one.job] = one.size, self._clock()
-            if job.put(node, Block(first_step=one.first_step, own_seconds=one.own_seconds, ranks=one.ranks)):
+                self.left_out += 1
+                continue
+            self._heard[one.job] = self._clock()
+            block = Block(first_step=one.first_step, own_seconds=one.own_seconds, ranks=one.ranks)
+            if job.put(node, block, one.size):
                 self._due[one.job] = None
+
+    def _joined(self, node: str, block: StepBlock) -> JobOverNodes | None:
+        """The job of a block, with the node among those that tell it; None where there is no room for another job."""
+        told = self._told.get(node, {})
+        if block.job not in told and len(told) >= MOST_JOBS_OF_NODE:
+            oldest = next(iter(told))
+            del told[oldest]
+            self._tellers[oldest].discard(node)
+            if not self._tellers[oldest]:
+                self._ended |= self._end(oldest)
+        job = self._jobs.get(block.job)
+        if job is None:
+            if len(self._jobs) >= MOST_JOBS:
+                return None
+            job = self._jobs[block.job] = JobOverNodes(block.size)
+            self._tellers[block.job] = set()
+        told = self._told.setdefault(node, {})
+        told.pop(block.job, None)
+        told[block.job] = None
+        self._tellers[block.job].add(node)
+        return job
+
+    def _end(self, job: str) -> set[str]:
+        for node in self._tellers.pop(job):
+            del self._told[node][job]
+            if not self._told[node]:
+                del self._told[node]
+        del self._jobs[job], self._heard[job]
+        self._due.pop(job, None)
+        return self._replace(job, {})
 
     async def judge(self) -> set[str]:
         """Judge what is due. Returns the nodes of which something else is to be said now."""
-        changed: set[str] = set()
-        while self._due:
-            name = next(iter(self._due))
-            del self._due[name]
-            job = self._jobs.get(name)
-            if job is None:
-                continue
-            # A block over a thousand nodes takes a tenth of a second.
-            while await asyncio.to_thread(job.judge) if len(job.ranks) > 64 else job.judge():
-                pass
-            await asyncio.sleep(0)  # others have their turn between two jobs
-            slow = {
-                node: SlowNode(job=name, node=node, ranks=job.ranks[node], slow=one, nodes=len(job.ranks))
-                for node, one in job.slow.items()
-            }
-            changed |= self._replace(name, slow)
+        changed, self._ended = self._ended, set()
+        due, self._due = list(self._due), {}
+        for name in due:
+            try:
+                changed |= await self._judge(name)
+            except Exception:  # the other jobs, and what comes after this one, are not to suffer
+                log.exception("the steps of job %s could not be compared", name)
         return changed
+
+    async def _judge(self, name: str) -> set[str]:
+        job = self._jobs.get(name)
+        while job is not None and (due := job.take()) is not None:
+            # A block over a thousand nodes takes a tenth of a second.
+            judged = await asyncio.to_thread(due.judge) if len(due.nodes) > MOST_AT_ONCE else due.judge()
+            job.store(due, judged)
+            await asyncio.sleep(0)  # others have their turn between two blocks
+        if job is None or self._jobs.get(name) is not job:
+            return set()  # it is over
+        slow = {
+            node: SlowNode(job=name, node=node, ranks=job.ranks[node], slow=one, nodes=len(job.ranks))
+            for node, one in job.slow.items()
+        }
+        return self._replace(name, slow)
 
     def _replace(self, job: str, slow: dict[str, SlowNode]) -> set[str]:
         before = self._slow.pop(job, {})
@@ -134,9 +186,7 @@ class JobComparison:
         """Drop jobs that are over. Returns as `judge`."""
         now, changed = self._clock(), set[str]()
         for job in [job for job, heard in self._heard.items() if now - heard > FORGET_SECONDS]:
-            changed |= self._replace(job, {})
-            del self._jobs[job], self._heard[job]
-            self._due.pop(job, None)
+            changed |= self._end(job)
         return changed
 
     def findings(self, node: str, devices: Callable[[], Sequence[str]]) -> Mapping[str, tuple[Finding, ...]]:

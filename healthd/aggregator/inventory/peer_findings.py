@@ -8,12 +8,15 @@ evidence without what its peers say of it; of others, where many change at once,
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
-from healthd.aggregator.inventory.digest_comparison import DigestComparison
-from healthd.aggregator.inventory.job_comparison import JobComparison
+from healthd.aggregator.inventory.digest_comparison import MOST_OF_NODE, DigestComparison
+from healthd.aggregator.inventory.job_comparison import MOST_JOBS_OF_NODE, JobComparison
 from healthd.aggregator.inventory.node_record import NodeRecord
 from healthd.core.model import NodeState, StepBlock
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = 200
 """Records that are changed before the node is answered; each takes some tens of microseconds."""
@@ -35,13 +38,25 @@ class PeerFindings:
         self._notify = notify
         self._clock = clock
         self._pending: dict[str, None] = {}
+        self._swept_at = clock()
+        self._left_out = (0, 0)
 
     def take(self, node: str, state: NodeState) -> None:
-        """Take in a node's new state, which is on its record already."""
+        """Take in the new state of a node's daemon, which is on its record already."""
         changed = self.digests.put(node, state)
         if node in changed or node in self.digests.differing:
             self._apply(node)
         self._apply_soon(changed - {node})
+
+    def take_executor(self, node: str) -> None:
+        """
+        A hook's executor has sent its state, which is on its line already.
+
+        Its digests have no vote: the libraries of a job's image may give other bits under the same versions. What is
+        known of the node by its daemon's digests is shown on the executor's line too.
+        """
+        if node in self.digests.differing:
+            self._apply(node)
 
     def take_steps(self, node: str, blocks: tuple[StepBlock, ...]) -> None:
         """Take in the steps of running jobs that a node tells; they are judged a moment later."""
@@ -72,22 +87,33 @@ class PeerFindings:
 
     async def run(self) -> None:
         """Deal with what was put off, and drop the votes of nodes that are gone; for ever. Ends by cancellation."""
-        swept_at = self._clock()
         while True:
             await asyncio.sleep(TURN_SECONDS)
             self._apply_soon(await self.jobs.judge())
-            if self._clock() - swept_at >= SWEEP_SECONDS:
-                swept_at = self._clock()
+            if self._clock() - self._swept_at >= SWEEP_SECONDS:
+                self._swept_at = self._clock()
                 self.sweep()
                 self._apply_soon(self.jobs.forget_old())
+                self._say_left_out()
+
+    def _say_left_out(self) -> None:
+        left_out = self.digests.left_out, self.jobs.left_out
+        if left_out != self._left_out:
+            self._left_out = left_out
+            log.warning(
+                "not compared over nodes for want of room, since the start: %d digests, %d blocks of steps; "
+                "a node may tell %d digests and %d jobs",
+                *left_out,
+                MOST_OF_NODE,
+                MOST_JOBS_OF_NODE,
+            )
 
     def sweep(self) -> None:
         """Drop the votes of nodes that have been silent for a day."""
         now = self._clock()
         for node in self.digests.nodes:
             record = self._records.get(node)
-            lines = () if record is None else (record, record.executor)
-            heard = max((one.heard_at for one in lines if one is not None and one.heard_at is not None), default=None)
+            heard = None if record is None else record.heard_at  # the vote is the daemon's
             if heard is None or now - heard > SILENT_SECONDS:
                 self._apply_soon(self.digests.forget(node) | {node})
 

@@ -144,8 +144,9 @@ class Fleet(Instructions):
                 self._share(shared)  # what each has taken decides what the other gets
             if request.state is not None and record.member is None:
                 self._known_as.put(node, names_of(request.state))
-            if request.state is not None:
                 self.peers.take(node, request.state)
+            elif request.state is not None:
+                self.peers.take_executor(node)
             if request.steps:
                 self.peers.take_steps(node, request.steps)
             self._notify(node)

@@ -7,7 +7,7 @@ Pure. The runner makes them of the evidence of devices; the aggregator compares 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from checks.contract import Evidence
 from healthd.core.model.results import WorkDigest
@@ -26,22 +26,28 @@ one fails once in 65,536 times.
 _NOT_IN_NAMES = re.compile(r"[\s=:]")
 
 
-def digests_of(evidence: Sequence[Evidence]) -> tuple[WorkDigest, ...]:
+def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) -> tuple[WorkDigest, ...]:
     """
     What devices gave evidence of that repeated their own digests; those that agree are one record.
 
-    The names of the places are a part of the key: steps that were digested at other places are not compared.
+    `machine` gives the hardware and the versions under which they ran. They are a part of the key, because a node may
+    have others by the time that somebody compares; None: they are not known, and nothing may be compared. So are the
+    names of the places: steps that were digested at other places are not compared.
     """
     found: dict[tuple[str, str], WorkDigest] = {}
+    same: str | None = None
     for item in sorted(evidence, key=lambda item: item.target):
         digests = item.data.get("digests")
         if not isinstance(digests, Mapping) or not digests or item.data.get("stable") is not True:
             continue
+        same = same or machine()
+        if same is None:
+            return ()
         places = {str(name): str(value) for name, value in digests.items()}
         root = _hash(f"{name}={value}" for name, value in places.items())
         known = found.get((item.key, root))
         found[(item.key, root)] = WorkDigest(
-            key=f"{item.key} | places {_hash(places)[:8]}",
+            key=f"{same} | {item.key} | places {_hash(places)[:8]}",
             label=str(item.data.get("dtype", "")),
             root=root,
             places=pack(places),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import checks
+from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.learned import hardware_in
 from checks.worker.protocol import from_limits
@@ -182,6 +183,22 @@ class Workers:
     def versions(self) -> Mapping[str, str]:
         """Versions of the libraries that workers have reported, by name."""
         return self._versions
+
+    def machine(self) -> str | None:
+        """Hardware and versions of this run, as far as they decide bits; None where one of them is not known."""
+        identity = self.identity or {}
+        described = find_descriptor(identity.get("accelerator"))
+        hardware = identity.get("hardware")
+        if described is None or not hardware:
+            return None
+        versions = {**self._versions, **identity["versions"]}
+        matter = described.speed_versions
+        # A part of the others may not be installed; a driver is always there.
+        if any(name not in versions for name in matter if name == matter[0] or name.endswith("_driver")):
+            return None
+        return ", ".join(
+            (str(hardware)[:120], described.name, *(f"{name} {versions.get(name, 'none')}" for name in matter))
+        )
 
     def report_progress(self, event: RunProgress) -> None:
         """Pass a sign of progress to the listener."""
