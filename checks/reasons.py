@@ -224,6 +224,7 @@ _ALL = (
     Reason("ScaleFault", "Small groups pass and large ones fail.", Blame.PATH, Action.INSPECT),
     Reason("Ambiguous", "One of several nodes is at fault, and nobody can say which.", Blame.PATH, Action.INSPECT),
     Reason("Undecided", "The collectives failed and nothing more could be found out.", Blame.PATH, Action.RETRY),
+    Reason("CheckUnknown", "A node does not know a check that nodes run together.", Blame.CONTROL, Action.INSPECT),
     Reason("PassingFault", "The collectives failed once and passed when repeated.", Blame.PATH, Action.INSPECT),
     Reason("Superseded", "A later attempt of the same job has taken the gate's place.", Blame.CONTROL, Action.NONE),
     Reason("Released", "The one who asked withdrew the gate.", Blame.CONTROL, Action.NONE),

@@ -6,11 +6,23 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from checks.contract import Tier
 from healthd.aggregator.model import Accuse, Claim, ClaimKind, Effect, FleetNode, Gate, Reserve, Unreserve, WakeAt
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.validation.groups import orders_of
 from healthd.core.model import RANK_READY, CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
-from tests.aggregator.world import NOW, gate, lease, node, state, step, view
+from tests.aggregator.world import (
+    CHECKS,
+    NOW,
+    gate,
+    lease,
+    node,
+    result,
+    spec,
+    state,
+    step,
+    view,
+)
 
 POLICY = Policy(settle_seconds=0.0, collective_checks=("all_reduce",))
 RANKS = 2
@@ -34,7 +46,7 @@ class Lab:
     """
     `bad` nodes: corrupt, hang, die, slow, absent (its ranks never join), silent (its daemon is gone), refuse, once (the
     first group with it fails). `cut` pairs cannot talk. `labels` are those of topology. `doubted` nodes were named by
-    a validation before.
+    a validation before. `knows` are checks of a node besides those of every node; an order with others is refused.
     """
 
     names: Sequence[str]
@@ -43,6 +55,7 @@ class Lab:
     cut: Sequence[frozenset[str]] = ()
     labels: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     doubted: Sequence[str] = ()
+    knows: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     policy: Policy = POLICY
     now: float = NOW
     groups: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
@@ -98,10 +111,13 @@ class Lab:
         leases = tuple(
             lease(grant.lease_id, gate_id=current.id) for who, grant in current.granted.items() if who == name
         )
+        known = self.knows.get(name, ())
+        results = tuple(result(check, Tier.DEEP) for check in (*(one.name for one in CHECKS), *known))
         stored = dataclasses.replace(
-            state(name, pool=self.pool, leases=leases),
+            state(name, results, pool=self.pool, leases=leases),
             inventory=inventory(),
             peer_address="10.0.0.1",
+            checks=(*CHECKS, *(spec(check, Tier.DEEP) for check in known)),
             labels={"pool": self.pool, **self.labels.get(name, {})},
         )
         orders = dict(self.told.get(name, {}))
@@ -135,6 +151,9 @@ class Lab:
             return None
         if mine == "refuse":
             return OrderReport(status="refused", message="the devices are taken: pid 77 (python)")
+        unknown = [check for check in order.checks if check not in ("all_reduce", *self.knows.get(name, ()))]
+        if unknown:
+            return OrderReport(status="refused", message=f"no such check here: {unknown[0]!r}")
         for one in members:
             if self.bad.get(one) == "once":
                 kinds.discard("once")
@@ -145,13 +164,14 @@ class Lab:
         if any(pair <= set(members) for pair in self.cut):
             kinds.add("cut")
         ranks = tuple(
-            self._rank(rank, order.size, kinds, mine)
+            self._rank(rank, order.size, kinds, mine, check)
+            for check in order.checks
             for rank in range(order.first_rank, order.first_rank + order.ranks)
         )
         return OrderReport(status="done", ranks=ranks)
 
-    def _rank(self, rank: int, size_of_group: int, kinds: set[str], mine: str | None) -> RankReport:
-        base = RankReport(rank=rank, target="cpu:0", check="all_reduce", events=4, last="all_reduce/1024 left")
+    def _rank(self, rank: int, size_of_group: int, kinds: set[str], mine: str | None, check: str) -> RankReport:
+        base = RankReport(rank=rank, target="cpu:0", check=check, events=4, last="all_reduce/1024 left")
         if mine == "die":
             return dataclasses.replace(
                 base, events=3, last="all_reduce/1024 entered", reason="Crashed", message="killed by SIGKILL"

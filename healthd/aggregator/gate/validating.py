@@ -25,6 +25,7 @@ from healthd.aggregator.gate.reservation import (
 from healthd.aggregator.gate.transitions import Event
 from healthd.aggregator.model import Accuse, Checking, Reserve, RevokeLease, StartGroups, Unreserve, Validating
 from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.validation.known_checks import lacking, sentence
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import reason
@@ -146,7 +147,7 @@ def _revoke_leases(context: StepContext) -> Proof | None:
 
 
 def _start_validation(context: StepContext) -> Proof | None:
-    """Validate the nodes that are reserved now; a Proof only when too many validations have failed."""
+    """Validate the nodes that are reserved now; a Proof only when too many have failed, or no check can be run."""
     gate = context.gate
     # Stopped validations do not count: nodes that fall silent do so one by one, and each stops one.
     ended = [one for one in gate.ended if one.verdict is not None]
@@ -154,14 +155,21 @@ def _start_validation(context: StepContext) -> Proof | None:
         last = consequence(ended[-1]).reasons
         text = f"{len(ended)} validations with different nodes did not end with nodes that pass together"
         return Proof(failed=(reason("Undecided", text), *last))
+    nodes, wanted = context.snapshot.nodes, gate.terms.checks
+    unknown = lacking(wanted, gate.reserved, nodes, context.policy)
+    checks = tuple(name for name in wanted if name not in unknown)
+    left_out = tuple(itertools.starmap(sentence, unknown.items()))
+    if left_out and not checks:
+        return Proof(failed=tuple(reason("CheckUnknown", text) for text in left_out))
     validation = begin(
         context.now,
         f"{gate.tag}:c{len(gate.ended)}",
         gate.reserved,
-        context.snapshot.nodes,
+        nodes,
         context.policy,
         deadline=max(context.now, deadline_of(context) - TO_ANSWER_SECONDS),
-        checks=gate.terms.checks,
+        checks=checks,
+        left_out=left_out,
     )
     context.move(Event.VALIDATION_STARTED, Validating(reserved=gate.reserved, validation=validation))
     return None
@@ -188,6 +196,8 @@ def _update_validation(context: StepContext, before: Validation, after: Validati
 def _partners(context: StepContext, count: int) -> tuple[str, ...]:
     """Idle nodes that may join the search: fresh evidence, the same accelerator, not claimed and not in doubt."""
     kinds = {_accelerator(context, name) for name in context.gate.reserved}
+    validation, nodes = context.gate.validation, context.snapshot.nodes
+    checks = validation.checks if validation is not None else ()
     ready = (
         name
         for name in itertools.islice(_possible_partners(context), MOST_LOOKED_AT)
@@ -196,6 +206,7 @@ def _partners(context: StepContext, count: int) -> tuple[str, ...]:
         and name not in context.snapshot.claims
         and name not in context.snapshot.doubted
         and _accelerator(context, name) in kinds - {None}
+        and not lacking(checks, [name], nodes, context.policy)
         and context.assess(name).eligibility is Eligibility.READY
     )
     return tuple(itertools.islice(ready, count))

@@ -90,7 +90,8 @@ class Validation:
     `whole` the first rank of each in the first whole group; `labels` are those of topology. `deadline`: the search ends
     with what is known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
     `launch` is how nccom-test gets onto the nodes (carried, ssh, slurm); None: ranks of torch run the collectives.
-    `checks` are what groups run; empty: the policy's collectives.
+    `checks` are what groups run; empty: the policy's collectives. `left_out` says in sentences what they do not run,
+    because a member does not know it.
     """
 
     id: str
@@ -110,5 +111,6 @@ class Validation:
     turn: int = 0
     launch: str | None = None
     checks: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     verdict: Verdict | None = None
     ended_at: float | None = None

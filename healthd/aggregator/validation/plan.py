@@ -56,11 +56,12 @@ def begin(
     *,
     deadline: float,
     checks: tuple[str, ...] = (),
+    left_out: tuple[str, ...] = (),
 ) -> Validation:
     """
     A validation of `members`, in this order of ranks, that has not started a group yet.
 
-    `checks` are what its groups run; none: the policy's collectives.
+    `checks` are what its groups run; none: the policy's collectives. `left_out` is for people: what they do not run.
     """
     ranks = {node: ranks_of(nodes.get(node)) for node in members}
     launch = nccom.launch_mode(members, nodes, policy, checks or policy.collective_checks)
@@ -76,6 +77,7 @@ def begin(
         deadline=min(deadline, now + within),
         launch=launch,
         checks=checks,
+        left_out=left_out,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from checks.contract import Action, Blame, Status
 from checks.reasons import action_of, blame_of
 from healthd.aggregator.model.validations import Tested, Validation
+from healthd.core.evidence import reason
 from healthd.core.model import Reason
 from healthd.localize import Culprit, Manner, PathFault, Verdict
 from healthd.localize.verdict import names
@@ -51,6 +52,7 @@ def consequence(validation: Validation) -> Consequence:
         reasons.append(_reason("Undecided", text, None, injected=injected))
     if cleared and not reasons and any(tested.reasons for tested in validation.history):
         reasons.append(_passing_fault(validation, injected=injected))
+    reasons.extend(reason("CheckUnknown", text, status=Status.WARN) for text in validation.left_out)
     return Consequence(out=out, cleared=cleared, reasons=tuple(reasons))
 
 
