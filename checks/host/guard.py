@@ -57,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the program; the exit status. See the module."""
     parent, report, folder, argv = int(arguments[0]), int(arguments[1]), arguments[2], list(arguments[4:])
     if not _begin(parent):
+        _remove_ours(folder)
         return _TOLD_TO_END
     group = ControlGroup.make()
     program = os.fork()
@@ -66,11 +67,17 @@ def main(arguments: Sequence[str]) -> int:
         os.close(report)  # closed without an error: the program runs
     status = _wait(program)
     _end_all(group)
-    if os.getppid() != parent and os.path.basename(folder).startswith((FOLDER_PREFIX, PROFILE_PREFIX)):
+    if os.getppid() != parent:
+        _remove_ours(folder)
+    return _TOLD_TO_END if status is None else _end_as(status)
+
+
+def _remove_ours(folder: str) -> None:
+    """Remove the folder where it is one of ours: its owner is gone, and no other process does."""
+    if os.path.basename(folder).startswith((FOLDER_PREFIX, PROFILE_PREFIX)):
         import shutil
 
-        shutil.rmtree(folder, ignore_errors=True)  # no other process does
-    return _TOLD_TO_END if status is None else _end_as(status)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def stand_guard(parent: int) -> None:
