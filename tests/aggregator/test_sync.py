@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import json
 import time
@@ -19,8 +20,9 @@ from healthd.aggregator.auth import Guard, Scope, new_token
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.http.server import Server, address_of, bind
-from healthd.core.model import Order, OrderReport, Quarantine, SyncAnswer, SyncRequest
+from healthd.core.model import Order, OrderReport, Quarantine, RankReport, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
+from tests.aggregator.lab import inventory
 from tests.aggregator.parts import KEY, Node, fleet, state
 from tests.patience import PATIENCE
 
@@ -218,6 +220,22 @@ def test_what_is_no_sync_gets_one_clear_problem(tmp_path: Path) -> None:
         assert (await line.client.get("/v1/nodes/n1/sync")).status_code == 405
         assert registry.node("n1") is None
         assert (await line.client.get("/elsewhere")).status_code == 418
+
+    scenario(test, tmp_path)
+
+
+def test_node_with_many_ranks_may_report_them_all_at_once(tmp_path: Path) -> None:
+    async def test(_registry: Fleet, line: Line) -> None:
+        await line.say(dataclasses.replace(state(), inventory=inventory(64)))
+        ranks = tuple(
+            RankReport(rank=number, target="cpu:0", check=check, events=1, key="k", data={"told": "x" * 4000})
+            for check in ("all_reduce", "all_gather", "data_parallel_step")
+            for number in range(64)
+        )
+        report = OrderReport(status="done", ranks=ranks)
+        assert len(encode(report)) > 700_000
+        await line.say(None, orders={"o-1": report})
+        assert (await line.post(b"x" * 1_500_000)).status_code == 413
 
     scenario(test, tmp_path)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from checks.collective.training.told import digests_text
 from checks.contract import Status, Tier
 from healthd.aggregator.controller.admission import terms_of
 from healthd.aggregator.model.policy import Policy
@@ -23,6 +24,10 @@ from tests.aggregator.world import NOW
 
 NAME = "data_parallel_step"
 COUNT = 4
+
+
+def texts(*digests: str) -> list[str]:
+    return [digests_text([one * 8]) for one in digests]
 
 
 def data(rank: int, *, ranks: int = COUNT) -> dict[str, Any]:
@@ -42,7 +47,8 @@ def data(rank: int, *, ranks: int = COUNT) -> dict[str, Any]:
     }
     training = {
         "steps": 2,
-        "digests": {"head.norm_weight_reduced": ["a1", "a2"], "head.norm_weight_update": ["b1", "b2"]},
+        "places": "head: norm_weight",
+        "digests": {"reduction": texts("a1", "a2"), "optimizer": texts("b1", "b2")},
         "sums": {"head": [[1.0, 10.0, 1.0], [1.0, 10.0, 1.0]]},
         "faults": [],
     }
@@ -107,19 +113,19 @@ def test_node_in_whom_its_own_rank_saw_the_fault_is_shown_by_the_failing_whole()
 
 
 def test_node_whose_parameters_differ_is_shown_and_one_whose_reduced_gradients_do_may_only_have_received_them() -> None:
-    def change(place: str) -> Callable[[dict[str, Any]], object]:
-        return lambda told: training(told)["digests"].update({f"head.norm_weight_{place}": ["a1", "cc"]})
+    def change(phase: str) -> Callable[[dict[str, Any]], object]:
+        return lambda told: training(told)["digests"].update({phase: texts("a1", "cc")})
 
-    parameters = read(None, change("update"), None)
+    parameters = read(None, change("optimizer"), None)
     assert [(node, why.code) for node, why in parameters.accused.items()] == [("n1", "SilentCorruption")]
-    reduced = read(None, change("reduced"), None)
+    reduced = read(None, change("reduction"), None)
     assert [(node, why.code) for node, why in reduced.accused.items()] == [("n1", "SilentCorruption")]
     assert "layer head, reduced gradient of norm_weight" in reduced.accused["n1"].message
     assert shown_in(reduced) == ()
 
 
 def test_of_two_nodes_that_differ_neither_is_accused() -> None:
-    tested = read(None, lambda told: training(told)["digests"].update({"head.norm_weight_reduced": ["a1", "cc"]}))
+    tested = read(None, lambda told: training(told)["digests"].update({"reduction": texts("a1", "cc")}))
     assert (tested.outcome, tested.accused) == (Outcome.FAIL, {})
     assert "one of n0 (cpu:0), n1 (cpu:0)" in tested.reasons[0].message
 
@@ -152,9 +158,14 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
     "steps of text": lambda told: training(told).update(steps="two"),
     "steps without end": lambda told: training(told).update(steps=10**9),
     "no digests": lambda told: training(told).update(digests={}),
-    "digests of a step less": lambda told: training(told)["digests"].update({"head.norm_weight_update": ["b1"]}),
-    "digests of numbers": lambda told: training(told)["digests"].update({"head.norm_weight_update": [1, 2]}),
-    "another place": lambda told: training(told)["digests"].update({"head.other_update": ["b1", "b2"]}),
+    "digests of a step less": lambda told: training(told)["digests"].update({"optimizer": texts("b1")}),
+    "digests of numbers": lambda told: training(told)["digests"].update({"optimizer": [1, 2]}),
+    "digests of no places": lambda told: training(told)["digests"].update(
+        {"optimizer": [one[:11] for one in texts("b1", "b2")]}
+    ),
+    "digests of another phase": lambda told: training(told)["digests"].update({"forward": texts("b1", "b2")}),
+    "no places": lambda told: training(told).pop("places"),
+    "another place": lambda told: training(told).update(places="head: other"),
     "no sums": lambda told: training(told).pop("sums"),
     "sums of text": lambda told: training(told).update(sums={"head": [["a", 1, 1], [1, 1, 1]]}),
     "sums beyond all numbers": lambda told: training(told).update(sums={"head": [[10**400, 1, 1], [1, 1, 1]]}),

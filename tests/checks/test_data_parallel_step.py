@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from checks.collective.training.data_parallel_step import data_parallel_step
+from checks.collective.training.told import digests_text, names_of
 from checks.contract import Evidence, Finding, Group, Missing, Status, worst
 
 NAME = "data_parallel_step"
@@ -41,6 +43,8 @@ def test_healthy_ranks_hold_the_same_gradients_and_parameters_after_every_step(r
     one, two, three = (item.data["training"] for item in evidence)
     assert one["digests"] == two["digests"] == three["digests"]
     assert {len(set(digests)) for digests in one["digests"].values()} == {3}  # of each step others
+    assert len(names_of(one["places"])) == 16
+    assert len(json.dumps(evidence[0].data, separators=(",", ":"))) < 1750  # 64 ranks report at once, of 4 steps
     assert one["sums"]["head"][0][0] != two["sums"]["head"][0][0]  # each rank has a batch of its own
     values = {m.name: m.value for m in findings[0].measurements}
     seconds = values[f"{NAME}_duration_seconds"]
@@ -205,7 +209,8 @@ def rank(
     }
     training = {
         "steps": 1,
-        "digests": {"head.norm_weight_reduced": [reduced], "head.norm_weight_update": [updated]},
+        "places": "head: norm_weight",
+        "digests": {"reduction": [digests_text([reduced * 8])], "optimizer": [digests_text([updated * 8])]},
         "sums": {"head": [list(sums)]},
         "faults": list(faults),
     }
@@ -237,11 +242,58 @@ def test_bound_of_the_mean_is_what_rounding_explains(off: float, reason: str | N
     assert [why for _, why in accused(findings)] == ([reason] if reason else [])
 
 
-def test_gradients_that_are_no_numbers_are_not_compared_and_a_reduced_one_is_wrong() -> None:
+def test_ranks_that_contribute_no_numbers_are_wrong_and_those_that_received_them_are_not() -> None:
     nothing = (None, None, None)
-    assert accused(judged([rank(0, 2, sums=nothing), rank(1, 2, sums=nothing)])) == []
+    assert accused(judged([rank(0, 2, sums=nothing), rank(1, 2, sums=nothing)])) == [
+        ("rank:0", "WrongResult"),
+        ("rank:1", "WrongResult"),
+    ]
+    received = (1.0, 10.0, None)
+    one = judged([rank(0, sums=received), rank(1, sums=nothing), rank(2, sums=received, reduced="cc")])
+    assert accused(one) == [("rank:1", "WrongResult")]
+    assert "gradients of layer head that are no numbers" in one[0].message
+
+
+def test_rank_that_trains_on_with_what_it_received_is_not_wrong_in_the_next_step() -> None:
+    def trained_on(number: int, ranks: int) -> Evidence:
+        item = rank(number, ranks)
+        told = item.data["training"]
+        told["steps"] = 2
+        told["sums"]["head"] = [[1.0, 10.0, None], [None, None, None]]
+        told["digests"] = {phase: texts * 2 for phase, texts in told["digests"].items()}
+        return item
+
+    assert accused(judged([trained_on(0, 2), trained_on(1, 2)])) == [("node", "CollectiveMismatch")]
+    gone = Missing(target="rank:2", reason="Crashed", message="signal 9", order=0)
+    assert accused(judged([trained_on(0, 3), trained_on(1, 3)], [gone])) == [("rank:2", "RankDied")]
+
+
+def test_reduced_gradients_that_are_no_numbers_are_wrong() -> None:
+    assert accused(judged([rank(number, sums=(1.0, 10.0, None)) for number in range(3)])) == [
+        ("node", "CollectiveMismatch")
+    ]
     reduced = judged([rank(0, 2, reduced="cc", sums=(1.0, 10.0, None)), rank(1, 2)])
     assert accused(reduced) == [("rank:0", "SilentCorruption")]
+
+
+def test_judging_takes_as_many_times_longer_as_there_are_more_ranks() -> None:
+    def calls(count: int) -> int:
+        """How often it looks at the sums of a rank."""
+        seen = 0
+
+        class Counted(dict[str, Any]):
+            def __getitem__(self, name: str) -> Any:
+                nonlocal seen
+                seen += name == "sums"
+                return super().__getitem__(name)
+
+        ranks = [rank(number, count) for number in range(count)]
+        for item in ranks:
+            item.data["training"] = Counted(item.data["training"])  # type: ignore[index]
+        assert accused(judged(ranks)) == []
+        return seen
+
+    assert calls(80) <= 10 * calls(8)
 
 
 def test_two_that_agree_against_two_accuse_nobody() -> None:

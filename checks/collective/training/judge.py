@@ -13,24 +13,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from checks.collective.judge import judge_missing, present_and_gone
+from checks.collective.training.told import first_difference
 from checks.contract import SEVERITY, Evidence, Finding, Limit, Missing, Status
 from checks.limits import quantity, within
-from checks.training.places import OPTIMIZER, REDUCTION, describe, phase_of
+from checks.training.places import OPTIMIZER, REDUCTION, describe
 
 _FACTOR = 6.0  # as in checks/training/reference.py: rounding explains more once in 3e7
 _U_FP32 = 2.0**-24
 
-Digests = Mapping[str, Sequence[str]]
+Means = Mapping[str, tuple[float, float]]
+"""Of each layer, over all ranks: the mean of their sums, and that of their sums of absolute values."""
 
 
 def judge_data_parallel(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
     """Findings of the steps: whose fault missing ranks are, who is wrong, and the times when all are here."""
     ranks, gone = present_and_gone(evidence, missing)
-    without = [item for item in ranks if "training" not in item.data]
-    for item in without:
-        text = f"it says nothing of the steps of {name}"
-        gone.append(Missing(target=item.target, reason="Garbage", message=text))
-    ranks = [item for item in ranks if item not in without]
+    text = f"it says nothing of the steps of {name}"
+    gone += [
+        Missing(target=item.target, reason="Garbage", message=text) for item in ranks if "training" not in item.data
+    ]
+    ranks = [item for item in ranks if "training" in item.data]
     if gone:
         yield from judge_missing(name, ranks, gone)
     wrong = list(_judge_steps(name, ranks, whole=not gone))
@@ -46,7 +48,9 @@ def _judge_steps(name: str, ranks: Sequence[Evidence], *, whole: bool) -> Iterat
     count = min((int(item.data["training"]["steps"]) for item in ranks), default=0)
     for step in range(count):
         findings = list(_own_faults(name, ranks, step))
-        if whole:
+        no_numbers = _without_numbers(ranks, step)
+        findings += _no_numbers(name, no_numbers, step, {one.target for one in findings})
+        if whole and not no_numbers:  # else all that is reduced is their consequence
             findings += _reduced(name, ranks, step, {one.target for one in findings})
             findings += _updated(name, ranks, step, {one.target for one in findings})
         if findings:
@@ -62,9 +66,30 @@ def _own_faults(name: str, ranks: Iterable[Evidence], step: int) -> Iterator[Fin
                 yield Finding(status=Status.FAIL, reason=fault["reason"], message=text, target=item.target)
 
 
+def _without_numbers(ranks: Iterable[Evidence], step: int) -> list[tuple[Evidence, str]]:
+    """The ranks that contributed gradients which are no numbers, each with the first such layer."""
+    found = []
+    for item in ranks:
+        sums = item.data["training"]["sums"]
+        if step and any(steps[step - 1][2] is None for steps in sums.values()):
+            continue  # it got them from the reduction before
+        layer = next((layer for layer, steps in sums.items() if None in steps[step][:2]), None)
+        if layer is not None:
+            found.append((item, str(layer)))
+    return found
+
+
+def _no_numbers(name: str, ranks: Iterable[tuple[Evidence, str]], step: int, known: set[str]) -> Iterator[Finding]:
+    for item, layer in ranks:
+        if item.target not in known:
+            text = f"{_of_step(name, step)}: {_named(item)} computed gradients of layer {layer} that are no numbers"
+            yield Finding(status=Status.FAIL, reason="WrongResult", message=text, target=item.target)
+
+
 def _reduced(name: str, ranks: Sequence[Evidence], step: int, known: set[str]) -> list[Finding]:
     """Reduced gradients are equal on all ranks, and the mean of what all contributed."""
-    off = {item.target: layer for item in ranks if (layer := _off_mean(item, ranks, step)) is not None}
+    means, bound = _means(ranks, step), _FACTOR * math.sqrt(len(ranks)) * _U_FP32
+    off = {item.target: layer for item in ranks if (layer := _off_mean(item, means, step, bound)) is not None}
     sound = [item for item in ranks if item.target not in known]
     findings = list(_compared(name, sound, step, REDUCTION, off))
     if not findings and sound and len(off) == len(ranks):
@@ -107,50 +132,56 @@ def _compared(name: str, ranks: Sequence[Evidence], step: int, phase: str, off: 
     if not most:
         one, other = sorted(tables.values())[:: len(tables) - 1]
         who = ", ".join(map(_named, ranks))
-        text = (
-            f"{what}: {_first(one, other)} differs between ranks and no majority can say which is wrong: one of {who}"
-        )
+        where = _first(one, other, phase)
+        text = f"{what}: {where} differs between ranks and no majority can say which is wrong: one of {who}"
         yield Finding(status=Status.FAIL, reason="DigestMismatch", message=text, target="node")
         return
     for item in ranks:
         if tables[item.target] == right:
             continue
         others = f"{most} other ranks" if most > 1 else "the other rank"
-        text = f"{what}: {_named(item)} holds other bits than {others}: {_first(right, tables[item.target])}"
+        text = f"{what}: {_named(item)} holds other bits than {others}: {_first(right, tables[item.target], phase)}"
         if item.target in off:
             text += ", which is not the mean of what the ranks contributed"
         yield Finding(status=Status.FAIL, reason="SilentCorruption", message=text, target=item.target)
 
 
-def _off_mean(item: Evidence, ranks: Sequence[Evidence], step: int) -> str | None:
-    """
-    The first layer whose reduced gradients are not the mean of what all ranks contributed; None: all are, or none is a
-    number.
-
-    Sums of n terms err by up to sqrt(n) roundings, and the division by one.
-    """
-    bound = _FACTOR * math.sqrt(len(ranks)) * _U_FP32
-    for layer, steps in item.data["training"]["sums"].items():
+def _means(ranks: Sequence[Evidence], step: int) -> Means:
+    """Without the layers in which a rank contributed what is no number."""
+    found: dict[str, tuple[float, float]] = {}
+    for layer in ranks[0].data["training"]["sums"] if ranks else ():
         parts = [one.data["training"]["sums"][layer][step] for one in ranks]
-        reduced = steps[step][2]
-        if any(part[0] is None or part[1] is None for part in parts):
-            continue
-        mean = sum(part[0] for part in parts) / len(parts)
-        size = sum(part[1] for part in parts) / len(parts)
+        if not any(part[0] is None or part[1] is None for part in parts):
+            found[layer] = (sum(part[0] for part in parts) / len(parts), sum(part[1] for part in parts) / len(parts))
+    return found
+
+
+def _off_mean(item: Evidence, means: Means, step: int, bound: float) -> str | None:
+    """
+    The first layer whose reduced gradients are not the mean of what all ranks contributed; None: all are.
+
+    Sums of n terms err by up to sqrt(n) roundings, and the division by one: `bound`, times the size.
+    """
+    sums = item.data["training"]["sums"]
+    for layer, (mean, size) in means.items():
+        reduced = sums[layer][step][2]
         if reduced is None or abs(reduced - mean) > bound * size:
-            return str(layer)
+            return layer
     return None
 
 
-def _table(item: Evidence, step: int, phase: str) -> tuple[tuple[str, str], ...]:
-    digests: Digests = item.data["training"]["digests"]
-    return tuple((place, values[step]) for place, values in digests.items() if phase_of(place) == phase)
+def _table(item: Evidence, step: int, phase: str) -> tuple[str, str]:
+    """The names of its places, and the digests of them."""
+    told = item.data["training"]
+    return str(told["places"]), str(told["digests"][phase][step])
 
 
-def _first(one: tuple[tuple[str, str], ...], other: tuple[tuple[str, str], ...]) -> str:
+def _first(one: tuple[str, str], other: tuple[str, str], phase: str) -> str:
     """The first place at which two tables differ, in words."""
-    there = dict(one)
-    return next((describe(place) for place, digest in other if there.get(place) != digest), "a place one lacks")
+    if one[0] != other[0]:
+        return "the list of parameters"
+    place = first_difference(one[1], other[1], one[0], phase)
+    return describe(place) if place is not None else f"a place of the {phase}"
 
 
 def _named(item: Evidence) -> str:

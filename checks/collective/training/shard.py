@@ -7,11 +7,11 @@ between two computations, or that are further from float64 than rounding explain
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from checks.collective.training.told import ENDS, MOST_MESSAGE, digests_text, names_text, rounded
 from checks.contract import Device, Group
 from checks.training.corruption import Strikes
 from checks.training.digests import Digester
@@ -45,8 +45,8 @@ class Shard:
         self._gradients: dict[str, Any] = {}
         self.flat: Any = None
         """The gradients of all parameters in one buffer, summed over the ranks by `reduce`  # [elements] fp32."""
-        self._sums: dict[str, tuple[float | None, float | None]] = {}
-        self._digests: dict[str, list[str]] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._digests: dict[str, list[str]] = {phase: [] for phase in ENDS}
         self._layers: dict[str, list[list[float | None]]] = {}
         self._faults: list[dict[str, Any]] = []
         self.key = f"{device.key} | {FORM.name} | {size}"
@@ -127,17 +127,18 @@ class Shard:
         with torch.no_grad():
             self._state = adamw(torch, self._state, reduced, FORM.loss_scale, keep)
         self._device.synchronize()
-        for place, digest in self._digester.finish(places).items():
-            self._digests.setdefault(place, []).append(digest)
+        digests = self._digester.finish(places)
+        for phase, end in ENDS.items():
+            self._digests[phase].append(digests_text([digests[f"{name}{end}"] for name in self._start]))
         for layer, (whole, _) in self._sums_of(self._joined(reduced)):
-            self._layers.setdefault(layer, []).append([*self._sums[layer], whole])
+            self._layers.setdefault(layer, []).append(rounded(*self._sums[layer], whole))
 
     def _joined(self, tensors: Mapping[str, Any]) -> Any:
         """One buffer, as in a bucket of gradients  # [elements] fp32."""
         return self._device.torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
-    def _sums_of(self, flat: Any) -> Iterator[tuple[str, tuple[float | None, float | None]]]:
-        """Of each layer: the sum of its gradients and that of their absolute values, in float64; None: no number."""
+    def _sums_of(self, flat: Any) -> Iterator[tuple[str, tuple[float, float]]]:
+        """Of each layer: the sum of its gradients and that of their absolute values, in float64."""
         exact, begin = self._device.read(flat).double(), 0
         layers: dict[str, int] = {}
         for name, tensor in self._start.items():
@@ -145,22 +146,23 @@ class Shard:
             layers[layer] = layers.get(layer, 0) + tensor.numel()
         for layer, count in layers.items():
             part = exact[begin : begin + count]
-            yield layer, (_number(part.sum()), _number(part.abs().sum()))
+            yield layer, (float(part.sum()), float(part.abs().sum()))
             begin += count
 
     def _fault(self, reason: str, number: int, text: str) -> None:
-        self._faults.append({"reason": reason, "step": number, "message": text})
+        self._faults.append({"reason": reason, "step": number, "message": text[:MOST_MESSAGE]})
 
     def told(self) -> dict[str, Any]:
         """
         For the comparison of ranks.
 
-        `digests`: place -> one of each step, of reduced gradients and of parameters; `sums`: layer -> for each step the
-        sum of its own gradients, that of their absolute values, and the sum of the reduced ones; `faults`: what the
-        rank saw in itself, by step.
+        `places`: the names of the parameters; `digests`: of reduced gradients and of parameters, a text of each step
+        (see `told`); `sums`: layer -> for each step the sum of its own gradients, that of their absolute values, and
+        the sum of the reduced ones; `faults`: what the rank saw in itself, by step.
         """
         return {
             "steps": self._number + 1,
+            "places": names_text(self._start),
             "digests": self._digests,
             "sums": self._layers,
             "faults": self._faults[:1],  # what follows is of the same cause
@@ -183,8 +185,3 @@ def one_thread(device: Device) -> Iterator[None]:
         yield
     finally:
         device.torch.set_num_threads(before)
-
-
-def _number(value: Any) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from checks.collective.judge import gave_out
-from checks.collective.judges import judge_of
+from checks.collective.judges import judge_of, judges_training
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
 from checks.reasons import action_of, blame_of
 from healthd.aggregator.model.validations import Group, Tested
@@ -149,7 +149,8 @@ def _judged(
     events = _events(ranks)
     said = {rank: one.data for rank, one in ranks.items() if one.data is not None and one.reason is None}
     odd = odd_ranks(said, sum(seat.ranks for seat in group.seats))
-    odd |= odd_steps({rank: data for rank, data in said.items() if rank not in odd})
+    if judges_training(check):
+        odd |= odd_steps({rank: data for rank, data in said.items() if rank not in odd})
     evidence: list[Evidence] = []
     missing: list[Missing] = []
     for seat in group.seats:

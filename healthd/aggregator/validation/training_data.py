@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+from checks.collective.training.told import ENDS, is_digests_text, names_of
 from healthd.aggregator.validation.rank_data import MOST_TEXT, is_limit, is_number
 
 MOST_STEPS = 64
-MOST_PLACES = 1000
+MOST_LAYERS = 256
+MOST_PLACES_CHARACTERS = 4096
 _KEY = "training"
 _REASONS = ("SilentCorruption", "WrongResult")
 
 
 def odd_steps(measured: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Rank -> what is wrong with what it says of its steps, where ranks did any; all must have done the same ones."""
+    """Rank -> what is wrong with what it says of its steps; all must have done the same ones."""
     told = {rank: data[_KEY] for rank, data in measured.items() if _KEY in data}
-    if not told:
-        return {}
     found = {rank: "it says nothing of its training steps" for rank in measured if rank not in told}
     found |= {rank: why for rank, steps in told.items() if (why := _odd(steps) or _odd_rank(measured[rank]))}
     shapes = {rank: _shape(steps) for rank, steps in told.items() if rank not in found}
@@ -36,7 +36,11 @@ def _odd(told: object) -> str:
     steps, faults = told.get("steps"), told.get("faults")
     if not _is_count(steps) or not 0 < steps <= MOST_STEPS:
         return "it did no training steps, or too many"
-    if not _is_table(told.get("digests"), steps, _is_digest):
+    places, digests = told.get("places"), told.get("digests")
+    if not isinstance(places, str) or not 0 < len(places) <= MOST_PLACES_CHARACTERS:
+        return "it does not name the parameters that it trained"
+    count = len(names_of(places))
+    if not _is_table(digests, steps, lambda cell: is_digests_text(cell, count)) or set(digests) != set(ENDS):
         return "its digests of training steps cannot be read"
     if not _is_table(told.get("sums"), steps, _is_sums):
         return "its sums of gradients cannot be read"
@@ -54,22 +58,18 @@ def _odd_rank(data: Mapping[str, Any]) -> str:
 
 
 def _shape(told: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (told["steps"], tuple(sorted(told["digests"])), tuple(sorted(told["sums"])))
+    return (told["steps"], told["places"], tuple(sorted(told["sums"])))
 
 
-def _is_table(table: object, steps: int, is_cell: Callable[[object], bool]) -> bool:
+def _is_table(table: object, steps: int, is_cell: Callable[[object], bool]) -> TypeGuard[Mapping[str, Any]]:
     """Name -> a cell of each step."""
     return (
         isinstance(table, Mapping)
-        and 0 < len(table) <= MOST_PLACES
+        and 0 < len(table) <= MOST_LAYERS
         and all(isinstance(name, str) and len(name) <= MOST_TEXT for name in table)
         and all(isinstance(cells, (list, tuple)) and len(cells) == steps for cells in table.values())
         and all(is_cell(cell) for cells in table.values() for cell in cells)
     )
-
-
-def _is_digest(cell: object) -> bool:
-    return isinstance(cell, str) and len(cell) <= 64
 
 
 def _is_sums(cell: object) -> bool:
