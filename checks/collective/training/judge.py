@@ -89,6 +89,9 @@ def _no_numbers(name: str, ranks: Iterable[tuple[Evidence, str]], step: int, kno
 def _reduced(name: str, ranks: Sequence[Evidence], step: int, known: set[str]) -> list[Finding]:
     """Reduced gradients are equal on all ranks, and the mean of what all contributed."""
     means, bound = _means(ranks, step), _FACTOR * math.sqrt(len(ranks)) * _U_FP32
+    same = len({_table(item, step, REDUCTION) for item in ranks}) < 2
+    if same and (not ranks or _off_mean(ranks[0], means, step, bound) is None):
+        return []
     off = {item.target: layer for item in ranks if (layer := _off_mean(item, means, step, bound)) is not None}
     sound = [item for item in ranks if item.target not in known]
     findings = list(_compared(name, sound, step, REDUCTION, off))
