@@ -32,7 +32,8 @@ def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) 
 
     `machine` gives the hardware and the versions under which they ran. They are a part of the key, because a node may
     have others by the time that somebody compares; None: they are not known, and nothing may be compared. So are the
-    names of the places: steps that were digested at other places are not compared.
+    names of the places: steps that were digested at other places are not compared; and what the check says in
+    `over_nodes`, which devices of one node have in common.
     """
     found: dict[tuple[str, str], WorkDigest] = {}
     same: str | None = None
@@ -47,7 +48,7 @@ def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) 
         root = _hash(f"{name}={value}" for name, value in places.items())
         known = found.get((item.key, root))
         found[(item.key, root)] = WorkDigest(
-            key=f"{same} | {item.key} | places {_hash(places)[:8]}",
+            key=f"{same} | {item.key} | {item.data.get('over_nodes', '')} | places {_hash(places)[:8]}",
             label=str(item.data.get("dtype", "")),
             root=root,
             places=pack(places),
