@@ -46,9 +46,9 @@ def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) 
             return ()
         places = {str(name): str(value) for name, value in digests.items()}
         root = _hash(f"{name}={value}" for name, value in places.items())
-        known = found.get((item.key, root))
+        known, shared = found.get((item.key, root)), item.data.get("over_nodes")
         found[(item.key, root)] = WorkDigest(
-            key=f"{same} | {item.key} | {item.data.get('over_nodes', '')} | places {_hash(places)[:8]}",
+            key=" | ".join((same, item.key, *([str(shared)] if shared else []), f"places {_hash(places)[:8]}")),
             label=str(item.data.get("dtype", "")),
             root=root,
             places=pack(places),
