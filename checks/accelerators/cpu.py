@@ -29,6 +29,10 @@ DESCRIPTOR = Descriptor(
     jobs_open_devices=False,
 )
 
+_FEATURES = frozenset(
+    {"cpu family", "model", "flags", "Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part"}
+)
+
 DEVICE_COUNT_DEFAULT = 2  # the least with which devices can be compared and collectives mean something
 DEVICE_COUNT_MAX = 256  # more is a slip of the keyboard: each is a process with torch in it
 
@@ -116,7 +120,8 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     if torch.get_num_threads() != len(share):
         torch.set_num_threads(len(share))
     kind = inventory["devices"][index]["kind"]
-    key = f"cpu | {kind} | {torch.backends.cpu.get_cpu_capability()} | torch {torch.__version__}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    key = f"cpu | {kind} | {_features(Host())} | {capability} | torch {torch.__version__}"
     return CpuDevice(target=target, key=key, torch=torch, device_count=len(targets))
 
 
@@ -198,6 +203,26 @@ def _model(host: Host) -> str:
         if key.strip() == "model name" and value.strip():
             return value.strip()
     return os.uname().machine
+
+
+def _features(host: Host) -> str:
+    """
+    A short hash of what /proc/cpuinfo tells of instructions and generation, by which libraries choose their kernels.
+
+    Several generations have one name on some machines ("AMD EPYC"). `unknown` where it cannot be read.
+    """
+    try:
+        text = host.read("/proc/cpuinfo")
+    except HostError:
+        return "unknown"
+    found = set()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in _FEATURES:
+            found.add(f"{key.strip()}={' '.join(sorted(value.split()))}")
+    import hashlib
+
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
 
 
 def _meminfo_bytes(host: Host, name: str) -> int | None:

@@ -160,8 +160,32 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     torch.cuda.set_device(0)
     major, minor = torch.cuda.get_device_capability(0)
     kind = f"{torch.cuda.get_device_name(0)} | sm_{major}{minor}"
-    key = f"cuda | {kind} | torch {torch.__version__} | CUDA {torch.version.cuda}"
+    loaded = f"cuDNN {torch.backends.cudnn.version()} | cuBLAS {_cublas_version() or 'unknown'}"
+    key = f"cuda | {kind} | torch {torch.__version__} | CUDA {torch.version.cuda} | {loaded}"
     return CudaDevice(target=target, key=key, torch=torch)
+
+
+def _cublas_version() -> str | None:
+    """
+    Of the cuBLAS that torch has loaded, which need not be the one that it was built with; None where it does not tell.
+
+    torch has no word on it. Asking for properties of the library needs no GPU.
+    """
+    import ctypes
+
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        paths = (line.split(maxsplit=5)[5] for line in lines if "/libcublas.so" in line)
+        ask = ctypes.CDLL(next(paths)).cublasGetProperty
+        numbers = []
+        for part in range(3):  # major, minor, patch
+            number = ctypes.c_int()
+            if ask(ctypes.c_int(part), ctypes.byref(number)) != 0:
+                return None
+            numbers.append(str(number.value))
+    except (OSError, StopIteration, AttributeError):
+        return None
+    return ".".join(numbers)
 
 
 class CudaDevice:

@@ -113,7 +113,8 @@ class OwnStep:
         self._state: State = first_state(torch, self._start, None, device.torch_device)
         # Other parameters or another batch are another step, which must not be compared with this one.
         tensors = {**self._start, **{f"batch{n}": tensor.cpu() for n, tensor in enumerate(_tensors(torch, batch))}}
-        self.key = f"own {name} | {join(digest_on_host(torch, tensors).values())}"
+        self.start = join(digest_on_host(torch, tensors).values())
+        self.key = f"own {name} | {self.start}"
 
     def run(self, *, look: Look | None = None, change: Change | None = None) -> Step:
         """See `Work.run`."""

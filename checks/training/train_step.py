@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,13 +24,14 @@ from checks.contract import (
 from checks.device.sampling import labelled_limit, new_seed
 from checks.limits import within
 from checks.training.digests import Digester, fold, join
+from checks.training.environment import numeric_settings
 from checks.training.float8 import why_not
 from checks.training.judge import AFTER, judge_steps
 from checks.training.model import FORMATS, Format
 from checks.training.own import own_step
 from checks.training.parity import parity_limit, run_parity
 from checks.training.probing import Repeats, repeat, right, speed
-from checks.training.work import SMALL, Work, built_in
+from checks.training.work import SMALL, STEP_REVISION, Work, built_in
 
 _REPEATS = {Tier.QUICK: 3, Tier.DEEP: 20, Tier.SOAK: 200}
 _PARITY_STEPS = {Tier.QUICK: 8, Tier.DEEP: 200, Tier.SOAK: 200}
@@ -167,6 +169,8 @@ def _evidence(
             "repeats": repeated.count,
             "stable": repeated.example is None,
             "left_out": list(ctx.params.left_out),
+            # Devices of one node share these; a device that makes another start is to differ from its neighbours.
+            "over_nodes": f"revision {STEP_REVISION} | start {work.start} | settings {numeric_settings(os.environ)}",
         },
     )
 

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from checks.contract import Device
+from checks.training.digests import digest_on_host, join
 from checks.training.model import FORMATS, Format, Size, flops_of, make_batch, make_parameters
 from checks.training.reference import Error, errors_of, longest_sum, reference_step
 from checks.training.step import Change, Look, State, Step, first_state, run_step
+
+STEP_REVISION = 1
+"""Of the step's arithmetic, data and places: raise it with each change that gives a healthy device other bits."""
 
 SMALL = Size(width=64, heads=4, tokens=32, batch=2)
 LARGE = Size(width=512, heads=4, tokens=128, batch=4)
@@ -26,6 +30,10 @@ class Work(Protocol):
 
     key: str
     """What digests depend on beside the device."""
+
+    start: str
+    """Digest of its parameters and its batch. Parameters by chance differ between processors: torch draws them with the
+    widest instructions that there are."""
 
     tokens: int | None
     """In a batch; None: its elements are no tokens."""
@@ -58,6 +66,9 @@ class BuiltIn:
         self.flops = flops_of(self.size) if large else None
         self._parameters = make_parameters(torch, self.size)
         self._batch = make_batch(torch, self.size, 0)
+        tokens, following = self._batch
+        start = {**self._parameters, "tokens": tokens, "following": following}
+        self.start = join(digest_on_host(torch, start).values())
         self._there = on_device(self.device, self._batch)
         self._state: State = first_state(torch, self._parameters, self.form.wide, self.device.torch_device)
 

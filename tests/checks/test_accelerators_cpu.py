@@ -258,6 +258,21 @@ def test_device_that_is_not_there_is_named(inventory: Any) -> None:
         cpu.bind("cpu:7", inventory[0], inventory[1])
 
 
+def test_two_generations_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    def features(text: str | None) -> str:
+        if text is not None:
+            (tmp_path / "proc").mkdir(exist_ok=True)
+            (tmp_path / "proc/cpuinfo").write_text(text)
+        return cpu._features(Host(tmp_path))
+
+    assert features(None) == "unknown"
+    rome = "processor : 0\nmodel name : AMD EPYC\ncpu family : 23\nmodel : 49\ncpu MHz : 3000\nflags : fpu avx2\n"
+    one = features(rome)
+    assert features(rome.replace("3000", "2999").replace("fpu avx2", "avx2 fpu") + rome) == one
+    assert features(rome.replace("fpu avx2", "fpu avx2 avx512f")) != one
+    assert features(rome.replace("model : 49", "model : 1")) != one
+
+
 def test_bound_worker_runs_on_its_share_of_cores_with_torch(inventory: Any) -> None:
     """Pinned before torch is imported, so that its pools have the right size; devices of one node share a key."""
     code = """

@@ -189,6 +189,25 @@ def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(
     assert "is built without CUDA; set python of [probe] to" in done.stdout, done.stderr
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_cublas_that_is_loaded_says_its_version(tmp_path: Path) -> None:
+    source, library = tmp_path / "cublas.c", tmp_path / "libcublas.so.12"
+    source.write_text("int cublasGetProperty(int part, int *value) { *value = (int[]){12, 9, 1}[part]; return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import ctypes\n"
+        "from checks.accelerators import cuda\n"
+        "print(cuda._cublas_version())\n"
+        "ctypes.CDLL(sys.argv[2])\n"
+        "print(cuda._cublas_version())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(cuda.__file__).parents[2]), library], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["None", "12.9.1"], done.stderr
+
+
 def run_here(*names: str, **others: Any) -> Mapping[str, Any]:
     python = os.environ.get("HEALTHD_CUDA_PYTHON")
     return run_checks(

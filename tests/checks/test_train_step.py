@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from checks.contract import Evidence, Finding, Limit, Missing, Status, Tier
 from checks.training.corruption import Strikes, corrupting
 from checks.training.digests import Digester
+from checks.training.environment import NUMERIC_PREFIXES
 from checks.training.float8 import exact_product, scaled_product
 from checks.training.judge import judge_steps, missed_ratio
 from checks.training.model import FORMATS, make_batch, make_parameters
@@ -19,10 +21,11 @@ from checks.training.parity import EXACT_RATIO, parity_limit, run_parity
 from checks.training.places import BACKWARD, FORWARD, INPUTS, OPTIMIZER, all_places, describe, phase_of
 from checks.training.step import Step, first_state, run_step
 from checks.training.train_step import train_step
-from checks.training.work import SMALL, built_in
+from checks.training.work import SMALL, STEP_REVISION, built_in
 from checks.worker.fault_injection import faulty
 from checks.worker.faults import parse_fault
 from checks.worker.protocol import encode, from_evidence
+from healthd.core.model.work_digests import digests_of
 
 MAGNITUDES = (1e-12, 1e-3, 1.0, None)  # the last bit of the mantissa, two errors, a bit of the exponent
 PLACES = list(all_places())
@@ -121,6 +124,31 @@ def test_key_has_all_that_may_change_bits_of_healthy_devices(context: Any, cpu_d
         torch.set_num_threads(before)
     assert len(keys) == 4  # two dtypes, two numbers of threads
     assert all(key.startswith(cpu_device.key) for key in keys)
+
+
+def test_start_and_settings_of_libraries_are_told_for_the_comparison_over_nodes(
+    context: Any, cpu_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> tuple[str, str]:
+        one, *_ = evidence_of(list(train_step(context(train_step, device=cpu_device, **SHORT))))
+        (made,) = digests_of([one], lambda: "machine")
+        assert one.data["over_nodes"] in made.key
+        return one.key, made.key
+
+    for name in [name for name in os.environ if name.startswith(NUMERIC_PREFIXES)]:
+        monkeypatch.delenv(name)
+    key, over_nodes = told()
+    start = built_in(cpu_device, "fp32", large=False).start
+    assert f"revision {STEP_REVISION} | start {start} | settings none" in over_nodes
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert told()[0] == key
+    assert told()[1] != over_nodes
+    # Another processor draws other parameters; devices of one node are still compared.
+    monkeypatch.delenv("MKL_CBWR")
+    draw = cpu_device.torch.randn
+    monkeypatch.setattr(cpu_device.torch, "randn", lambda *size, **more: draw(*size, **more).mul_(1 + 2**-20))
+    assert told()[0] == key
+    assert told()[1] != over_nodes
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

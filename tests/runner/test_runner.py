@@ -352,8 +352,13 @@ def test_hostile_python_path_does_not_shadow_the_checks(tmp_path: Path) -> None:
 
 def test_environment_of_workers_is_clean_and_finds_the_interpreters_tools() -> None:
     own = {"PATH": "/usr/bin", "PYTHONPATH": "/x", "LD_PRELOAD": "/y.so", "RANK": "3", "HOME": "/root"}
-    env = environment("/venv/bin/python", {"NEURON_RT_LOG_LEVEL": "ERROR"}, own)
-    assert env == {"PATH": "/venv/bin:/usr/bin", "HOME": "/root", "NEURON_RT_LOG_LEVEL": "ERROR"}
+    numeric = dict.fromkeys(
+        ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY"), "avx2"
+    )
+    kept = {"LD_LIBRARY_PATH": "/opt/lib", "HOME": "/root"}
+    chosen = {"NEURON_RT_LOG_LEVEL": "ERROR", "MKL_THREADING_LAYER": "GNU"}
+    env = environment("/venv/bin/python", chosen, {**own, **numeric, **kept})
+    assert env == {"PATH": "/venv/bin:/usr/bin", **kept, **chosen}
 
 
 def test_previous_evidence_comes_back_to_a_counting_check() -> None:

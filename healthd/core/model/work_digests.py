@@ -32,7 +32,8 @@ def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) 
 
     `machine` gives the hardware and the versions under which they ran. They are a part of the key, because a node may
     have others by the time that somebody compares; None: they are not known, and nothing may be compared. So are the
-    names of the places: steps that were digested at other places are not compared.
+    names of the places: steps that were digested at other places are not compared; and what the check says in
+    `over_nodes`, which devices of one node have in common.
     """
     found: dict[tuple[str, str], WorkDigest] = {}
     same: str | None = None
@@ -45,9 +46,9 @@ def digests_of(evidence: Sequence[Evidence], machine: Callable[[], str | None]) 
             return ()
         places = {str(name): str(value) for name, value in digests.items()}
         root = _hash(f"{name}={value}" for name, value in places.items())
-        known = found.get((item.key, root))
+        known, shared = found.get((item.key, root)), item.data.get("over_nodes")
         found[(item.key, root)] = WorkDigest(
-            key=f"{same} | {item.key} | places {_hash(places)[:8]}",
+            key=" | ".join((same, item.key, *([str(shared)] if shared else []), f"places {_hash(places)[:8]}")),
             label=str(item.data.get("dtype", "")),
             root=root,
             places=pack(places),

@@ -15,6 +15,7 @@ import checks
 from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.learned import hardware_in
+from checks.training.environment import NUMERIC_PREFIXES
 from checks.worker.protocol import from_limits
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.process import WorkerProcess
@@ -25,7 +26,8 @@ WORKER = str(Path(next(iter(checks.__path__))).resolve() / "worker" / "worker.py
 _DROPPED = frozenset(
     {"LD_PRELOAD", "LD_AUDIT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
-_DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_")
+# The same for what would give healthy devices other bits than those of other nodes; `env` of [probe] may set it.
+_DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_", *NUMERIC_PREFIXES)
 
 
 class Unreaped:
