@@ -13,7 +13,7 @@ import pytest
 from checks.contract import Evidence, Finding, Limit, Missing, Status, Tier
 from checks.training.corruption import Strikes, corrupting
 from checks.training.digests import Digester
-from checks.training.environment import NUMERIC_PREFIXES
+from checks.training.environment import COMPILER_PREFIXES, NUMERIC_PREFIXES
 from checks.training.float8 import exact_product, scaled_product
 from checks.training.judge import judge_steps, missed_ratio
 from checks.training.model import FORMATS, make_batch, make_parameters
@@ -135,7 +135,7 @@ def test_start_and_settings_of_libraries_are_told_for_the_comparison_over_nodes(
         assert one.data["over_nodes"] in made.key
         return one.key, made.key
 
-    for name in [name for name in os.environ if name.startswith(NUMERIC_PREFIXES)]:
+    for name in [name for name in os.environ if name.startswith((*NUMERIC_PREFIXES, *COMPILER_PREFIXES))]:
         monkeypatch.delenv(name)
     key, over_nodes = told()
     start = built_in(cpu_device, "fp32", large=False).start
@@ -143,8 +143,11 @@ def test_start_and_settings_of_libraries_are_told_for_the_comparison_over_nodes(
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert told()[0] == key
     assert told()[1] != over_nodes
-    # Another processor draws other parameters; devices of one node are still compared.
     monkeypatch.delenv("MKL_CBWR")
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--auto-cast=all")
+    assert told()[1] != over_nodes
+    # Another processor draws other parameters; devices of one node are still compared.
+    monkeypatch.delenv("NEURON_CC_FLAGS")
     draw = cpu_device.torch.randn
     monkeypatch.setattr(cpu_device.torch, "randn", lambda *size, **more: draw(*size, **more).mul_(1 + 2**-20))
     assert told()[0] == key
