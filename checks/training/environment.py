@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NUMERIC_PREFIXES = ("MKL_", "ONEDNN_", "DNNL_", "CUBLAS_", "CUBLASLT_", "ATEN_CPU_CAPABILITY")
-"""They choose instructions, kernels and workspaces, and with them the order of sums. Probes are started without them."""
+"""They choose instructions, kernels and workspaces, and with them the order of sums; probes start without them."""
 COMPILER_PREFIXES = ("XLA_FLAGS", "XLA_USE_", "XLA_DOWNCAST_", "NEURON_CC_FLAGS", "NEURON_FUSE_")
 """They choose what is compiled; probes keep them, as a job has them too."""
 
