@@ -13,6 +13,7 @@ import pytest
 
 from checks.contract import Tier
 from healthd.core.model import Order, OrderReport
+from healthd.node.orders import orders
 from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_of, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from tests.node import node_kit
@@ -143,7 +144,11 @@ def test_lease_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     run(main())
 
 
-def test_second_lease_is_refused_and_so_is_one_where_somebody_else_has_the_devices(tmp_path: Path) -> None:
+def test_second_lease_is_refused_and_so_is_one_where_somebody_else_has_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LOOK_AGAIN_SECONDS", 0.0)
+
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:
             await quiet()
@@ -154,6 +159,22 @@ def test_second_lease_is_refused_and_so_is_one_where_somebody_else_has_the_devic
             assert world.status("L1") == "accepted"  # the job itself may hold them already
             await world.take(lease_order(lease("L1", workload="pid:77")), lease_order(lease("L2")))
             assert world.status("L2") == "refused"
+
+    run(main())
+
+
+def test_a_lease_waits_for_processes_that_are_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the ranks of the validation of the same gate are, when it is granted the node."""
+    monkeypatch.setattr(orders, "LOOK_AGAIN_SECONDS", 0.01)
+
+    async def main() -> None:
+        async with World(tmp_path, active=ON_ORDER) as world:
+            await quiet()
+            world.probes.holders = ("cpu:0: pid 77 (python)",)
+            await world.take(lease_order(lease("L0")))
+            assert world.status("L0") == "running"
+            world.probes.holders = ()
+            await eventually(lambda: world.status("L0") == "accepted")
 
     run(main())
 

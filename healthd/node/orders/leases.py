@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthd.core.model import Lease, OrderReport, OrderStatus
+from healthd.core.model import Allocation, Lease, OrderReport, OrderStatus
 from healthd.node.clock import Clock
 from healthd.node.occupancy import NO_SCHEDULERS, Scheduled
+from healthd.node.occupancy.model import Workload, foreign
 from healthd.node.state import files
 
 log = logging.getLogger(__name__)
@@ -261,6 +262,13 @@ def _by_scheduler(held: HeldLease, seen: Observations, age: float, settle_second
 def _unseen(lease: Lease, age: float, what: str) -> LeaseFate:
     grace = min(lease.grace_seconds, lease.max_seconds)
     return LeaseFate(ended="" if age < grace else f"{what} within {grace:.0f} s")
+
+
+def others_than(lease: Lease, claims: Sequence[Allocation], workloads: Sequence[Workload]) -> list[Allocation]:
+    """Who has devices beside the workload of a lease: processes, and jobs of a scheduler."""
+    own = f"pid {process_of(lease.workload)} "
+    beside = foreign(claims, workloads, {lease.workload, lease.job})
+    return [one for one in beside if one.by in ("process", "scheduler") and own not in f"{one.holder} "]
 
 
 def process_of(workload: str | None) -> int | None:

@@ -18,9 +18,9 @@ from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderRep
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.occupancy.model import describe, foreign
+from healthd.node.occupancy.model import describe
 from healthd.node.orders.collectives import Collectives
-from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, process_of, process_start
+from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, others_than, process_start
 from healthd.node.settings import NodeSettings
 from healthd.node.state.store import NodeStore
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 # While nothing is open, the watch sleeps until something is.
 IDLE_WATCH_SECONDS = 3600.0
+LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its devices refuses a lease
 RELEASED = OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
 
 
@@ -132,10 +133,8 @@ class Orders:
         if not self._leases.doubt or self._listed is None:
             return
         known = [held.lease.id for held in self._leases.held]
-        if all(
-            (key in known and key not in self._open) or self._leases.final_report(key) is not None
-            for key in self._listed
-        ):
+        final = self._leases.final_report
+        if all((key in known and key not in self._open) or final(key) is not None for key in self._listed):
             log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
             self._leases.clear_doubt()
             self._store.set_doubt("")
@@ -223,11 +222,10 @@ class Orders:
                 return  # it was cancelled meanwhile, and that was reported
             log.info("lease %s: job %s attempt %d has the node", lease.id, lease.job, lease.attempt)
             self._wake.set()
-            self._clear_doubt()
             self.on_change()
         else:
             self._report(order.id, report)
-            self._clear_doubt()
+        self._clear_doubt()
 
     async def _claim_for(self, lease: Lease, issuer: str) -> OrderReport:
         """Give the devices to the lease: first store it, so that no probe starts, then look at who has them."""
@@ -236,18 +234,20 @@ class Orders:
         self._leases.add(lease, issuer)
         self._store.set_leases(self._leases.with_stamps())
         await self._scheduler.stop_active(f"job {lease.job} gets the node")
-        await self._scheduler.refresh()
-        if self._leases.doubt:
-            return OrderReport(status=OrderStatus.ACCEPTED)  # it may be in force from before, and its job running
-        own = f"pid {process_of(lease.workload)} "
-        claims = foreign(self._store.allocated, self._store.scheduled.workloads, {lease.workload, lease.job})
-        others = [one for one in claims if one.by in ("process", "scheduler") and own not in f"{one.holder} "]
-        if others:
-            report = _refusal(f"the devices are taken: {describe(others)}")
-            self._leases.release(lease.id, report)
-            self._store.set_leases(self._leases.with_stamps())
-            return report
-        return OrderReport(status=OrderStatus.ACCEPTED)
+        for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
+            await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
+            await self._scheduler.refresh()
+            if self._leases.doubt:
+                return OrderReport(status=OrderStatus.ACCEPTED)  # it may be in force from before, and its job running
+            others = others_than(lease, self._store.allocated, self._store.scheduled.workloads)
+            if all(one.by != "process" for one in others):
+                break
+        if not others:
+            return OrderReport(status=OrderStatus.ACCEPTED)
+        report = _refusal(f"the devices are taken: {describe(others)}")
+        self._leases.release(lease.id, report)
+        self._store.set_leases(self._leases.with_stamps())
+        return report
 
     def _end_lease(self, lease: Lease, report: OrderReport) -> None:
         self._leases.release(lease.id, report)
