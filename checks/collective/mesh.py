@@ -7,9 +7,10 @@ What differs is who can be told from whom: one process hangs or dies as a whole,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
-from checks.collective.ranks import ELEMENT_BYTES, RENDEZVOUS, Params, Rank, compare, limits_of, progress
+from checks.collective.ranks import ELEMENT_BYTES, RENDEZVOUS, Params, Rank, compare, limits_of, progress, told_by_rank
 from checks.contract import Context, Evidence, Group, Mesh, Progress
 from checks.device.sampling import median
 
@@ -47,18 +48,7 @@ def run_mesh(ctx: Context[Params], name: str, mesh: Mesh, group: Group) -> Itera
                 }
             )
     for index, member in enumerate(mesh.members):
-        yield Evidence(
-            target=f"rank:{index}",
-            key=mesh.key,
-            data={
-                "rank": index,
-                "ranks": group.size,
-                "device": member.target,
-                "targets": list(group.targets),
-                "seed": group.seed,
-                "sizes": sizes[index],
-            },
-        )
+        yield told_by_rank(replace(group, rank=index), member, mesh.key, {"sizes": sizes[index]})
 
 
 def _expected(name: str, rank: Rank, index: int, elements: int) -> Any:

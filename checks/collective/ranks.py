@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -122,19 +122,24 @@ def run_ranks(ctx: Context[Params], name: str, build: Build) -> Iterator[Finding
                 **compared,
             }
         )
-    yield Evidence(
+    yield told_by_rank(group, device, device.key, {"sizes": sizes})
+    leave_unwanted(rank)
+
+
+def told_by_rank(group: Group, device: Device, key: str, measured: Mapping[str, Any]) -> Evidence:
+    """What a rank gives to the judge of its group: who it is, and what it measured."""
+    return Evidence(
         target=f"rank:{group.rank}",
-        key=device.key,
+        key=key,
         data={
             "rank": group.rank,
             "ranks": group.size,
             "device": device.target,
             "targets": list(group.targets),
             "seed": group.seed,
-            "sizes": sizes,
+            **measured,
         },
     )
-    leave_unwanted(rank)
 
 
 def meet(group: Group, device: Device) -> Generator[Progress, None, Rank]:

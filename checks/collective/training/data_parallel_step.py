@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from checks.collective.own_time import OwnTime
-from checks.collective.ranks import Rank, ends_with_failure, leave_unwanted, limits_of_size, meet, progress
+from checks.collective.ranks import (
+    Rank,
+    ends_with_failure,
+    leave_unwanted,
+    limits_of_size,
+    meet,
+    progress,
+    told_by_rank,
+)
 from checks.collective.training.judge import judge_data_parallel
 from checks.collective.training.mesh import mesh_steps
 from checks.collective.training.shard import Shard, one_thread
@@ -101,19 +109,7 @@ def _evidence(
         "first": None,
         "sources": {},
     }
-    return Evidence(
-        target=f"rank:{group.rank}",
-        key=shard.key,
-        data={
-            "rank": group.rank,
-            "ranks": group.size,
-            "device": device.target,
-            "targets": list(group.targets),
-            "seed": group.seed,
-            "sizes": [measured],
-            "training": shard.told(),
-        },
-    )
+    return told_by_rank(group, device, shard.key, {"sizes": [measured], "training": shard.told()})
 
 
 def _steps(ctx: Context[Params], rank: Rank, shard: Shard) -> Generator[Progress, None, dict[str, float | None]]:
