@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
+CLONE_PARENT = 0x8000
 MAX_REQUEST_BYTES = 1 << 18
 MAX_DESCRIPTORS = 16
 ABOVE = 100  # descriptors are moved here first, so that none is in the way of another's number
@@ -50,7 +51,7 @@ def receive(line: socket.socket) -> Found | None:
 def serve(line: socket.socket) -> Found | None:
     """Fork for each request. Returns the request in a child, None when nobody asks any more."""
     while (found := receive(line)) is not None:
-        pid = fork_orphan()
+        pid = fork_for_parent()
         if pid == 0:
             return found
         for one in found[1]:
@@ -59,29 +60,24 @@ def serve(line: socket.socket) -> Found | None:
     return None
 
 
-def fork_orphan() -> int:
+def fork_for_parent() -> int:
     """
-    Fork a child whose parent ends at once, so that the process that asked adopts it.
+    Fork a child of the process that has started this one, which alone asks. Returns 0 in the child, else its id.
 
-    Returns 0 in the child, once it is adopted; its process id here.
+    Python's own fork gives no choice of parent; two forks and an adoption would copy all page tables twice.
     """
-    adopted, begun = os.pipe()
-    told, telling = os.pipe()
-    middle = os.fork()
-    if middle == 0:
-        pid = os.fork()
-        if pid:
-            os.write(telling, str(pid).encode())
-            os._exit(0)
-        os.close(begun)
-        os.read(adopted, 1)  # ends when the parent has ended and is reaped
-        return 0
-    os.close(adopted)
-    os.close(telling)
-    os.waitpid(middle, 0)
-    pid = int(os.read(told, 32))
-    os.close(told)
-    os.close(begun)
+    from tests import prepared
+
+    names = ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent")
+    before, in_child, in_parent = (getattr(ctypes.pythonapi, name) for name in names)
+    before()
+    # Without giving up the interpreter's lock: there is no other thread here.
+    pid: int = ctypes.PyDLL(None, use_errno=True).syscall(
+        prepared.CLONE, ctypes.c_ulong(CLONE_PARENT | signal.SIGCHLD), *[None] * 4
+    )
+    (in_parent if pid else in_child)()
+    if pid == -1:
+        raise OSError(ctypes.get_errno(), "clone")
     return pid
 
 

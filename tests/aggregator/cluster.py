@@ -233,7 +233,7 @@ repeats = 1
 [node]
 checks = {json.dumps(list(checks))}
 passive_floor = "1s"
-look = "1s"
+look = "3s"
 [node.allocations]
 read = false # other tests of this machine may run a Slurm
 [node.active]
