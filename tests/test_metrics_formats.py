@@ -149,7 +149,9 @@ def test_prometheus_finds_the_nodes_through_the_aggregator_and_sees_their_health
     def query(expression: str) -> list[dict[str, Any]]:
         assert prometheus.poll() is None, (cluster.folder / "prometheus.log").read_text()
         try:
-            answer = httpx.get(f"{url}/api/v1/query", params={"query": expression}, trust_env=False, timeout=30)
+            answer = httpx.get(
+                f"{url}/api/v1/query", params={"query": expression}, trust_env=False, verify=False, timeout=30
+            )
         except httpx.TransportError:
             return []
         rows: list[dict[str, Any]] = answer.json()["data"]["result"] if answer.status_code == 200 else []
@@ -160,7 +162,9 @@ def test_prometheus_finds_the_nodes_through_the_aggregator_and_sees_their_health
     ports = {cluster.services[name].url.rpartition("/")[2] for name in names}
     assert {row["instance"] for row in found} == ports
     until(lambda: bool(query('healthd_fleet_nodes{health="healthy"} == 2')), 10)
-    targets = httpx.get(f"{url}/api/v1/targets", trust_env=False, timeout=30).json()["data"]["activeTargets"]
+    targets = httpx.get(f"{url}/api/v1/targets", trust_env=False, verify=False, timeout=30).json()["data"][
+        "activeTargets"
+    ]
     assert {target["health"] for target in targets} == {"up"}
     assert names <= {value for row in found for value in row.values()} | {
         value for target in targets for value in target["labels"].values()

@@ -81,7 +81,8 @@ class Service:
         return self.process.wait(seconds * PATIENCE)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", trust_env=False, timeout=more.pop("timeout", 60.0), **more)
+        more = {"timeout": 60.0, "verify": self.scheme == "https", **more}
+        return httpx.get(f"{self.url}{path}", trust_env=False, **more)
 
     def health(self, query: str = "") -> int:
         return self.get(f"/health{query}").status_code

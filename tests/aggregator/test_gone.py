@@ -215,7 +215,7 @@ def test_aggregator_that_has_lost_its_database_leaves_the_marks_of_the_one_befor
             settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=folder)
             async with (
                 aggregator(settings, policy, actuator=actuator) as (address, _),
-                httpx.AsyncClient(base_url=f"http://{address}", timeout=60.0) as client,
+                httpx.AsyncClient(base_url=f"http://{address}", timeout=60.0, verify=False) as client,
             ):
                 yield client
 

@@ -40,12 +40,12 @@ def test_hook_whose_answers_are_lost_gets_the_one_decision_in_the_end(cluster: C
             # It was admitted long ago, and the hook does not know it yet: nobody else gets the node.
             until(lambda job=job: _decisions(aggregator, job) == ["admit"])  # type: ignore[misc]
             assert ask(aggregator.url, f"thief-{rule.value}", ["n1"])["decision"] == "hold"
-            httpx.delete(f"{aggregator.url}/v1/gates/{_newest(aggregator)}/lease", trust_env=False)
+            httpx.delete(f"{aggregator.url}/v1/gates/{_newest(aggregator)}/lease", trust_env=False, verify=False)
             assert hook.process.poll() is None
             proxy.rule = Rule.PASS
             assert hook.said().code == 0
             assert _decisions(aggregator, job) == ["admit"]
-            httpx.delete(f"{aggregator.url}/v1/gates/{_id_of(aggregator, job)}/lease", trust_env=False)
+            httpx.delete(f"{aggregator.url}/v1/gates/{_id_of(aggregator, job)}/lease", trust_env=False, verify=False)
 
 
 def _decisions(aggregator: Service, job: str) -> list[str]:
@@ -79,7 +79,7 @@ def test_node_whose_answers_are_lost_runs_an_order_once_and_loses_no_result(clus
         decisions = [ask(aggregator.url, "train", ["n1"], max_age_seconds=20.0, wait=10)]
         assert decisions[0]["decision"] == "admit"
         assert len(node.get("/v1/node").json()["leases"]) == 1
-        httpx.delete(f"{aggregator.url}/v1/gates/{decisions[0]['id']}/lease", trust_env=False)
+        httpx.delete(f"{aggregator.url}/v1/gates/{decisions[0]['id']}/lease", trust_env=False, verify=False)
         last = ask(aggregator.url, "fresh", ["n1"], max_age_seconds=1.0, wait=15)
         assert last["decision"] == "admit", last
         # One run for the gate, and at most one that the release of the first job made due.
@@ -157,7 +157,7 @@ def test_bad_clients_hold_nobody_up_and_get_a_clear_answer(cluster: Cluster) -> 
         (b'{"job": 1}', "job"),
         (b'{"job": "j", "nodes": 3}', "nodes"),
     ):
-        answer = httpx.post(f"{aggregator.url}/v1/gates", content=body, trust_env=False)
+        answer = httpx.post(f"{aggregator.url}/v1/gates", content=body, trust_env=False, verify=False)
         assert answer.status_code == 400
         assert answer.headers["content-type"] == "application/problem+json"
         assert word.lower() in answer.json()["detail"].lower(), answer.text

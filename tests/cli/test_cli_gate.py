@@ -54,7 +54,7 @@ class SpeakingNode:
         self._stopped.set()
 
     def _run(self) -> None:
-        with httpx.Client(trust_env=False, timeout=60.0) as http:
+        with httpx.Client(trust_env=False, verify=False, timeout=60.0) as http:
             while not self._stopped.is_set():
                 try:
                     self._sync(http)
@@ -121,7 +121,7 @@ def aggregator(folder: Path, *options: str, port: int | None = None) -> Iterator
         process = prepared.Popen([sys.executable, "-m", "healthd", *line], env=env, stderr=log)
     try:
         world = World(folder=folder, port=port, process=process)
-        with httpx.Client(trust_env=False) as http:
+        with httpx.Client(trust_env=False, verify=False) as http:
             for _ in range(1200):
                 assert process.poll() is None, (folder / "aggregator.log").read_text()
                 with contextlib.suppress(httpx.HTTPError):
@@ -151,7 +151,7 @@ def nodes(*names: str) -> tuple[str, ...]:
 
 
 def release(world: World, said: Said) -> None:
-    httpx.delete(f"{world.url}/v1/gates/{said.json['id']}/lease", trust_env=False).raise_for_status()
+    httpx.delete(f"{world.url}/v1/gates/{said.json['id']}/lease", trust_env=False, verify=False).raise_for_status()
 
 
 def test_good_nodes_are_admitted_and_written_to_a_hostfile(world: World) -> None:
@@ -324,7 +324,7 @@ def test_a_hook_that_is_stopped_withdraws_its_gate_so_that_nobody_is_admitted(wo
     holder = world.gate(f"holder-{number}", *nodes("n3"), "--json")
     line = [sys.executable, "-m", "healthd", "gate", "--job", job, *nodes("n3"), "--aggregator", world.url]
     env = {**environment(world.folder), "HEALTHD_GATE_WAIT": "180s"}
-    http = httpx.Client(trust_env=False, base_url=world.url)
+    http = httpx.Client(trust_env=False, verify=False, base_url=world.url)
     with http, prepared.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as hook:
         for _ in range(600):
             if http.get("/v1/gates", params={"job": job}).json()["gates"]:
@@ -417,7 +417,7 @@ def test_a_name_that_two_keys_claim_is_given_to_one_of_them_by_hand(world: World
             issuer=None,
         )
         headers = {"X-Healthd-Node-Key": key, "Content-Type": "application/json"}
-        with httpx.Client(trust_env=False) as http:
+        with httpx.Client(trust_env=False, verify=False) as http:
             url = f"{world.url}/v1/nodes/twice/sync?wait=0"
             return http.post(url, content=wire.encode(request), headers=headers).status_code
 

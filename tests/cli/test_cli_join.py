@@ -109,7 +109,9 @@ def test_a_member_that_is_lost_between_the_answer_and_the_start_takes_all_back_t
     body = {"job": "train", "wait_seconds": 90.0, "join": other}
     end = time.monotonic() + 20 * PATIENCE
     while time.monotonic() < end:
-        told = httpx.post(f"{aggregator.url}/v1/gates?wait=1", json=body, trust_env=False, timeout=60).json()
+        told = httpx.post(
+            f"{aggregator.url}/v1/gates?wait=1", json=body, trust_env=False, verify=False, timeout=60
+        ).json()
         if told["decision"] == "admit":
             break
     assert told["decision"] == "admit", told
@@ -275,7 +277,9 @@ def test_a_daemon_that_sees_the_ranks_of_its_hook_on_the_devices_takes_the_lease
 def test_a_quarantined_node_is_out_whatever_its_hook_finds(cluster: Cluster) -> None:
     aggregator = cluster.aggregator(config=POLICY).start()
     body = {"reason": "a person looks at it", "owner": "ops"}
-    told = httpx.put(f"{aggregator.url}/v1/nodes/n0/quarantine?unseen=true", json=body, trust_env=False, timeout=60)
+    told = httpx.put(
+        f"{aggregator.url}/v1/nodes/n0/quarantine?unseen=true", json=body, trust_env=False, verify=False, timeout=60
+    )
     assert told.status_code in (200, 204), told.text
     said = executing(cluster, aggregator, 0, size=1).said()
     assert said.code == 75
@@ -297,6 +301,8 @@ def test_nobody_speaks_for_a_node_without_an_open_gate_that_says_so(cluster: Clu
         "orders": {},
         "issuer": None,
     }
-    told = httpx.post(url, json=body, headers={"X-Healthd-Node-Key": "k" * 20}, trust_env=False, timeout=60)
+    told = httpx.post(
+        url, json=body, headers={"X-Healthd-Node-Key": "k" * 20}, trust_env=False, verify=False, timeout=60
+    )
     assert told.status_code == 409
     assert "no open gate has member 'stranger' as its executor" in told.json()["detail"]

@@ -58,7 +58,7 @@ async def served(book: NodeStore) -> AsyncIterator[httpx.AsyncClient]:
     sock = server.bind("127.0.0.1:0")
     async with (
         server.Server(NodeApi(book), [sock], limits=server.Limits(stop_seconds=0.1)),
-        httpx.AsyncClient(base_url=f"http://{server.address_of(sock)}", trust_env=False) as http,
+        httpx.AsyncClient(base_url=f"http://{server.address_of(sock)}", trust_env=False, verify=False) as http,
     ):
         yield http
 

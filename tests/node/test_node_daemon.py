@@ -67,7 +67,7 @@ class Daemon:
             return bool(found) and self.process.poll() is None
 
         until(look)
-        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+        self.http = httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=60)
         return self
 
     def health(self, query: str = "") -> int:

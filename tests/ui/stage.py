@@ -52,7 +52,7 @@ class Stage:
 
     def http(self, **more: Any) -> httpx.Client:
         """A client that follows nothing by itself."""
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=20, **more)
+        return httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=20, **more)
 
 
 @contextlib.contextmanager
@@ -66,7 +66,9 @@ def stage(folder: Path, *, policy: Policy = POLICY, sync_token: str = "", **sett
         headers = {"authorization": f"Bearer {sync_token}"} if sync_token else {}
         async with (
             aggregator(chosen, policy) as (address, _),
-            httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False, headers=headers) as client,
+            httpx.AsyncClient(
+                base_url=f"http://{address}", timeout=20, trust_env=False, verify=False, headers=headers
+            ) as client,
         ):
             loop = asyncio.get_running_loop()
             found.extend((Stage(address, loop, client), lambda: loop.call_soon_threadsafe(stop.set)))

@@ -322,7 +322,7 @@ def test_a_node_page_hears_of_its_node_alone(open_stage: Stage) -> None:
 
 
 def test_streams_end_when_the_aggregator_stops(tmp_path: Path) -> None:
-    with httpx.Client(trust_env=False, timeout=20) as client:
+    with httpx.Client(trust_env=False, verify=False, timeout=20) as client:
         with stage(tmp_path) as found:
             answer = client.send(client.build_request("GET", f"{found.url}/events"), stream=True)
             lines = answer.iter_lines()

@@ -41,7 +41,10 @@ def _ask(url: str, query: Mapping[str, str]) -> Fitness:
     path = f"{url.rstrip('/')}/readyz"
     end = time.monotonic() + TIMEOUT_SECONDS
     try:
-        with httpx.stream("GET", path, params=dict(query), timeout=TIMEOUT_SECONDS, trust_env=False) as answer:
+        verify = path.startswith("https:")
+        with httpx.stream(
+            "GET", path, params=dict(query), timeout=TIMEOUT_SECONDS, trust_env=False, verify=verify
+        ) as answer:
             body = read_parts(answer.iter_bytes(), MAX_BYTES, until=end)
     except BadInputError:
         return Fitness(fit=None, why=f"{path} gave an answer without an end, which is not healthd's")

@@ -114,7 +114,9 @@ def _get(url: str, timeout_seconds: float) -> bytes:
     try:
         # No proxy of the environment: the agent is on this host.
         with (
-            httpx.Client(trust_env=False, timeout=timeout_seconds, follow_redirects=False) as client,
+            httpx.Client(
+                trust_env=False, verify=url.startswith("https:"), timeout=timeout_seconds, follow_redirects=False
+            ) as client,
             client.stream("GET", url) as answer,
         ):
             if answer.status_code != 200:
