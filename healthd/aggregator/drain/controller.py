@@ -208,9 +208,8 @@ class DrainController:
         elif outcome.done is Done.LEFT:
             self._marked.pop(node, None)
             self._say(node, f"{self._actuator.name}: {outcome.note}")
-        if outcome.done is not Done.WORKING:
-            self._standing[node] = self._clock()
-            self._held.arrived(node)
+        self._standing[node] = self._clock()
+        self._held.arrived(node)
         return True
 
     async def _restore(self, node: str) -> bool:
@@ -221,8 +220,6 @@ class DrainController:
             self._failed(node, error)
             return False
         self._retries.succeeded(node)
-        if outcome.done is Done.WORKING:
-            return True
         self._marked.pop(node, None)
         self._ours.discard(node)
         self._standing.pop(node, None)
