@@ -14,7 +14,6 @@ from __future__ import annotations
 from healthd.aggregator.model.claims import Claim, ClaimKind, LeaseRow, LeaseState, Override
 from healthd.aggregator.model.effects import (
     Accuse,
-    Answer,
     Effect,
     GrantLease,
     Observer,
@@ -48,7 +47,6 @@ from healthd.aggregator.model.nodes import Duplicate, FleetNode, Judge, Judged, 
 
 __all__ = [
     "Accuse",
-    "Answer",
     "Checking",
     "Claim",
     "ClaimKind",

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from checks.contract import Tier
 from healthd.aggregator.model.gates import Gate
-from healthd.core.model import Decision, Reason
+from healthd.core.model import Reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +67,13 @@ class Accuse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The gate is decided: tell who asked."""
-
-    decision: Decision
-
-
-@dataclass(frozen=True, kw_only=True)
 class WakeAt:
     """Step the gate again at this time, if nothing wakes it before."""
 
     at: float
 
 
-Effect = Reserve | Unreserve | OrderRun | StartGroups | Accuse | GrantLease | RevokeLease | Answer | WakeAt
+Effect = Reserve | Unreserve | OrderRun | StartGroups | Accuse | GrantLease | RevokeLease | WakeAt
 
 
 class Observer(Protocol):
