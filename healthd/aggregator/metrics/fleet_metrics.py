@@ -34,7 +34,7 @@ REMEMBERED_GRANTS = 1000
 
 class FleetMetrics:
     """
-    Counts what the engine tells (see `healthd.aggregator.model.Observer`), and renders everything.
+    Counts what the engine tells (`on_ready`, `on_decided`), and renders everything.
 
     `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
     breakers that have tripped, `words` how often each rule came to a word and what came of it, `drifts` how many

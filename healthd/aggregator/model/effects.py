@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from checks.contract import Tier
-from healthd.aggregator.model.gates import Gate
 from healthd.core.model import Reason
 
 
@@ -74,13 +72,3 @@ class WakeAt:
 
 
 Effect = Reserve | Unreserve | OrderRun | StartGroups | Accuse | GrantLease | RevokeLease | WakeAt
-
-
-class Observer(Protocol):
-    """Told of what the engine did, after it is on disk: for metrics."""
-
-    def gate_ready(self, gate: Gate, seconds: float) -> None:
-        """The first leases of a gate were granted, `seconds` after it was asked."""
-
-    def gate_decided(self, gate: Gate) -> None:
-        """`gate.decision` is on disk."""
