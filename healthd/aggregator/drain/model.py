@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from healthd.core.errors import HealthdError
@@ -70,22 +70,6 @@ class ActuatorError(HealthdError):
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tally:
-    """
-    Of one hand since its start. `calls` and `failures` count by what was asked; a failed call is among both.
-
-    `out` are the nodes that bear our mark now, `overdue` those that are to be out, or back, and are not because the
-    last call about them failed; one while the scheduler cannot even be listed.
-    """
-
-    kind: str
-    out: int
-    overdue: int
-    calls: Mapping[str, int] = field(default_factory=dict)
-    failures: Mapping[str, int] = field(default_factory=dict)
 
 
 class Actuator(Protocol):
