@@ -15,6 +15,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from prometheus_client.core import CounterMetricFamily
+
 from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
@@ -29,7 +31,7 @@ from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusations
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs
+from healthd.aggregator.inventory.ungated import UNGATED, UngatedJobs
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
@@ -214,7 +216,7 @@ def _build(
         return bool(await engine.gates(limit=1, job=job))
 
     ungated = UngatedJobs(gated, clock=clock)
-    metrics.add(UngatedCollector(lambda: ungated.figure))
+    metrics.read("healthd_jobs_ungated", UNGATED, lambda: ungated.figure.jobs, family=CounterMetricFamily)
     return Parts(
         settings=settings,
         fleet=fleet,
