@@ -44,7 +44,7 @@ AGGREGATOR = {
     "inventory": set[str](),
     "baselines": {"inventory", "store"},
     "calibration": {"validation", "inventory"},
-    "drain": set[str](),
+    "drain": {"controller", "inventory"},
     "store": set[str](),
     "controller": {"gate", "validation", "quarantine", "inventory", "calibration", "store"},
     "metrics": {"inventory", "calibration"},

@@ -15,6 +15,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from prometheus_client.core import CounterMetricFamily
+
 from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
@@ -25,14 +27,12 @@ from healthd.aggregator.controller.clock import steady_clock
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.drain.build import make_drain_controller
-from healthd.aggregator.drain.controller import DrainController
 from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.inventory.accusations import MOST_GATES_READ, Accusations
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs
+from healthd.aggregator.inventory.ungated import UNGATED, UngatedJobs
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
-from healthd.aggregator.model import Gate
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.changes import PutDuplicate
@@ -187,8 +187,8 @@ def _build(
     )
     for row in store.load().nodes:
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
-    observer, tasks = _Observer(), Tasks()
-    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock, observer=observer)
+    tasks = Tasks()
+    engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)
     learner = Learner(fleet, store, baseline)
     metrics = FleetMetrics(
         fleet,
@@ -204,17 +204,19 @@ def _build(
         task_errors=tasks.errors,
         now=clock,
     )
-    observer.metrics = metrics
     accusations = Accusations(keep_seconds=policy.accused_window_seconds, clock=clock)
-    observer.accusations = accusations
-    observer.hand = make_drain_controller(actuator, engine, fleet)
-    metrics.add(ActuatorCollector(observer.hand))
+    hand = make_drain_controller(actuator, engine, fleet)
+    metrics.add(ActuatorCollector(hand))
+    engine.on_ready.append(metrics.gate_ready)
+    engine.on_decided += [metrics.gate_decided, accusations.gate_decided]
+    if hand is not None:
+        engine.on_decided.append(hand.gate_decided)
 
     async def gated(job: str) -> bool:
         return bool(await engine.gates(limit=1, job=job))
 
     ungated = UngatedJobs(gated, clock=clock)
-    metrics.add(UngatedCollector(lambda: ungated.figure))
+    metrics.read("healthd_jobs_ungated", UNGATED, lambda: ungated.figure.jobs, family=CounterMetricFamily)
     return Parts(
         settings=settings,
         fleet=fleet,
@@ -226,29 +228,9 @@ def _build(
         learner=learner,
         ungated=ungated,
         accusations=accusations,
-        hand=observer.hand,
+        hand=hand,
         tasks=tasks,
     )
-
-
-class _Observer:
-    """Hands on what the engine did, since engine and metrics need each other."""
-
-    metrics: FleetMetrics | None = None
-    hand: DrainController | None = None
-    accusations: Accusations | None = None
-
-    def gate_ready(self, gate: Gate, seconds: float) -> None:
-        if self.metrics is not None:
-            self.metrics.gate_ready(gate, seconds)
-
-    def gate_decided(self, gate: Gate) -> None:
-        if self.metrics is not None:
-            self.metrics.gate_decided(gate)
-        if self.accusations is not None:
-            self.accusations.gate_decided(gate)
-        if self.hand is not None:
-            self.hand.gate_decided(gate)
 
 
 async def _release(parts: Parts) -> None:

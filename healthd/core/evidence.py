@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from checks.contract import SEVERITY, Blame, Finding, Status, Tier
+from checks.contract import SEVERITY, Action, Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason
 from healthd.core.text import span
@@ -145,18 +145,22 @@ def reason(
     message: str,
     *,
     node: str | None = None,
+    target: str | None = None,
     check: str | None = None,
     status: Status = Status.UNKNOWN,
+    blame: Blame | None = None,
+    action: Action | None = None,
     injected: bool = False,
 ) -> Reason:
-    """A reason that no finding of a check gives, with the catalogue's blame and action."""
+    """A reason that no finding of a check gives; blame and action are the catalogue's unless they are given."""
     return Reason(
         code=code,
         message=message,
         status=status,
-        blame=blame_of(code),
-        action=action_of(code),
+        blame=blame or blame_of(code),
+        action=action or action_of(code),
         node=node,
+        target=target,
         check=check,
         injected=injected,
     )

@@ -78,14 +78,12 @@ def removal(machine: Node, **changes: Any) -> Removal:
         "node": f"name-of-{machine.id}",
         "aliases": (),
         "instance_id": machine.id,
-        "pool": "train",
         "why": Why.QUARANTINE,
         "reason": "WrongResult: matmul neuron:3 (100% wrong; µ)",
         "by_person": False,
         "injected": False,
         "allocated": False,
         "since": 0.0,
-        "until": None,
     }
     return Removal(**{**values, **changes})
 
@@ -290,14 +288,12 @@ def test_an_answer_that_is_not_understood_drains_and_terminates_nothing(answer: 
         node="i-0123456789abcdef0",
         aliases=(),
         instance_id="i-0123456789abcdef0",
-        pool=None,
         why=Why.QUARANTINE,
         reason="r",
         by_person=False,
         injected=False,
         allocated=False,
         since=0.0,
-        until=None,
     )
     hand = BatchActuator(BatchActuatorSettings(clusters=("c",)), owner="healthd", clients=lambda _: Ecs())
     with pytest.raises(ActuatorError, match="not understood"):

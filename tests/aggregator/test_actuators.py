@@ -553,14 +553,12 @@ def removal(name: str = "n1", **changes: Any) -> Removal:
         "node": name,
         "aliases": (),
         "instance_id": None,
-        "pool": "a",
         "why": Why.QUARANTINE,
         "reason": "rule:hard: EccErrors on neuron:3",
         "by_person": False,
         "injected": False,
         "allocated": True,
         "since": NOW,
-        "until": None,
     }
     return Removal(**{**values, **changes})
 

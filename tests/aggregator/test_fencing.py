@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from healthd.aggregator.app import aggregator
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.aggregator.store.changes import PutMeta, PutQuarantine
+from healthd.aggregator.store.changes import Kind, PutMeta, PutRecord
 from healthd.aggregator.store.leadership import FencedError
 from healthd.aggregator.store.store import Store
 from healthd.core.errors import StoreError
@@ -82,7 +82,7 @@ def test_aggregator_that_lost_its_connection_admits_nothing_on_what_it_remembers
             assert decision.decision is Verdict.ADMIT
             end_sessions(url)
             other = Store.open(url)
-            await other.write([PutQuarantine(node="n1", quarantine=QUARANTINE)])
+            await other.write([PutRecord(kind=Kind.QUARANTINE, key="n1", record=QUARANTINE)])
             other.close()
             with pytest.raises(FencedError):
                 await run.engine.ask(GateRequest(job="other", nodes=("n1",)))

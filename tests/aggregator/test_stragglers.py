@@ -56,13 +56,13 @@ def test_a_slow_device_is_suspect_at_first_and_named_by_its_next_run() -> None:
     first = find(fleet(64, slow={7: 0.8}))
     assert nodes(first) == {"n7"}
     assert not first[0].confirmed
-    assert "to be measured again before anybody is named" in first[0].sentence
+    assert "to be measured again before anybody is named" in first[0].message
     again = find(fleet(64, slow={7: 0.8}, run="1"), first)
     assert not again[0].confirmed  # the same measurement twice is one measurement
     second = find(fleet(64, slow={7: 0.8}, run="2"), again)
     assert second[0].confirmed
     assert second[0].runs == ("1", "2")
-    assert second[0].sentence.startswith("n7 neuron:0: matmul_flops_per_second/bf16 is ")
+    assert second[0].message.startswith("n7 neuron:0: matmul_flops_per_second/bf16 is ")
 
 
 def test_a_device_that_is_back_in_line_is_suspect_no_more() -> None:

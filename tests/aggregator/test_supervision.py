@@ -157,7 +157,7 @@ def test_unforeseen_exception_in_one_actuator_call_is_a_failed_call_and_tried_ag
         scheduler.calls = {"remove n1"}
         await scene.hand.turn()
         assert scheduler.marks.keys() == {"n2"}
-        assert scene.hand.tally().failures == {"list": 1, "remove": 1}
+        assert scene.hand.failures == {"list": 1, "remove": 1}
         scheduler.calls = {"restore n2"}
         scene.suspects.clear()
         await scene.hand.turn()
@@ -166,7 +166,7 @@ def test_unforeseen_exception_in_one_actuator_call_is_a_failed_call_and_tried_ag
         scene.now += 60
         await scene.hand.turn()
         assert scheduler.marks == {}
-        assert scene.hand.tally().overdue == 0
+        assert scene.hand.overdue == 0
 
     asyncio.run(main())
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import dataclasses
-import json
 import math
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import healthd.aggregator
 from healthd.aggregator import model
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate import (
@@ -37,9 +31,6 @@ from healthd.aggregator.gate import machine as gate_module
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
 from healthd.aggregator.model import Claim, ClaimKind, Closing, Decided, FleetNode, Gate, Override, Phase
-from healthd.aggregator.store.reading import read_gate
-from healthd.aggregator.store.store import Store
-from healthd.aggregator.store.tables import GATES
 from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
 from tests.aggregator.lab import POLICY, Lab
@@ -277,44 +268,3 @@ def test_the_gate_knows_neither_store_nor_http_nor_a_clock(module: ModuleType) -
         for name in names:
             assert name.split(".")[0] not in IMPURE, f"{module.__name__} imports {name}"
             assert set(name.split(".")).isdisjoint(OUTSIDE), f"{module.__name__} imports {name}"
-
-
-# --- gates of databases before the phases were records ----------------------------------------------------------------
-
-OLD = Path(__file__).parent / "gates_0007.json"
-"""A gate of each phase, as it was stored at revision 0007."""
-
-
-def test_gates_of_an_older_database_are_rewritten(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    config = Config()
-    config.set_main_option("script_location", str(Path(healthd.aggregator.__file__).parent / "store/migrations"))
-    old = json.loads(OLD.read_text(encoding="utf-8"))
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0007")
-        for one in old:
-            row = {"id": one["id"], "job": one["request"]["job"], "attempt": 0, "phase": one["phase"]}
-            row |= {"created_at": one["created_at"], "decided_at": None, "record": json.dumps(one)}
-            connection.execute(GATES.insert(), [row])
-    engine.dispose()
-
-    async def main() -> None:
-        store = Store.open(url)
-        try:
-            gates = {gate.id: gate for gate in store.load().gates}
-            for one in old:
-                found = gates.get(one["id"]) or await store.read(lambda c, key=one["id"]: read_gate(c, key))
-                assert found is not None
-                assert found.phase.value == one["phase"]
-                assert list(found.reserved) == one["reserved"]
-                assert found.granted.keys() == one["granted"].keys()
-                assert found.ordered.keys() == one["ordered"].keys()
-                assert [m.member for m in found.members] == [m["member"] for m in one["members"]]
-                known = one["past"] + ([one["validation"]] if one["validation"] else [])
-                assert [v.id for v in found.validations] == [v["id"] for v in known]
-        finally:
-            store.close()
-
-    asyncio.run(main())

@@ -7,12 +7,13 @@ import dataclasses
 from pathlib import Path
 
 import httpx
+from prometheus_client.core import CounterMetricFamily
 
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
 from healthd.aggregator.inventory import ungated
-from healthd.aggregator.inventory.ungated import UngatedCollector, UngatedJobs, without_lease
+from healthd.aggregator.inventory.ungated import UngatedJobs, without_lease
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.cli.fleet.report import report_lines
 from healthd.core import wire
@@ -55,7 +56,7 @@ def test_jobs_that_have_no_gate_a_minute_later_are_counted_once_and_named_in_the
 
             jobs = UngatedJobs(gated, clock=world.clock, retry_seconds=0.0)
             parts = parts_of_test(tmp_path, store=run.store, fleet=fleet(), engine=run.engine)
-            parts.metrics.add(UngatedCollector(lambda: jobs.figure))
+            parts.metrics.read(METRIC.removesuffix("_total"), "", lambda: jobs.figure.jobs, family=CounterMetricFamily)
             app = make_app(dataclasses.replace(parts, ungated=jobs))
             transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
             task = asyncio.create_task(jobs.run())

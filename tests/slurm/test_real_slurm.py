@@ -167,14 +167,12 @@ def removal(node: str, *aliases: str) -> Removal:
         node=node,
         aliases=aliases,
         instance_id=None,
-        pool=None,
         why=Why.QUARANTINE,
         reason="two faults in an hour",
         by_person=False,
         injected=False,
         allocated=False,
         since=0.0,
-        until=None,
     )
 
 

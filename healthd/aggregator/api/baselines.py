@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, parts_of, problems
-from healthd.aggregator.auth import Caller
+from healthd.aggregator.api.nodes import owner_of
 from healthd.aggregator.baselines.service import Learner
 from healthd.baselines import files
 from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Series, State
@@ -121,7 +121,7 @@ async def decide(request: Request, caller: Admin, body: Body[Decide]) -> Answer[
     if body.state is State.REVOKED and not body.names:
         raise BadInputError("name what is to be revoked")
     learner = await learner_of(request)
-    changed = await learner.decide(body.names, body.state, by=_owner(body.owner, caller))
+    changed = await learner.decide(body.names, body.state, by=owner_of(body.owner, caller))
     return Answer(BaselinesChanged(changed=files.entries_of(changed), count=len(changed)))
 
 
@@ -129,7 +129,7 @@ async def decide(request: Request, caller: Admin, body: Body[Decide]) -> Answer[
 async def take(request: Request, caller: Admin, body: Body[files.File]) -> Answer[BaselinesTaken]:
     """Baselines of a file: what is approved in it judges from now on."""
     learner = await learner_of(request)
-    changed = await learner.take(files.checked(body, what="body"), by=_owner(None, caller))
+    changed = await learner.take(files.checked(body, what="body"), by=caller.name)
     return Answer(BaselinesTaken(count=len(changed)))
 
 
@@ -144,11 +144,3 @@ def _learning(learner: Learner, series: Series) -> Learning:
     samples = learner.book.samples(series.id)
     sources = {(one.node, one.target) for one in samples}
     return Learning(id=series.id, name=series.name, kind=str(series.kind), samples=len(samples), sources=len(sources))
-
-
-def _owner(owner: str | None, caller: Caller) -> str:
-    if owner is None or owner == caller.name:
-        return caller.name
-    if not owner.isprintable():
-        raise BadInputError("'owner' must be a name of 1 to 64 printable characters")
-    return owner if caller.name == "loopback" else f"{owner} (token {caller.name})"

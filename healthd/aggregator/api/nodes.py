@@ -148,7 +148,7 @@ async def quarantine(
     check_name(node)
     word, now = checked(body), parts_of(request).engine.now()
     record = Quarantine(
-        reason=word.reason, owner=owner_of(word, caller), owner_kind="person", since=now, until=end_of(word, now)
+        reason=word.reason, owner=owner_of(word.owner, caller), owner_kind="person", since=now, until=end_of(word, now)
     )
     if not unseen:
         _known(parts_of(request), node, "; one that has yet to come can be kept out with ?unseen=true (--unseen)")
@@ -232,8 +232,6 @@ def checked(word: Word) -> Word:
     """The same; BadInputError for what cannot be shown to people in one line."""
     if not word.reason.strip() or not word.reason.isprintable():
         raise BadInputError(f"'reason' must be one line of 1 to {MAX_REASON_LENGTH} characters")
-    if word.owner is not None and not word.owner.isprintable():
-        raise BadInputError("'owner' must be a name of 1 to 64 printable characters")
     return word
 
 
@@ -247,11 +245,13 @@ def end_of(word: Word, now: float) -> float | None:
     return until
 
 
-def owner_of(word: Word, caller: Caller) -> str:
-    """Who says so: a name that somebody gave is shown with the token that gave it."""
-    if word.owner is None or word.owner == caller.name:
+def owner_of(owner: str | None, caller: Caller) -> str:
+    """Who says so: a name that somebody gave is shown with the token that gave it. BadInputError for none in a line."""
+    if owner is None or owner == caller.name:
         return caller.name
-    return word.owner if caller.name == "loopback" else f"{word.owner} (token {caller.name})"
+    if not owner.isprintable():
+        raise BadInputError("'owner' must be a name of 1 to 64 printable characters")
+    return owner if caller.name == "loopback" else f"{owner} (token {caller.name})"
 
 
 def _row(parts: Parts, view: NodeView) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from healthd.aggregator.api.handling import Answer, ApiRoute, BodyOf, Needs
 from healthd.aggregator.api.nodes import Word
 from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH, WAIT_PATTERN
 from healthd.aggregator.auth import Scope
+from healthd.aggregator.baselines.stragglers import Suspect
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import quarantines as rules
 from healthd.aggregator.store.changes import PutOutcome
@@ -82,6 +83,7 @@ NAMES: Mapping[type, str] = {
     Outcome: "GroupOutcome",
     Verdict: "ValidationVerdict",
     rules.Mode: "RuleMode",
+    Suspect: "Straggler",
 }
 """What a record is called here whose name says too little, or is another one's too."""
 

@@ -31,7 +31,7 @@ async def put_override(request: Request, job: str, caller: Admin, body: Body[Wor
         raise BadInputError("override: 'until' or 'for_seconds' must give an end within 30 days")
     if not job or len(job) > 256 or not job.isprintable():
         raise BadInputError("override: the job's name has 1 to 256 printable characters")
-    record = Override(job=job, reason=word.reason, owner=owner_of(word, caller), since=now, until=until)
+    record = Override(job=job, reason=word.reason, owner=owner_of(word.owner, caller), since=now, until=until)
     await parts_of(request).engine.override(job, record)
     return Answer(record)
 

@@ -18,31 +18,11 @@ router = APIRouter(prefix="/v1/fleet", route_class=ApiRoute, tags=["baselines"],
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straggler:
-    """
-    A value out of line with `count` others of `median`; `limit` is where the line is, `message` the sentence.
-
-    `peers` are the machines of this kind. `runs` are the measurements that said so.
-    """
-
-    peers: str
-    name: str
-    node: str
-    target: str
-    value: float
-    median: float
-    limit: float
-    count: int
-    runs: tuple[str, ...]
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class StragglerList:
     """Who is slow among its peers: `confirmed` by two runs; `suspects` of one, which accuse nobody yet."""
 
-    confirmed: tuple[Straggler, ...]
-    suspects: tuple[Straggler, ...]
+    confirmed: tuple[Suspect, ...]
+    suspects: tuple[Suspect, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +83,8 @@ async def stragglers(request: Request) -> Answer[StragglerList]:
     found = learner.peers.suspects
     return Answer(
         StragglerList(
-            confirmed=tuple(_straggler(one) for one in found if one.confirmed),
-            suspects=tuple(_straggler(one) for one in found if not one.confirmed),
+            confirmed=tuple(one for one in found if one.confirmed),
+            suspects=tuple(one for one in found if not one.confirmed),
         )
     )
 
@@ -150,18 +130,3 @@ async def steps(request: Request) -> Answer[StepList]:
 def _differing(found: DigestComparison, standing: Standing) -> tuple[DifferingNode, ...]:
     some = sorted((one for one in found.differing.values() if one.standing is standing), key=lambda one: one.node)
     return tuple(DifferingNode(node=one.node, message=one.message) for one in some[:MOST_LISTED])
-
-
-def _straggler(one: Suspect) -> Straggler:
-    return Straggler(
-        peers=one.peers,
-        name=one.name,
-        node=one.node,
-        target=one.target,
-        value=one.value,
-        median=one.median,
-        limit=one.limit,
-        count=one.count,
-        runs=one.runs,
-        message=one.sentence,
-    )

@@ -37,24 +37,7 @@ class ValidationBody:
 async def start(request: Request, wait: Wait, body: Body[ValidationBody]) -> Answer[ValidationState]:
     """Start one: 200 with what is known after `wait` seconds; follow it by its `id`."""
     parts = parts_of(request)
-    wanted = len(body.nodes) or body.count or 0
-    if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
-        # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
-        raise BadInputError("collectives are run by two nodes at least; name more, or set min_nodes to 2 or more")
-    asked = GateRequest(
-        job=f"validation-{secrets.token_hex(6)}",
-        nodes=body.nodes,
-        pool=body.pool,
-        count=body.count,
-        min_nodes=body.min_nodes,
-        kind=body.kind,
-        tier=body.tier,
-        wait_seconds=body.wait_seconds,
-        mode=Mode.ENFORCE,
-        collective=True,
-        lease=False,
-    )
-    gate = await parts.engine.ask(asked)
+    gate = await parts.engine.ask(request_of(body))
     await parts.engine.wait(gate.id, wait)
     found = await parts.engine.get(gate.id)
     return Answer(_told(found, parts.engine.answer(found)), {"location": f"/v1/validations/{gate.id}"})
@@ -69,6 +52,27 @@ async def follow(request: Request, gate: str, wait: Wait) -> Answer[ValidationSt
     if not found.terms.collective:
         raise NotFoundError(f"gate {gate} runs no collectives over its nodes")
     return Answer(_told(found, parts.engine.answer(found)))
+
+
+def request_of(body: ValidationBody) -> GateRequest:
+    """The gate that a validation by hand is: it admits nobody. BadInputError where no two nodes are asked for."""
+    wanted = len(body.nodes) or body.count or 0
+    if (wanted if body.min_nodes is None else min(wanted, body.min_nodes)) < 2:
+        # A gate may go on with one node, which has nobody to run collectives with; here that would be no answer.
+        raise BadInputError("collectives are run by two nodes at least; name more, or set min_nodes to 2 or more")
+    return GateRequest(
+        job=f"validation-{secrets.token_hex(6)}",
+        nodes=body.nodes,
+        pool=body.pool,
+        count=body.count,
+        min_nodes=body.min_nodes,
+        kind=body.kind,
+        tier=body.tier,
+        wait_seconds=body.wait_seconds,
+        mode=Mode.ENFORCE,
+        collective=True,
+        lease=False,
+    )
 
 
 def _told(gate: Gate, decision: Decision) -> ValidationState:

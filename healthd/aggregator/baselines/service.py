@@ -219,7 +219,7 @@ class Learner:
             confirmed = await self.peers.search()
             if confirmed:
                 events = [
-                    PutEvent(at=self._clock(), subject=one.node, kind="straggler", message=one.sentence)
+                    PutEvent(at=self._clock(), subject=one.node, kind="straggler", message=one.message)
                     for one in confirmed
                 ]
                 await self._store.write(events)

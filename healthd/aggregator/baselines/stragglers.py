@@ -8,7 +8,6 @@ few per cent hold up nobody. Nobody is named on one measurement: the second, of 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,8 +42,10 @@ class Sample:
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
     """
-    A value out of line with `count` others of `median`; `limit` is where the line is. `runs` are the measurements that
-    said so, oldest first: of one alone it is not `confirmed`, and nobody may be named for it.
+    A value out of line with `count` others of `median`; `limit` is where the line is, `message` the sentence.
+
+    `peers` are the machines of this kind. `runs` are the measurements that said so, oldest first: of one alone it is
+    not confirmed, and nobody may be named for it.
     """
 
     peers: str
@@ -56,6 +57,7 @@ class Suspect:
     limit: float
     count: int
     runs: tuple[str, ...]
+    message: str
 
     @property
     def confirmed(self) -> bool:
@@ -66,17 +68,6 @@ class Suspect:
     def key(self) -> tuple[str, str, str]:
         """What is suspected of what."""
         return (self.name, self.node, self.target)
-
-    @property
-    def sentence(self) -> str:
-        """For people."""
-        plain = self.name.partition("/")[0]
-        apart = 100 * (self.value / self.median - 1)
-        text = (
-            f"{self.node} {self.target}: {self.name} is {quantity(plain, self.value)}, {apart:+.0f} % from the median "
-            f"{quantity(plain, self.median)} of {self.count} like it ({self.peers})"
-        )
-        return text if self.confirmed else f"{text}; to be measured again before anybody is named"
 
 
 def find(
@@ -108,7 +99,14 @@ def _outliers(
     for sample in group:
         if sign * (sample.value - middle) <= margin:
             continue
-        suspect = Suspect(
+        earlier = before.get((sample.name, sample.node, sample.target))
+        runs = () if earlier is None else tuple(run for run in earlier.runs if run != sample.run)
+        plain, apart = sample.name.partition("/")[0], 100 * (sample.value - middle) / (middle or 1.0)
+        text = (
+            f"{sample.node} {sample.target}: {sample.name} is {quantity(plain, sample.value)}, {apart:+.0f} % from the "
+            f"median {quantity(plain, middle)} of {len(group)} like it ({sample.peers})"
+        )
+        yield Suspect(
             peers=sample.peers,
             name=sample.name,
             node=sample.node,
@@ -117,11 +115,9 @@ def _outliers(
             median=middle,
             limit=middle + sign * margin,
             count=len(group),
-            runs=(sample.run,),
+            runs=(*runs[-1:], sample.run),
+            message=text if runs else f"{text}; to be measured again before anybody is named",
         )
-        earlier = before.get(suspect.key)
-        runs = () if earlier is None else tuple(run for run in earlier.runs if run != sample.run)
-        yield dataclasses.replace(suspect, runs=(*runs[-1:], sample.run))
 
 
 def _apart(suspect: Suspect) -> float:

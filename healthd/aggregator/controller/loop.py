@@ -24,7 +24,8 @@ from healthd.aggregator.controller.pruning import Pruning
 from healthd.aggregator.controller.requests import Requests, Result
 from healthd.aggregator.controller.retries import Retries
 from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.model import Observer, Registry
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model import Gate
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store import reading
 from healthd.aggregator.store.leadership import FencedError
@@ -37,7 +38,6 @@ from healthd.core.errors import HealthdError, StoreError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
 MOST_FAULTS_A_PASS = 20
 """Gates, nodes and requests that may fail in one pass before the others wait for the next: each costs one rebuild."""
 LONGEST_SLEEP_SECONDS = 30.0
@@ -51,16 +51,17 @@ class Loop:
         self,
         *,
         store: Store,
-        registry: Registry,
+        registry: Fleet,
         policy: Policy,
         clock: Callable[[], float] | None = None,
-        observer: Observer | None = None,
     ) -> None:
         self.policy = policy
         self._store = store
         self._registry = registry
         self._clock = clock or steady_clock()
-        self._observer = observer
+        # Told of a gate when its first leases are on disk, with the seconds since it was asked; and when it is decided.
+        self.on_ready: list[Callable[[Gate, float], None]] = []
+        self.on_decided: list[Callable[[Gate], None]] = []
         self._bulkheads = Bulkheads()
         self._requests = Requests()
         self._changed_nodes: set[str] = set()
@@ -275,15 +276,15 @@ class Loop:
 
     def _publish(self, done: Pass) -> None:
         """Everything is on disk: tell the metrics, the nodes and the clients."""
-        if self._observer is not None:
-            for gate in done.batch.ready:  # first, since it is measured until the leases are on disk
-                self._observer.gate_ready(gate, done.batch.now - gate.created_at)
+        for gate in done.batch.ready:  # first, since it is measured until the leases are on disk
+            for tell_ready in self.on_ready:
+                tell_ready(gate, done.batch.now - gate.created_at)
         self._memory.publish(done)
         for gate in done.batch.decided:
             self._followers.wake(gate.id)
-        if self._observer is not None:
-            for gate in done.batch.decided:
-                self._observer.gate_decided(gate)
+        for gate in done.batch.decided:
+            for tell_decided in self.on_decided:
+                tell_decided(gate)
 
     def _next_due(self) -> float:
         """When the next pass is due if nothing happens."""

@@ -15,8 +15,9 @@ from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.state.quarantines import Quarantines
 from healthd.aggregator.controller.stepping import Stepper
-from healthd.aggregator.gate.snapshot import nodes_at
-from healthd.aggregator.model import FleetNode, Registry
+from healthd.aggregator.gate.snapshot import ReadOnce
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.reading import Loaded
 
@@ -44,7 +45,7 @@ class Memory:
         loaded: Loaded,
         *,
         store_id: str,
-        registry: Registry,
+        registry: Fleet,
         policy: Policy,
         bulkheads: Bulkheads,
         started_at: float,
@@ -78,7 +79,7 @@ class Memory:
         """Everything that follows from what was heard and from the time; ContainedError names what failed."""
         resting = self._bulkheads.resting(Where.NODE, batch.now)
         changed = heard - resting.keys()
-        nodes = nodes_at(self._registry, batch.now)
+        nodes = ReadOnce(lambda name: self._registry.node(name, batch.now), self._registry.names)
         self.reconciler.reconcile(batch, changed, nodes)
         self.rules.take_in(batch, changed, nodes, resting)
         self._bulkheads.keep(Where.NODE, resting)

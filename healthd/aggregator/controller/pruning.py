@@ -11,7 +11,7 @@ from healthd.aggregator.controller.memory import Memory
 from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store import reading
-from healthd.aggregator.store.changes import Change, PutRecord
+from healthd.aggregator.store.changes import Change, Kind, PutRecord
 from healthd.aggregator.store.rows import apply_changes
 from healthd.aggregator.store.store import LONG_SECONDS, Store
 
@@ -40,7 +40,7 @@ class Pruning:
         self.due_at = now + PRUNE_SECONDS
         before, history = now - policy.keep_days * DAY_SECONDS, now - policy.history_days * DAY_SECONDS
         forgotten, times = memory.rules.old(now), memory.reconciler.unwritten_times()
-        written: list[Change] = [*(PutRecord(node=node, record=None) for node in forgotten), *times]
+        written: list[Change] = [*(PutRecord(kind=Kind.RULES, key=node, record=None) for node in forgotten), *times]
 
         def work(connection: Connection) -> tuple[str, ...]:
             dropped = reading.prune(

@@ -22,8 +22,9 @@ from healthd.aggregator.gate import decisions, members, name_resolution
 from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.reservation import StepContext, deadline_of
-from healthd.aggregator.gate.snapshot import names_of, pools_of
-from healthd.aggregator.model import Effect, FleetNode, Gate, Phase, Registry, Snapshot, WakeAt
+from healthd.aggregator.gate.snapshot import ReadOnce
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model import Effect, FleetNode, Gate, Phase, Snapshot, WakeAt
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason
 from healthd.core.model import NodeState, Reason
@@ -40,7 +41,7 @@ class Stepper:
     def __init__(
         self,
         fleet_state: FleetState,
-        registry: Registry,
+        registry: Fleet,
         policy: Policy,
         *,
         reconciler: LeaseReconciler,
@@ -79,8 +80,8 @@ class Stepper:
         snapshot = Snapshot(
             now=now,
             nodes=nodes,
-            pools=pools_of(self._registry),
-            called=names_of(self._registry),
+            pools=ReadOnce(lambda pool: tuple(self._registry.pool(pool))),
+            called=ReadOnce(self._registry.called),
             claims={},
             overrides=dict(self._fleet_state.overrides),
             recovering=self._reconciler.recovering(now),
@@ -115,7 +116,7 @@ class Stepper:
                 continue
             with contained(Where.GATE, gate.id):
                 named = (*gate.request.nodes, *gate.held)
-                if not changed.isdisjoint(named) or name_resolution.names_found(gate, self._registry, heard):
+                if not changed.isdisjoint(named) or name_resolution.names_found(gate, self._registry.called, heard):
                     concerned.add(gate.id)
         if batch.freed:
             concerned |= self._waiting()

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from healthd.aggregator.drain.deferred_rejects import DeferredRejects
-from healthd.aggregator.drain.model import Actuator, ActuatorError, Done, Removal, Tally
+from healthd.aggregator.drain.model import Actuator, ActuatorError, Done, Removal
 from healthd.aggregator.drain.pacing import RemovalRate, Retries
 from healthd.aggregator.drain.plan import Observed, Plan, RejectedNode, culprits, make_plan
 from healthd.aggregator.drain.settings import ActuatorSettings
@@ -77,8 +77,9 @@ class DrainController:
         self._rate = RemovalRate(settings.removals_per_minute)
         self._told: dict[str, str] = {}
         self._wake = asyncio.Event()
-        self._calls: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
+        # By what was asked, since the start; a failed call is among both.
+        self.calls: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
         self._away = False
 
     # --- gates --------------------------------------------------------------------------------------------------------
@@ -111,15 +112,18 @@ class DrainController:
         """Nodes that bear our mark, as far as is known, and its text."""
         return dict(self._marked)
 
-    def tally(self) -> Tally:
-        """What was done so far, for the metrics."""
-        return Tally(
-            kind=self._actuator.name,
-            out=len(self._marked),
-            overdue=max(len(self._retries), int(self._away)),
-            calls=dict(self._calls),
-            failures=dict(self._failures),
-        )
+    @property
+    def kind(self) -> str:
+        """The name of the scheduler."""
+        return self._actuator.name
+
+    @property
+    def overdue(self) -> int:
+        """
+        How many nodes are to be out, or back, and are not because the last call about them failed; one while the
+        scheduler cannot even be listed.
+        """
+        return max(len(self._retries), int(self._away))
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -208,9 +212,8 @@ class DrainController:
         elif outcome.done is Done.LEFT:
             self._marked.pop(node, None)
             self._say(node, f"{self._actuator.name}: {outcome.note}")
-        if outcome.done is not Done.WORKING:
-            self._standing[node] = self._clock()
-            self._held.arrived(node)
+        self._standing[node] = self._clock()
+        self._held.arrived(node)
         return True
 
     async def _restore(self, node: str) -> bool:
@@ -221,8 +224,6 @@ class DrainController:
             self._failed(node, error)
             return False
         self._retries.succeeded(node)
-        if outcome.done is Done.WORKING:
-            return True
         self._marked.pop(node, None)
         self._ours.discard(node)
         self._standing.pop(node, None)
@@ -233,13 +234,13 @@ class DrainController:
 
     async def _bounded(self, what: str, call: Awaitable[_T]) -> _T:
         """The answer of the scheduler; ActuatorError for all else, which is counted."""
-        self._calls[what] += 1
+        self.calls[what] += 1
         name = self._actuator.name
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 return await call
         except Exception as error:
-            self._failures[what] += 1
+            self.failures[what] += 1
             self._away = self._away or what == "list"
             if isinstance(error, ActuatorError):
                 raise

@@ -36,11 +36,10 @@ class ActuatorCollector(Collector):
             "Nodes about which the last call failed: not out, or not back. 1 while the scheduler cannot be listed.",
             labels=("kind",),
         )
-        if self._hand is not None:
-            tally = self._hand.tally()
+        if (hand := self._hand) is not None:
             for call in CALLS:
-                calls.add_metric((tally.kind, call), tally.calls.get(call, 0))
-                failures.add_metric((tally.kind, call), tally.failures.get(call, 0))
-            out.add_metric((tally.kind,), tally.out)
-            overdue.add_metric((tally.kind,), tally.overdue)
+                calls.add_metric((hand.kind, call), hand.calls[call])
+                failures.add_metric((hand.kind, call), hand.failures[call])
+            out.add_metric((hand.kind,), len(hand.out()))
+            overdue.add_metric((hand.kind,), hand.overdue)
         yield from (calls, failures, out, overdue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from healthd.core.errors import HealthdError
@@ -25,20 +25,18 @@ class Removal:
     `node` is its name in the fleet; `aliases` and `instance_id` (None where unknown) are what a scheduler may know it
     by. `reason` is a sentence for people. `by_person`: somebody said so, no rule. `injected`: only an injected fault is
     behind it, so nothing may be done that cannot be undone. `allocated`: a job has the node, as far as anybody knows,
-    so nothing may be done that ends it. `until` is when it ends by itself (None: when its cause does).
+    so nothing may be done that ends it.
     """
 
     node: str
     aliases: tuple[str, ...]
     instance_id: str | None
-    pool: str | None
     why: Why
     reason: str
     by_person: bool
     injected: bool
     allocated: bool
     since: float
-    until: float | None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,12 +48,11 @@ class Removal:
 class Done(str, enum.Enum):
     """
     What came of it. OUT: nothing new is placed on the node, by our mark. LEFT: somebody else's mark keeps it out, or
-    the scheduler does not know it; nothing was touched. WORKING: under way; ask again. BACK: our mark is gone.
+    the scheduler does not know it; nothing was touched. BACK: our mark is gone.
     """
 
     OUT = "out"
     LEFT = "left"
-    WORKING = "working"
     BACK = "back"
 
 
@@ -75,22 +72,6 @@ class ActuatorError(HealthdError):
         self.retry_after_seconds = retry_after_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tally:
-    """
-    Of one hand since its start. `calls` and `failures` count by what was asked; a failed call is among both.
-
-    `out` are the nodes that bear our mark now, `overdue` those that are to be out, or back, and are not because the
-    last call about them failed; one while the scheduler cannot even be listed.
-    """
-
-    kind: str
-    out: int
-    overdue: int
-    calls: Mapping[str, int] = field(default_factory=dict)
-    failures: Mapping[str, int] = field(default_factory=dict)
-
-
 class Actuator(Protocol):
     """
     One scheduler. Every method may be repeated at any time, must end within seconds, and raises ActuatorError alone.
@@ -105,7 +86,7 @@ class Actuator(Protocol):
         """Nodes (by their name in the fleet) that bear our mark now, and its text: read from the scheduler itself."""
 
     async def remove(self, removal: Removal) -> Outcome:
-        """Nothing new is to be placed on the node: OUT, LEFT or WORKING. Called again now and then while it is out."""
+        """Nothing new is to be placed on the node: OUT or LEFT. Called again now and then while it is out."""
 
     async def restore(self, node: str) -> Outcome:
         """Take our mark away and nothing else. BACK or LEFT."""

@@ -123,37 +123,28 @@ def make_plan(
 
 def _removal(now: float, suspect: Candidate) -> Removal | None:
     quarantine, rejected = suspect.quarantine, suspect.rejected
+    person, faults = False, suspect.faults
     if quarantine is not None and (quarantine.until is None or quarantine.until > now):
+        why, reason, since = Why.QUARANTINE, f"{quarantine.owner}: {quarantine.reason}", quarantine.since
         person = quarantine.owner_kind != "rule"
-        return Removal(
-            node=suspect.node,
-            aliases=suspect.aliases,
-            instance_id=suspect.instance_id,
-            pool=suspect.pool or None,
-            why=Why.QUARANTINE,
-            reason=printable_line(f"{quarantine.owner}: {quarantine.reason}"),
-            by_person=person,
-            # Which fault a rule's word is about is not told: while any is injected, it may be that one.
-            injected=suspect.faults and not person,
-            allocated=suspect.allocated,
-            since=quarantine.since,
-            until=quarantine.until,
-        )
-    if rejected is not None and rejected.until > now:
-        return Removal(
-            node=suspect.node,
-            aliases=suspect.aliases,
-            instance_id=suspect.instance_id,
-            pool=suspect.pool or None,
-            why=Why.GATE,
-            reason=printable_line(f"gate {rejected.gate}: {rejected.reason}"),
-            by_person=False,
-            injected=rejected.injected or suspect.faults,
-            allocated=suspect.allocated,
-            since=rejected.since,
-            until=rejected.until,
-        )
-    return None
+        # Which fault a rule's word is about is not told: while any is injected, it may be that one.
+        injected = faults and not person
+    elif rejected is not None and rejected.until > now:
+        why, reason, since = Why.GATE, f"gate {rejected.gate}: {rejected.reason}", rejected.since
+        injected = rejected.injected or faults
+    else:
+        return None
+    return Removal(
+        node=suspect.node,
+        aliases=suspect.aliases,
+        instance_id=suspect.instance_id,
+        why=why,
+        reason=printable_line(reason),
+        by_person=person,
+        injected=injected,
+        allocated=suspect.allocated,
+        since=since,
+    )
 
 
 def culprits(decision: Decision) -> Mapping[str, Reason]:

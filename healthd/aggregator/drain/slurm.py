@@ -50,41 +50,28 @@ class SlurmActuator:
         return await _in_thread(lambda scontrol: self._restore(scontrol, node), self._scontrol.afresh())
 
     def _marked(self, scontrol: Scontrol) -> Mapping[str, str]:
-        try:
-            nodes = scontrol.nodes()
-        except SlurmError as error:
-            raise ActuatorError(str(error)) from None
-        return {self._fleet_name(node): node.reason for node in nodes if node.bears(self._mark)}
+        return {self._fleet_name(node): node.reason for node in scontrol.nodes() if node.bears(self._mark)}
 
     def _remove(self, scontrol: Scontrol, removal: Removal) -> Outcome:
-        try:
-            node = _find(scontrol, removal)
-            if node is None:
-                return Outcome(done=Done.LEFT, note=f"Slurm knows no node {' or '.join(removal.names)}")
-            if node.bears(self._mark):
-                return Outcome(done=Done.OUT, note=f"{node.name} is drained: {node.reason}")
-            if node.off:
-                return Outcome(
-                    done=Done.LEFT, note=f"{node.name} is powered off by Slurm; there is nothing to keep out"
-                )
-            if node.out:
-                return Outcome(
-                    done=Done.LEFT, note=f"{node.name} is out of service by others: {node.reason or 'no reason'}"
-                )
-            whose = "" if node.name == removal.node else f"as {removal.node}: "
-            scontrol.drain(node.name, reason_text(self._mark, whose + removal.reason))
-        except SlurmError as error:
-            raise ActuatorError(str(error)) from None
+        node = _find(scontrol, removal)
+        if node is None:
+            return Outcome(done=Done.LEFT, note=f"Slurm knows no node {' or '.join(removal.names)}")
+        if node.bears(self._mark):
+            return Outcome(done=Done.OUT, note=f"{node.name} is drained: {node.reason}")
+        if node.off:
+            return Outcome(done=Done.LEFT, note=f"{node.name} is powered off by Slurm; there is nothing to keep out")
+        if node.out:
+            note = f"{node.name} is out of service by others: {node.reason or 'no reason'}"
+            return Outcome(done=Done.LEFT, note=note)
+        whose = "" if node.name == removal.node else f"as {removal.node}: "
+        scontrol.drain(node.name, reason_text(self._mark, whose + removal.reason))
         return Outcome(done=Done.OUT, note=f"{node.name} is drained; jobs that run there go on")
 
     def _restore(self, scontrol: Scontrol, name: str) -> Outcome:
-        try:
-            node = self._drained_for(scontrol, name)
-            if node is None:
-                return Outcome(done=Done.LEFT, note=f"no drain of ours on {name}")
-            scontrol.undrain(node.name)
-        except SlurmError as error:
-            raise ActuatorError(str(error)) from None
+        node = self._drained_for(scontrol, name)
+        if node is None:
+            return Outcome(done=Done.LEFT, note=f"no drain of ours on {name}")
+        scontrol.undrain(node.name)
         return Outcome(done=Done.BACK, note=f"{node.name} is drained no more")
 
     def _drained_for(self, scontrol: Scontrol, name: str) -> SlurmNode | None:
@@ -108,9 +95,14 @@ def _find(scontrol: Scontrol, removal: Removal) -> SlurmNode | None:
 
 
 async def _in_thread(work: Callable[[Scontrol], T], scontrol: Scontrol) -> T:
-    """What `work` gives. When nobody waits for that any more, the program that it is in ends, and no other starts."""
+    """
+    What `work` gives; ActuatorError for what Slurm says. When nobody waits for that any more, the program that it is in
+    ends, and no other starts.
+    """
     try:
         return await asyncio.to_thread(work, scontrol)
+    except SlurmError as error:
+        raise ActuatorError(str(error)) from None
     except asyncio.CancelledError:
         scontrol.cancel()
         raise

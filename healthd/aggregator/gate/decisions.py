@@ -10,7 +10,6 @@ from healthd.aggregator.gate.eligibility import Assessment, Eligibility
 from healthd.aggregator.gate.reservation import StepContext
 from healthd.aggregator.gate.transitions import Event, move
 from healthd.aggregator.model import (
-    Answer,
     Closing,
     Decided,
     Effect,
@@ -44,9 +43,7 @@ def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
     observed = reason("Observed", "observe mode: enforce would have admitted too", status=Status.PASS)
     why = (observed, *notes) if would else tuple(notes)
-    decision = _decision(
-        context.now, gate, context.policy, Verdict.ADMIT, why, nodes, excluded, retryable=False, would=would
-    )
+    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, why, nodes, excluded, would=would)
     _answer(context, decision, gate.granted)
 
 
@@ -62,7 +59,7 @@ def reject(context: StepContext, why: Sequence[Reason], *, retryable: bool, woul
         return
     excluded = _excluded(gate, context.assessments, set())
     decision = _decision(
-        context.now, gate, context.policy, Verdict.REJECT, tuple(why), (), excluded, retryable=retryable, would=None
+        context.now, gate, context.policy, Verdict.REJECT, tuple(why), excluded=excluded, retryable=retryable
     )
     _revoke(context, gate.granted, f"gate {gate.id} was not admitted")
     _answer(context, decision, {})
@@ -90,9 +87,7 @@ def admit_regardless(context: StepContext, why: Sequence[Reason], would: Verdict
     nodes = tuple(_admitted(gate, name, assessments.get(name)) for name in chosen)
     excluded = _excluded(gate, assessments, set(chosen))
     reasons = tuple(why)[:MOST_REASONS]
-    decision = _decision(
-        context.now, gate, context.policy, Verdict.ADMIT, reasons, nodes, excluded, retryable=False, would=would
-    )
+    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, reasons, nodes, excluded, would=would)
     _answer(context, decision, {name: grant for name, grant in grants.items() if name in chosen})
 
 
@@ -101,12 +96,12 @@ def close(now: float, gate: Gate, policy: Policy, closing: Closing, text: str) -
     if gate.decision is not None:
         return gate, ()
     why = (reason(closing.value, text),)
-    decision = _decision(now, gate, policy, Verdict.REJECT, why, (), (), retryable=True, would=None)
+    decision = _decision(now, gate, policy, Verdict.REJECT, why, retryable=True)
     effects: list[Effect] = [
         RevokeLease(node=name, lease_id=grant.lease_id, why=text) for name, grant in gate.granted.items()
     ]
     after, _ = move(_finished(gate), Event.CLOSED, Decided(decision=decision))
-    return after, (*effects, *_last_effects(gate, decision))
+    return after, (*effects, *_unreserved(gate))
 
 
 def current_decision(now: float, gate: Gate, policy: Policy) -> Decision:
@@ -115,7 +110,7 @@ def current_decision(now: float, gate: Gate, policy: Policy) -> Decision:
         return gate.decision
     waiting = gate.waiting or (reason("NotYetRun", "the gate has just been asked"),)
     nodes = tuple(_admitted(gate, name, None) for name in gate.reserved)
-    return _decision(now, gate, policy, Verdict.HOLD, waiting, nodes, (), retryable=True, would=None)
+    return _decision(now, gate, policy, Verdict.HOLD, waiting, nodes, retryable=True)
 
 
 def worst_reason(assessment: Assessment) -> Reason | None:
@@ -193,11 +188,11 @@ def _decision(
     policy: Policy,
     verdict: Verdict,
     reasons: tuple[Reason, ...],
-    nodes: tuple[AdmittedNode, ...],
-    excluded: tuple[ExcludedNode, ...],
+    nodes: tuple[AdmittedNode, ...] = (),
+    excluded: tuple[ExcludedNode, ...] = (),
     *,
-    retryable: bool,
-    would: Verdict | None,
+    retryable: bool = False,
+    would: Verdict | None = None,
 ) -> Decision:
     terms = gate.terms
     return Decision(
@@ -231,14 +226,14 @@ def _revoke(context: StepContext, grants: Mapping[str, Grant], why: str) -> None
 
 def _answer(context: StepContext, decision: Decision, granted: Mapping[str, Grant]) -> None:
     """End the gate with this decision and these leases of the job."""
-    context.effects += _last_effects(context.gate, decision)
+    context.effects += _unreserved(context.gate)
     context.gate = _finished(context.gate)
     context.move(Event.ANSWERED, Decided(decision=decision, granted=granted))
 
 
-def _last_effects(gate: Gate, decision: Decision) -> list[Effect]:
-    """The effects of any end. An empty reservation needs none."""
-    return [*([Unreserve(nodes=gate.held)] if gate.held else []), Answer(decision=decision)]
+def _unreserved(gate: Gate) -> list[Effect]:
+    """What gives back the nodes of a gate that ends. An empty reservation needs nothing."""
+    return [Unreserve(nodes=gate.held)] if gate.held else []
 
 
 def _finished(gate: Gate) -> Gate:

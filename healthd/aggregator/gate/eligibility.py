@@ -57,6 +57,17 @@ class Assessment:
     """When this changes if nothing is heard."""
 
 
+def _out(name: str, code: str, text: str, *, status: Status = Status.UNKNOWN, wake_at: float = math.inf) -> Assessment:
+    """EXCLUDED for one reason."""
+    why = reason(code, text, node=name, status=status)
+    return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=(why,), wake_at=wake_at)
+
+
+def _unheard(name: str, code: str, text: str, *, wake_at: float) -> Assessment:
+    why = reason(code, text, node=name)
+    return Assessment(node=name, eligibility=Eligibility.UNHEARD, reasons=(why,), wake_at=wake_at)
+
+
 def assess(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -> Assessment:
     """The node of this name, as the gate sees it."""
     if name in gate.failed:
@@ -125,20 +136,11 @@ def _assess_unknown(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -
     until = gate.since + policy.node_grace_seconds
     settled = snapshot.settling is None and snapshot.recovering is None
     if settled and (unclear := name_resolution.unresolved_text(gate, snapshot, name)):
-        return Assessment(
-            node=name, eligibility=Eligibility.EXCLUDED, reasons=(reason("UnknownNode", unclear, node=name),)
-        )
+        return _out(name, "UnknownNode", unclear)
     if not settled or snapshot.now < until:
         text = f"{name} has never reported; waiting up to {policy.node_grace_seconds:.0f} s for it"
-        wake_at = until if until > snapshot.now else math.inf
-        return Assessment(
-            node=name,
-            eligibility=Eligibility.UNHEARD,
-            reasons=(reason("UnknownNode", text, node=name),),
-            wake_at=wake_at,
-        )
-    text = f"{name}: no node of this name has ever reported"
-    return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=(reason("UnknownNode", text, node=name),))
+        return _unheard(name, "UnknownNode", text, wake_at=until if until > snapshot.now else math.inf)
+    return _out(name, "UnknownNode", f"{name}: no node of this name has ever reported")
 
 
 def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
@@ -150,20 +152,13 @@ def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
         kept = own if own.owner_kind == "rule" else None
     if kept is not None and (kept.until is None or kept.until > now):
         text = f"{node.node} is quarantined by {kept.owner}: {kept.reason}"
-        return Assessment(
-            node=node.node,
-            eligibility=Eligibility.EXCLUDED,
-            reasons=(reason("Quarantined", text, node=node.node, status=Status.FAIL),),
-            wake_at=kept.until or math.inf,
-        )
+        return _out(node.node, "Quarantined", text, status=Status.FAIL, wake_at=kept.until or math.inf)
     if node.duplicate:
         text = (
             f"two daemons call themselves {node.node}: stop the wrong one, then 'healthd fleet forget {node.node}'; "
             "or 'rekey' it where its machine was replaced"
         )
-        return Assessment(
-            node=node.node, eligibility=Eligibility.EXCLUDED, reasons=(reason("DuplicateNode", text, node=node.node),)
-        )
+        return _out(node.node, "DuplicateNode", text)
     return None
 
 
@@ -176,26 +171,18 @@ def _out_of_contact(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetN
         until = gate.since + policy.silent_seconds
         waiting = snapshot.settling is not None or snapshot.recovering is not None or snapshot.now < until
         text = f"{name} has not reported since the aggregator started"
-        return Assessment(
-            node=name,
-            eligibility=Eligibility.UNHEARD if waiting else Eligibility.EXCLUDED,
-            reasons=(reason("Silent", text, node=name),),
-            wake_at=until if until > snapshot.now else math.inf,
+        return (_unheard if waiting else _out)(
+            name, "Silent", text, wake_at=until if until > snapshot.now else math.inf
         )
     if node.heard_seconds > policy.silent_seconds:
         text = (
             f"{name} was last heard {node.heard_seconds:.0f} s ago; "
             f"a node may be silent for {policy.silent_seconds:.0f} s"
         )
-        return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=(reason("Silent", text, node=name),))
+        return _out(name, "Silent", text)
     if not node.confirmed or node.state is None:
         text = f"{name} is heard but has not confirmed an answer yet, so the age of its evidence is not known"
-        return Assessment(
-            node=name,
-            eligibility=Eligibility.UNHEARD,
-            reasons=(reason("Silent", text, node=name),),
-            wake_at=snapshot.now + policy.silent_seconds - node.heard_seconds,
-        )
+        return _unheard(name, "Silent", text, wake_at=snapshot.now + policy.silent_seconds - node.heard_seconds)
     return None
 
 
@@ -284,13 +271,7 @@ def _run_in_progress(
     until = run.ordered_at + run.deadline_seconds
     if now >= until:
         text = f"{name} did not finish the ordered run of tier {gate.terms.tier.value} in {run.deadline_seconds:.0f} s"
-        return Assessment(
-            node=name,
-            eligibility=Eligibility.EXCLUDED,
-            reasons=(reason("Timeout", text, node=name),),
-            final=True,
-            run_over=True,
-        )
+        return dataclasses.replace(_out(name, "Timeout", text), final=True, run_over=True)
     text = (
         f"{name} runs tier {gate.terms.tier.value}"
         if status == OrderStatus.RUNNING

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.aggregator.gate import decisions, granting, name_resolution, rendezvous
 from healthd.aggregator.gate.eligibility import Eligibility
 from healthd.aggregator.gate.reservation import (
     USABLE,
+    Admit,
+    Hold,
+    Reject,
     StepContext,
     close_run,
     deadline_of,
@@ -57,29 +59,6 @@ class Step(NamedTuple):
     gate: Gate
     effects: tuple[Effect, ...]
     moves: tuple[Move, ...]
-
-
-@dataclass(frozen=True)
-class Hold:
-    """The job has to wait: what the gate waits for, and when to look again if nothing is heard."""
-
-    waiting: tuple[Reason, ...]
-    wake_at: float = math.inf
-
-
-@dataclass(frozen=True)
-class Reject:
-    """The job may not start. `retryable`: trying again, here or elsewhere, can help."""
-
-    why: tuple[Reason, ...]
-    retryable: bool = True
-
-
-@dataclass(frozen=True)
-class Admit:
-    """The job may start. `notes` are warnings for people."""
-
-    notes: tuple[Reason, ...] = ()
 
 
 def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
@@ -131,7 +110,7 @@ def _advance(context: StepContext) -> Hold | Reject | Admit:
         return Hold((reason("Recovering", context.snapshot.recovering),))
     pending = rendezvous.collect_members(context)
     if pending is not None:
-        return Reject(pending.failed) if pending.failed else Hold(pending.waiting)
+        return pending
     impossible = _never_possible(context)
     if impossible:
         return Reject(impossible, retryable=False)
@@ -149,14 +128,14 @@ def _advance(context: StepContext) -> Hold | Reject | Admit:
     if not drop_unready(context):
         return Hold(_waiting_for(context))
     proof = validate(context)
-    if proof.failed:
-        return Reject(proof.failed)
-    if proof.waiting:
+    if isinstance(proof, Hold):
         return Hold((*proof.waiting, *_waiting_for(context)), wake_at=proof.wake_at)
+    if isinstance(proof, Reject):
+        return proof
     if context.gate.request.lease:
         granting.grant_leases(context)
     if not context.gate.request.lease or granting.all_acknowledged(context):
-        return Admit(proof.notes)
+        return proof
     return Hold(_waiting_for(context))
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from healthd.aggregator.model import Gate, Registry, Snapshot
+from healthd.aggregator.model import Gate, Snapshot
 from healthd.core.evidence import reason
 from healthd.core.model import Reason
 
@@ -40,14 +40,12 @@ def resolve_names(gate: Gate, snapshot: Snapshot) -> Gate:
     return dataclasses.replace(gate, request=dataclasses.replace(gate.request, nodes=nodes), asked=asked)
 
 
-def names_found(gate: Gate, registry: Registry, heard: Collection[str]) -> bool:
-    """Whether one of the nodes that were just heard is known by a name that the gate has not resolved."""
+def names_found(gate: Gate, called: Callable[[str], Sequence[str]], heard: Collection[str]) -> bool:
+    """Whether a node that was just heard is known by a name that the gate has not resolved; `called` tells by which."""
     if gate.decision is not None or not heard or gate.request.join is not None:
         return False
     return any(
-        name not in heard and one != name and one in heard
-        for name in gate.request.nodes
-        for one in registry.called(name)
+        name not in heard and one != name and one in heard for name in gate.request.nodes for one in called(name)
     )
 
 

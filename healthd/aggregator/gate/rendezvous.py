@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from healthd.aggregator.gate.members import group_of, with_group, with_members
-from healthd.aggregator.gate.reservation import StepContext, deadline_of, return_nodes
+from healthd.aggregator.gate.reservation import Hold, Reject, StepContext, deadline_of, return_nodes
 from healthd.aggregator.gate.transitions import Event
 from healthd.aggregator.model import Collecting, Gate, Member, Phase, Waiting
 from healthd.core.evidence import reason
@@ -31,14 +31,6 @@ CONFLICT_TIMES = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending:
-    """The gate cannot go on: `failed` says why it never will, `waiting` what it waits for."""
-
-    failed: tuple[Reason, ...] = ()
-    waiting: tuple[Reason, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Conflict:
     """Two members of which only one can be meant, since `since`."""
 
@@ -46,7 +38,7 @@ class Conflict:
     since: float
 
 
-def collect_members(context: StepContext) -> Pending | None:
+def collect_members(context: StepContext) -> Hold | Reject | None:
     """None when the nodes of the gate are known; they are in `request.nodes` then. Else what the gate waits for."""
     join = context.gate.request.join
     if join is None:
@@ -59,8 +51,8 @@ def collect_members(context: StepContext) -> Pending | None:
             return _unheard_since_start(context)
         if group.restarts >= context.policy.most_restarts:
             text = f"group {join.group}: members were replaced so often that the gate began anew {group.restarts}"
-            return Pending(
-                failed=(reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(context, present))
+            return Reject(
+                (reason("MemberMissing", f"{text} times; see why their pods end"), *_missing(context, present))
             )
         _restart(context)
     if unheard := _unheard_since_start(context):
@@ -70,12 +62,12 @@ def collect_members(context: StepContext) -> Pending | None:
         why = tuple(reason("MemberConflict", one.text) for one in conflicts)
         borne = CONFLICT_TIMES * context.policy.member_seconds
         over = context.now >= deadline_of(context) or any(context.now - one.since >= borne for one in conflicts)
-        return _failed(context, (*why, *missing)) if over else Pending(waiting=(*why, *missing))
+        return _failed(context, (*why, *missing)) if over else Hold((*why, *missing))
     if not missing:
         _start_with(context, present)
         return None
     if context.now < deadline_of(context):
-        return Pending(waiting=missing)
+        return Hold(missing)
     least = context.gate.request.min_nodes
     if least is None or len(present) < least:
         return _failed(context, missing)
@@ -113,7 +105,7 @@ def _drop_silent(context: StepContext) -> None:
         context.gate = with_members(context.gate, kept)
 
 
-def _unheard_since_start(context: StepContext) -> Pending | None:
+def _unheard_since_start(context: StepContext) -> Hold | None:
     """Wait for members that have not asked since the aggregator started: they may be gone."""
     bound = context.policy.member_seconds
     silent = [one for one in context.gate.members if context.now - one.heard_at > bound]
@@ -124,7 +116,7 @@ def _unheard_since_start(context: StepContext) -> Pending | None:
     if context.gate.phase is Phase.COLLECTING and context.now >= context.gate.deadline:
         context.gate = dataclasses.replace(context.gate, deadline=context.now + context.policy.settle_seconds)
     text = ", ".join(f"rank {one.rank} on {one.node}" for one in silent[:MOST_NAMED])
-    return Pending(waiting=(reason("MemberMissing", f"not heard again yet since the aggregator started: {text}"),))
+    return Hold((reason("MemberMissing", f"not heard again yet since the aggregator started: {text}"),))
 
 
 def _members_by_rank(context: StepContext) -> tuple[Mapping[int, Member], Sequence[Conflict]]:
@@ -185,11 +177,11 @@ def _last_seen(gate: Gate, rank: int) -> str:
     return next((f" (its hook on {one.node} asks no more)" for one in group_of(gate).gone if one.rank == rank), "")
 
 
-def _failed(context: StepContext, why: tuple[Reason, ...]) -> Pending:
+def _failed(context: StepContext, why: tuple[Reason, ...]) -> Reject:
     """Reject; in observe mode the members so far are admitted all the same."""
     if context.gate.terms.mode is Mode.OBSERVE:
         context.gate = with_members_so_far(context.gate)
-    return Pending(failed=why)
+    return Reject(why)
 
 
 def _start_with(context: StepContext, present: Mapping[int, Member]) -> None:

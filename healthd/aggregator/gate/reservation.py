@@ -7,6 +7,7 @@ A gate reserves all the nodes that it needs or none, so no two gates ever hold w
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,29 @@ class StepContext:
         """Exclude the node from this gate for good."""
         self.gate = dataclasses.replace(self.gate, failed={**self.gate.failed, name: why})
         self.assessments[name] = Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=why, final=True)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The job has to wait: what the gate waits for, and when to look again if nothing is heard."""
+
+    waiting: tuple[Reason, ...]
+    wake_at: float = math.inf
+
+
+@dataclass(frozen=True)
+class Reject:
+    """The job may not start. `retryable`: trying again, here or elsewhere, can help."""
+
+    why: tuple[Reason, ...]
+    retryable: bool = True
+
+
+@dataclass(frozen=True)
+class Admit:
+    """The job may start. `notes` are warnings for people."""
+
+    notes: tuple[Reason, ...] = ()
 
 
 def reserve(context: StepContext) -> bool:

@@ -1,13 +1,11 @@
 """
-Reads the registry for the snapshot that gates are stepped by: everything once, so that all of it is of one moment.
+What the snapshot that gates are stepped by is made of: everything is read once, so that all of it is of one moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-
-from healthd.aggregator.model import FleetNode, Registry
 
 T = TypeVar("T")
 
@@ -44,20 +42,3 @@ class ReadOnce(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._keys())
-
-
-def nodes_at(registry: Registry, now: float) -> Mapping[str, FleetNode]:
-    """
-    The nodes of the registry as of `now`. They cannot change during a pass, which does not yield to the event loop.
-    """
-    return ReadOnce(lambda name: registry.node(name, now), registry.names)
-
-
-def pools_of(registry: Registry) -> Mapping[str, Sequence[str]]:
-    """The names of each pool, sorted."""
-    return ReadOnce(lambda pool: tuple(registry.pool(pool)))
-
-
-def names_of(registry: Registry) -> Mapping[str, Sequence[str]]:
-    """The nodes that are known by a name, their own or another."""
-    return ReadOnce(lambda name: tuple(registry.called(name)))

@@ -8,13 +8,14 @@ and then all of them are validated again. Idle nodes that are borrowed for the s
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from checks.contract import Blame, Status
 from healthd.aggregator.gate.eligibility import Eligibility
 from healthd.aggregator.gate.reservation import (
+    Admit,
+    Hold,
+    Reject,
     StepContext,
     deadline_of,
     end_validation,
@@ -29,7 +30,7 @@ from healthd.aggregator.validation.known_checks import lacking, sentence
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import reason
-from healthd.core.model import NodeState, Reason
+from healthd.core.model import NodeState
 
 MOST_LOOKED_AT = 512
 """Idle nodes looked at in search of partners."""
@@ -42,32 +43,17 @@ AT_ONCE_SECONDS = 0.01
 """A step that has to go on with what it changed itself: what is not later than now wakes nobody."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    """
-    How far the validation of the reserved nodes is: `failed` says why the job cannot start, `waiting` what is in
-    progress.
-
-    With neither the reserved nodes may be leased, and `notes` are warnings for people.
-    """
-
-    failed: tuple[Reason, ...] = ()
-    waiting: tuple[Reason, ...] = ()
-    notes: tuple[Reason, ...] = ()
-    wake_at: float = math.inf
-
-
-def validate(context: StepContext) -> Proof:
-    """Take the validation of the reserved nodes as far as it can go. All of them are ready."""
+def validate(context: StepContext) -> Hold | Reject | Admit:
+    """Take the validation of the reserved nodes, all ready, as far as it can go. Admit: they may be leased."""
     stop_validation_of_others(context)
     if not context.gate.terms.collective:
-        return Proof()
+        return Admit()
     for _ in range(4 * context.policy.most_validations + 4):
         if len(context.gate.reserved) < 2:
-            return Proof()  # also where the verdict has left one node: it has nobody to run collectives with
+            return Admit()  # also where the verdict has left one node: it has nobody to run collectives with
         validation = context.gate.validation
         if validation is not None:
-            proof = _under_way(context, validation)
+            proof: Hold | Reject | Admit | None = _under_way(context, validation)
         else:
             proof = _proven(context) or _revoke_leases(context) or _start_validation(context)
         if proof is not None:
@@ -75,7 +61,7 @@ def validate(context: StepContext) -> Proof:
     raise AssertionError("each turn of the loop ends a validation, and their number is bounded")
 
 
-def _proven(context: StepContext) -> Proof | None:
+def _proven(context: StepContext) -> Admit | None:
     """The proof where exactly the reserved nodes passed together; None otherwise."""
     last = context.gate.ended[-1] if context.gate.ended else None
     if last is None or last.verdict is None:
@@ -83,10 +69,10 @@ def _proven(context: StepContext) -> Proof | None:
     found = consequence(last)
     if not found.cleared or set(found.cleared) != set(context.gate.reserved):
         return None
-    return Proof(notes=tuple(one for one in found.reasons if one.status is Status.WARN))
+    return Admit(tuple(one for one in found.reasons if one.status is Status.WARN))
 
 
-def _under_way(context: StepContext, validation: Validation) -> Proof | None:
+def _under_way(context: StepContext, validation: Validation) -> Hold | Reject | None:
     """Continue the validation in progress; None when it has ended."""
     step = advance(
         context.now, validation, context.snapshot.nodes, context.policy, lambda count: _partners(context, count)
@@ -95,11 +81,11 @@ def _under_way(context: StepContext, validation: Validation) -> Proof | None:
     _update_validation(context, validation, after)
     if after.verdict is None:
         waiting = reason("NotYetRun", step.waiting)
-        return Proof(waiting=(waiting,), wake_at=min(step.wake_at, after.deadline))
+        return Hold((waiting,), wake_at=min(step.wake_at, after.deadline))
     return _conclude(context, after)
 
 
-def _conclude(context: StepContext, validation: Validation) -> Proof | None:
+def _conclude(context: StepContext, validation: Validation) -> Hold | Reject | None:
     """
     Apply the verdict: exclude the nodes that it names. None when the gate may go on, with the same nodes or with
     others.
@@ -117,17 +103,17 @@ def _conclude(context: StepContext, validation: Validation) -> Proof | None:
         context, tuple(node for node in context.gate.reserved if node in found.out), "the collectives failed with it"
     )
     if not found.out and not found.cleared:
-        return Proof(failed=found.reasons)
+        return Reject(found.reasons)
     if not reserve(context):
-        return Proof(failed=found.reasons)
+        return Reject(found.reasons)
     unready = [name for name in context.gate.reserved if context.assess(name).eligibility is not Eligibility.READY]
     if not context.gate.reserved or unready:
         waiting = found.reasons or (reason("NotYetRun", "other nodes take the place of those that failed"),)
-        return Proof(waiting=waiting, wake_at=context.now + AT_ONCE_SECONDS)
+        return Hold(waiting, wake_at=context.now + AT_ONCE_SECONDS)
     return None
 
 
-def _revoke_leases(context: StepContext) -> Proof | None:
+def _revoke_leases(context: StepContext) -> Hold | None:
     """
     A node was lost after leases were granted: take back the leases of the others. None once no node has one.
 
@@ -143,24 +129,24 @@ def _revoke_leases(context: StepContext) -> Proof | None:
     if not holding:
         return None
     text = f"{', '.join(holding[:8])}: the lease is taken back, because {why}"
-    return Proof(waiting=(reason("NotYetRun", text),))
+    return Hold((reason("NotYetRun", text),))
 
 
-def _start_validation(context: StepContext) -> Proof | None:
-    """Validate the nodes that are reserved now; a Proof only when too many have failed, or no check can be run."""
+def _start_validation(context: StepContext) -> Reject | None:
+    """Validate the nodes that are reserved now; a Reject only when too many have failed, or no check can be run."""
     gate = context.gate
     # Stopped validations do not count: nodes that fall silent do so one by one, and each stops one.
     ended = [one for one in gate.ended if one.verdict is not None]
     if len(ended) >= context.policy.most_validations:
         last = consequence(ended[-1]).reasons
         text = f"{len(ended)} validations with different nodes did not end with nodes that pass together"
-        return Proof(failed=(reason("Undecided", text), *last))
+        return Reject((reason("Undecided", text), *last))
     nodes, wanted = context.snapshot.nodes, gate.terms.checks
     unknown = lacking(wanted, gate.reserved, nodes, context.policy)
     checks = tuple(name for name in wanted if name not in unknown)
     left_out = tuple(itertools.starmap(sentence, unknown.items()))
     if left_out and not checks:
-        return Proof(failed=tuple(reason("CheckUnknown", text) for text in left_out))
+        return Reject(tuple(reason("CheckUnknown", text) for text in left_out))
     validation = begin(
         context.now,
         f"{gate.tag}:c{len(gate.ended)}",

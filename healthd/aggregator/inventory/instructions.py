@@ -15,8 +15,10 @@ log = logging.getLogger(__name__)
 
 class Instructions(Roster):
     """
-    The controller's side of the registry (see `healthd.aggregator.model.Registry`). A node that is held is answered as
-    soon as there is something new for it.
+    The controller's side of the registry. A node that is held is answered as soon as there is something new for it.
+
+    Until `set_orders` was called for a node in this process, no statement is made (`SyncAnswer.orders` None), so that
+    nothing is cancelled by an aggregator that does not know yet.
     """
 
     def __init__(self, *, silent_seconds: float, max_nodes: int, clock: Callable[[], float]) -> None:
@@ -24,7 +26,7 @@ class Instructions(Roster):
         self._executing: set[str] = set()
 
     def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
-        """The open orders of the node from now on; see the protocol."""
+        """The open orders of the node from now on, all of them; also of a node that is not known yet."""
         record = self._record(node)
         record.all_orders = orders
         self._share(record)
@@ -64,7 +66,7 @@ class Instructions(Roster):
         return record is not None and (record.incarnation is not None or record.key_hash is not None)
 
     def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
-        """The aggregator's word on the node from now on."""
+        """The aggregator's word on the node from now on; also on one that is not known yet."""
         record = self._record(node)
         if record.quarantine != quarantine:
             record.quarantine = quarantine
@@ -79,7 +81,7 @@ class Instructions(Roster):
                 record.changed()
 
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
-        """These final reports are on disk."""
+        """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
         record = self._records.get(node)
         new = frozenset(order_ids) - record.acknowledged if record is not None else frozenset()
         if record is not None and new:

@@ -53,7 +53,7 @@ class DuplicateError(HealthdError):
 
 class Fleet(Instructions):
     """
-    The registry (see `healthd.aggregator.model.Registry`, which this satisfies): the nodes' side of it, `sync`.
+    The registry, with the nodes' side of it, `sync`. All calls are made on the event loop; only syncs wait.
 
     `issuer` is the identity of our database. `silent_seconds` is how long a node may be silent until nothing is known
     of it. `clock` is CLOCK_BOOTTIME unless a test injects its own. `first_seq` must be above every `SyncAnswer.seq`

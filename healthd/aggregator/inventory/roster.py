@@ -93,7 +93,7 @@ class Roster:
         return self._pools.get(pool, [])
 
     def listen(self, callback: Callable[[str], None]) -> None:
-        """Call back after every sync that brought something, and when a node became a duplicate."""
+        """Call back after every sync that brought something, before its answer, and when a node became a duplicate."""
         self._listeners.append(callback)
 
     def __len__(self) -> int:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from healthd.core.errors import HealthdError
 from healthd.core.model import NodeState
 from healthd.core.platforms.slurm import gate_name, job_of
 
+UNGATED = (
+    "Jobs of Slurm that nodes saw and for which no gate was asked within a minute: their hook could not run or "
+    "could not ask."
+)
+"""The metric `healthd_jobs_ungated`."""
 MOST_REMEMBERED = 50_000
 """Jobs that are not looked for again; more than a large cluster starts in a day."""
 MOST_WAITING = 1000
@@ -107,19 +109,3 @@ class UngatedJobs:
                     self._examples.append(job)
             await self._news.wait()
             self._news.clear()
-
-
-class UngatedCollector(Collector):
-    """The count as a metric; `figure` gives it."""
-
-    def __init__(self, figure: Callable[[], UngatedFigure]) -> None:
-        self._figure = figure
-
-    def collect(self) -> Iterator[Metric]:
-        """As a collector."""
-        yield CounterMetricFamily(
-            "healthd_jobs_ungated",
-            "Jobs of Slurm that nodes saw and for which no gate was asked within a minute: their hook could not run or "
-            "could not ask.",
-            value=self._figure().jobs,
-        )

@@ -13,12 +13,13 @@ from types import MappingProxyType
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from checks.reasons import REASONS
 from healthd.aggregator.calibration.facts import device_seconds
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.metrics.collectors import FleetCollector, PeerCollector, TroubleCollector
+from healthd.aggregator.metrics.collectors import FleetCollector, Reading
 from healthd.aggregator.model import Gate
 from healthd.aggregator.model.calibration import STARTED, Ended
 from healthd.core.http.exposition import exposition
@@ -34,7 +35,7 @@ REMEMBERED_GRANTS = 1000
 
 class FleetMetrics:
     """
-    Counts what the engine tells (see `healthd.aggregator.model.Observer`), and renders everything.
+    Counts what the engine tells (`on_ready`, `on_decided`), and renders everything.
 
     `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
     breakers that have tripped, `words` how often each rule came to a word and what came of it, `drifts` how many
@@ -113,9 +114,56 @@ class FleetMetrics:
             ("would", "reason"),
             registry=self._registry,
         )
-        self._registry.register(FleetCollector(fleet, holding, overrides, breakers, words))
-        self._registry.register(PeerCollector(fleet))
-        self._registry.register(TroubleCollector(fleet, waits, recovering, store, drifts, errors, task_errors, now))
+        self.add(FleetCollector(fleet, words, errors, task_errors, now))
+        peers = fleet.peers
+        failed = "Writes to the database that failed since the start."
+        self.read("healthd_store_failures", failed, lambda: store()[0], family=CounterMetricFamily)
+        gauges: Mapping[str, tuple[str, Callable[[], float]]] = {
+            "healthd_store_failing": ("1 while the last write to the database failed.", lambda: store()[1]),
+            "healthd_gates_holding": ("Gates that are not decided yet.", holding),
+            "healthd_gates_holding_oldest_seconds": (
+                "How long the gate that has waited longest has been waiting.",
+                lambda: max(waits(), default=0.0),
+            ),
+            "healthd_overrides_active": ("Jobs that a person admits by hand.", overrides),
+            "healthd_quarantine_breaker_open": (
+                "Pools in which rules quarantine nobody any more until a person resets their breaker.",
+                breakers,
+            ),
+            "healthd_fleet_recovering": (
+                "1 while nothing is admitted because the aggregator does not know its fleet again yet.",
+                recovering,
+            ),
+            "healthd_baseline_drifts": (
+                "Baselines in force from which the median of the fleet has drifted away.",
+                drifts,
+            ),
+            "healthd_fleet_digests_nodes": (
+                "Nodes that have given digests of a training step, which are compared between nodes.",
+                lambda: len(peers.digests),
+            ),
+            "healthd_fleet_step_jobs": (
+                "Jobs whose nodes tell the times of their steps.",
+                lambda: len(peers.jobs.jobs),
+            ),
+            "healthd_fleet_slow_ranks_nodes": (
+                "Nodes that are slow in a running job by their own time, compared with the job's other nodes.",
+                lambda: len({one.node for one in peers.jobs.slow}),
+            ),
+        }
+        for name, (about, value) in gauges.items():
+            self.read(name, about, value)
+
+    def read(
+        self,
+        name: str,
+        about: str,
+        value: Callable[[], float],
+        *,
+        family: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+    ) -> None:
+        """A metric of one number that is asked for at each scrape."""
+        self.add(Reading(family, name, about, value))
 
     def add(self, collector: Collector) -> None:
         """One more that is asked at each scrape."""

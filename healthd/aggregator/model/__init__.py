@@ -1,9 +1,9 @@
 """
 The seam of the aggregator: what the registry tells the gate, what the gate is, and what a step of it wants done.
 
-Frozen data and two protocols; nothing here acts. `registry` implements `Registry`, `engine` uses it, `gate` sees
-only `Snapshot`. Times named `*_at` and `deadline` are seconds of the engine's clock: seconds since the epoch when the
-process started, from there on by CLOCK_BOOTTIME, so that a clock that jumps moves no deadline.
+Frozen data; nothing here acts. The engine uses the registry, `gate` sees only `Snapshot`. Times named `*_at` and
+`deadline` are seconds of the engine's clock: seconds since the epoch when the process started, from there on by
+CLOCK_BOOTTIME, so that a clock that jumps moves no deadline.
 
 `claims` is who has which node, `nodes` the fleet as a step sees it, `gates` how far a gate is, `effects` what a step of
 it wants done. Import from here.
@@ -14,10 +14,8 @@ from __future__ import annotations
 from healthd.aggregator.model.claims import Claim, ClaimKind, LeaseRow, LeaseState, Override
 from healthd.aggregator.model.effects import (
     Accuse,
-    Answer,
     Effect,
     GrantLease,
-    Observer,
     OrderRun,
     Reserve,
     RevokeLease,
@@ -44,11 +42,10 @@ from healthd.aggregator.model.gates import (
     Waiting,
     phase_of,
 )
-from healthd.aggregator.model.nodes import Duplicate, FleetNode, Judge, Judged, Registry, Snapshot
+from healthd.aggregator.model.nodes import Duplicate, FleetNode, Judge, Judged, Snapshot
 
 __all__ = [
     "Accuse",
-    "Answer",
     "Checking",
     "Claim",
     "ClaimKind",
@@ -68,13 +65,11 @@ __all__ = [
     "LeaseRow",
     "LeaseState",
     "Member",
-    "Observer",
     "OrderRun",
     "OrderedRun",
     "Override",
     "Phase",
     "Progress",
-    "Registry",
     "Reserve",
     "RevokeLease",
     "RunStatus",

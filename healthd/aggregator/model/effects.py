@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from checks.contract import Tier
-from healthd.aggregator.model.gates import Gate
-from healthd.core.model import Decision, Reason
+from healthd.core.model import Reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,27 +65,10 @@ class Accuse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The gate is decided: tell who asked."""
-
-    decision: Decision
-
-
-@dataclass(frozen=True, kw_only=True)
 class WakeAt:
     """Step the gate again at this time, if nothing wakes it before."""
 
     at: float
 
 
-Effect = Reserve | Unreserve | OrderRun | StartGroups | Accuse | GrantLease | RevokeLease | Answer | WakeAt
-
-
-class Observer(Protocol):
-    """Told of what the engine did, after it is on disk: for metrics."""
-
-    def gate_ready(self, gate: Gate, seconds: float) -> None:
-        """The first leases of a gate were granted, `seconds` after it was asked."""
-
-    def gate_decided(self, gate: Gate) -> None:
-        """`gate.decision` is on disk."""
+Effect = Reserve | Unreserve | OrderRun | StartGroups | Accuse | GrantLease | RevokeLease | WakeAt

@@ -1,15 +1,14 @@
-"""The fleet: one node as the aggregator sees it, the registry of all, and what of it a step of a gate may see."""
+"""The fleet: one node as the aggregator sees it, and what of all of them a step of a gate may see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from checks.contract import Tier
 from healthd.aggregator.model.claims import Claim, Override
 from healthd.core.evidence import aged
-from healthd.core.model import Health, NodeState, Order, OrderReport, Quarantine, Reason
+from healthd.core.model import Health, NodeState, OrderReport, Quarantine, Reason
 
 MOST_COMPILE_SECONDS = 7200.0
 """More is not waited for, whatever a node says: six times what a node allows for by default."""
@@ -67,56 +66,6 @@ class Duplicate:
 
     why: str
     refused_key_hash: str | None
-
-
-class Registry(Protocol):
-    """
-    The fleet in memory, as the engine uses it. All calls are made on the event loop and return at once.
-
-    A node knows orders from answers to its syncs. Until `set_orders` was called for it in this process, the registry
-    makes no statement (`SyncAnswer.orders` None), so that nothing is cancelled by an aggregator that does not know yet.
-    """
-
-    def node(self, name: str, now: float | None = None) -> FleetNode | None:
-        """The node as of `now`, by the registry's clock; None when nobody ever heard of it."""
-
-    def names(self) -> Sequence[str]:
-        """All known names, sorted: heard of in this process, or known from the store."""
-
-    def called(self, name: str) -> Sequence[str]:
-        """The nodes that are known by this name, sorted: the one whose own it is, else all that say it is theirs."""
-
-    def pool(self, pool: str) -> Sequence[str]:
-        """The names whose label `pool` has this value, sorted; empty when there are none."""
-
-    def set_orders(self, node: str, orders: tuple[Order, ...]) -> None:
-        """
-        The open orders of the node from now on, all of them; wakes its held sync when they changed.
-
-        The same again changes nothing. Also for a node that is not known yet.
-        """
-
-    def set_quarantine(self, node: str, quarantine: Quarantine | None) -> None:
-        """The aggregator's word on the node from now on; also for a node that is not known yet."""
-
-    def set_executors(self, members: Mapping[str, str]) -> None:
-        """Which member runs the checks of which node now, instead of its daemon."""
-
-    def has_daemon(self, node: str) -> bool:
-        """Whether a daemon of this name was ever heard of, here or by the store."""
-
-    def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
-        """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""
-
-    def forget(self, name: str) -> None:
-        """The node is gone for good and nothing is kept of it any more; nothing happens where it is not known."""
-
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """
-        Call `callback(node)` on the event loop after every sync that brought something, before it is answered.
-
-        Something: a first sync, a new state, new ages, a new report, a node that became confirmed or a duplicate.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,10 +85,10 @@ class FailureCount:
     since: float
     last_at: float
     window_seconds: float
-    fails: int
-    passes: int
-    marks: tuple[CountedResult, ...]
-    tripped: bool
+    fails: int = 0
+    passes: int = 0
+    marks: tuple[CountedResult, ...] = ()
+    tripped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +199,9 @@ class Breaker:
 
 @dataclass(frozen=True, kw_only=True)
 class SetQuarantine:
-    """The node is kept out, or kept out with another sentence or end. `begins`: it was not, before."""
+    """The node is kept out, or kept out with another sentence or end."""
 
     quarantine: Quarantine
-    begins: bool
 
 
 @dataclass(frozen=True, kw_only=True)

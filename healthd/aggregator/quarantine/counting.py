@@ -79,10 +79,6 @@ def _count(record: RuleRecord, facts: Facts, policy: Policy, outcome: Outcome, e
             since=outcome.measured_at,
             last_at=outcome.measured_at,
             window_seconds=window,
-            fails=0,
-            passes=0,
-            marks=(),
-            tripped=False,
         )
         return _fail(record, policy, first, effects)
     counts = []
@@ -183,10 +179,6 @@ def accused(now: float, fault: Fault, policy: Policy) -> FailureCount:
         since=now,
         last_at=now,
         window_seconds=policy.accused_window_seconds,
-        fails=0,
-        passes=0,
-        marks=(),
-        tripped=False,
     )
 
 

@@ -116,7 +116,7 @@ def _tell(before: RuleVerdict | None, word: RuleVerdict, facts: Facts, effects: 
     was = facts.kept and before is not None and before.mode is Mode.ENFORCED
     now_is = word.mode is Mode.ENFORCED
     if now_is and (not was or before is None or quarantine_of(before) != quarantine_of(word)):
-        effects.append(SetQuarantine(quarantine=quarantine_of(word), begins=not was))
+        effects.append(SetQuarantine(quarantine=quarantine_of(word)))
     if was and word.mode is Mode.OBSERVED:
         effects.append(LiftQuarantine(why="what is left of its causes may only be observed"))
     if before is None or before.mode is not word.mode:

@@ -54,5 +54,5 @@ def write(connection: Connection, kept: Sequence[Kept], events: Sequence[PutEven
         }
         for one in kept
     ]
-    upsert(connection, BASELINES, "id", rows)
+    upsert(connection, BASELINES, rows)
     apply_changes(connection, events)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, delete, func, select
+from sqlalchemy import Connection, Row, Select, delete, func, select
 
-from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, Fault, GateEnding, GateFacts
+from healthd.aggregator.model.calibration import STARTED, Counts, DecisionRow, EndRow, GateEnding, GateFacts
 from healthd.aggregator.store.tables import GATE_FACTS, GATE_FAULTS, OUTCOMES, fit
-from healthd.core.model import Verdict
+from healthd.core import wire
+
+T = TypeVar("T")
 
 MOST_EXCLUDED_ROWS = 20_000
 """Nodes, and (node, reason) pairs, that one report looks at: a fleet of 10,000 with two reasons each."""
@@ -25,43 +28,28 @@ def put_facts(connection: Connection, facts: Iterable[GateFacts]) -> None:
     gates = [one.gate for one in found]
     for table in (GATE_FAULTS, GATE_FACTS):
         connection.execute(delete(table).where(table.c.gate.in_(gates)))
-    rows = [
+    rows = [wire.plain(one) for one in found]
+    faults = [
         {
-            "gate": one.gate,
-            "decided_at": one.decided_at,
-            "way": one.way.value,
-            "would": one.would.value,
-            "alarmed": one.alarmed,
-            "clean": one.clean,
-            "wait_seconds": one.wait_seconds,
-            "device_seconds": one.device_seconds,
+            "gate": row["gate"],
+            "number": number,
+            "node": fault["node"],
+            "check_name": fault["check"],
+            "code": fault["code"],
+            "left_out": fault["out"],
         }
-        for one in found
+        for row in rows
+        for number, fault in enumerate(row.pop("faults"))
     ]
     connection.execute(GATE_FACTS.insert(), rows)
-    faults = [_fault(one.gate, number, fault) for one in found for number, fault in enumerate(one.faults)]
     if faults:
         connection.execute(GATE_FAULTS.insert(), [fit(GATE_FAULTS, fault) for fault in faults])
 
 
-def _fault(gate: str, number: int, fault: Fault) -> dict[str, object]:
-    return {
-        "gate": gate,
-        "number": number,
-        "node": fault.node,
-        "check_name": fault.check,
-        "code": fault.code,
-        "left_out": fault.out,
-    }
-
-
 def read_facts(connection: Connection, gate_id: str) -> GateFacts | None:
-    """The facts of a gate without its faults; None of one that is open, or was decided before facts were kept."""
+    """The facts of a gate without its faults; None of one that is open."""
     row = connection.execute(select(GATE_FACTS).where(GATE_FACTS.c.gate == gate_id)).one_or_none()
-    if row is None:
-        return None
-    known = dict(row._mapping)
-    return GateFacts(**{**known, "way": GateEnding(known["way"]), "would": Verdict(known["would"])})
+    return None if row is None else _record(row, GateFacts)
 
 
 def read_counts(connection: Connection, since: float) -> Counts:
@@ -84,7 +72,7 @@ def _decisions(connection: Connection, since: float) -> tuple[list[DecisionRow],
         select(
             GATE_FACTS.c.way,
             GATE_FACTS.c.would,
-            func.count().label("gates"),
+            func.count().label("count"),
             func.sum(GATE_FACTS.c.device_seconds).label("device_seconds"),
             func.min(GATE_FACTS.c.decided_at).label("oldest"),
         )
@@ -92,34 +80,19 @@ def _decisions(connection: Connection, since: float) -> tuple[list[DecisionRow],
         .group_by(GATE_FACTS.c.way, GATE_FACTS.c.would)
     )
     rows = connection.execute(query).all()
-    found = [
-        DecisionRow(
-            way=GateEnding(r.way), would=Verdict(r.would), count=r.gates, device_seconds=r.device_seconds or 0.0
-        )
-        for r in rows
-    ]
-    return found, min((r.oldest for r in rows), default=None)
+    found = [_record(row, DecisionRow) for row in rows]
+    return found, min((row.oldest for row in rows), default=None)
 
 
 def _ends(connection: Connection, since: float) -> list[EndRow]:
     kinds = (OUTCOMES.c.status, GATE_FACTS.c.way, GATE_FACTS.c.would, GATE_FACTS.c.alarmed, GATE_FACTS.c.clean)
     query = (
-        select(*kinds, func.count().label("gates"))
+        select(*kinds, func.count().label("count"))
         .join_from(GATE_FACTS, OUTCOMES, GATE_FACTS.c.gate == OUTCOMES.c.gate)
         .where(GATE_FACTS.c.decided_at >= since)
         .group_by(*kinds)
     )
-    return [
-        EndRow(
-            status=r.status,
-            way=GateEnding(r.way),
-            would=Verdict(r.would),
-            alarmed=bool(r.alarmed),
-            clean=bool(r.clean),
-            count=r.gates,
-        )
-        for r in connection.execute(query)
-    ]
+    return [_record(row, EndRow) for row in connection.execute(query)]
 
 
 def _failed(connection: Connection, since: float) -> list[tuple[str, str, int]]:
@@ -163,3 +136,8 @@ def _waits(connection: Connection, since: float) -> dict[GateEnding, list[float]
     for way, seconds in connection.execute(query):
         found[GateEnding(way)].append(seconds)
     return dict(found)
+
+
+def _record(row: Row[Any], wanted: type[T]) -> T:
+    """A row as a record of the same names; their labels are texts of SQLAlchemy's own kind."""
+    return wire.convert({str(name): value for name, value in row._mapping.items()}, wanted, what="facts of gates")

@@ -5,6 +5,7 @@ has their SQL, `reading` what is read back.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,22 +42,6 @@ class PutLease:
     """A lease."""
 
     row: LeaseRow
-
-
-@dataclass(frozen=True, kw_only=True)
-class PutQuarantine:
-    """The quarantine of a node; None: there is none."""
-
-    node: str
-    quarantine: Quarantine | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PutOverride:
-    """The override of a job; None: there is none."""
-
-    job: str
-    override: Override | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +84,7 @@ class PutDuplicate:
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetNode:
-    """Deletes a node that is gone for good, with its quarantine."""
+    """Deletes a node that is gone for good, with its quarantine and what the rules remember of it."""
 
     node: str
 
@@ -114,28 +99,31 @@ class PutEvent:
     message: str
 
 
+class Kind(str, enum.Enum):
+    """What a record of the table `records` is."""
+
+    QUARANTINE = "quarantine"
+    """A `Quarantine`, by node."""
+    OVERRIDE = "override"
+    """An `Override`, by job."""
+    RULES = "rules"
+    """The `RuleRecord` of a node without its latches, while there is anything to remember."""
+    LATCHES = "latches"
+    """Each `Latch` on a device or machine, by its serial number, its instance id, else its node's name."""
+    MACHINE = "machine"
+    """Which machine a node was last, as `healthd.aggregator.inventory.machine_identity.machine_of` writes it."""
+
+
+Record = Quarantine | Override | RuleRecord | tuple[Latch, ...] | str
+
+
 @dataclass(frozen=True, kw_only=True)
 class PutRecord:
-    """What the rules remember of a node, without its latches; None: nothing."""
+    """A record of a kind; None: there is none."""
 
-    node: str
-    record: RuleRecord | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PutLatches:
-    """All latches of a device or machine; empty when there is none."""
-
-    identity: str
-    latches: tuple[Latch, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PutMachine:
-    """Which machine a node is, as `healthd.aggregator.quarantine.facts.machine_of` writes it."""
-
-    node: str
-    machine: str
+    kind: Kind
+    key: str
+    record: Record | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +139,6 @@ Change = (
     | PutEvidence
     | PutFacts
     | PutLease
-    | PutQuarantine
-    | PutOverride
     | PutOutcome
     | PutNode
     | PutKey
@@ -161,6 +147,4 @@ Change = (
     | PutEvent
     | PutMeta
     | PutRecord
-    | PutLatches
-    | PutMachine
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, or_, select
+from sqlalchemy import Connection, or_, select
 
 from healthd.aggregator.store.tables import EVENTS
 
@@ -30,43 +29,29 @@ class HistoryEvent:
 
 
 def read_history(
-    connection: Connection, subject: str, *, limit: int, before: int | None = None, since: float = 0.0
-) -> tuple[HistoryEvent, ...]:
-    """Events of a node or job, newest first and none older than `since`; `before` is the id to go on from."""
-    return _read(connection, limit=limit, before=before, since=since, also=(EVENTS.c.subject == subject,))
-
-
-def read_fleet_history(
-    connection: Connection, *, limit: int, before: int | None, since: float, text: str = ""
-) -> tuple[HistoryEvent, ...]:
-    """
-    As `read_history`, of all subjects; of those alone whose subject, kind or message has each word of `text`, among the
-    newest MOST_SEARCHED.
-    """
-    words = text.split()[:MOST_WORDS]
-    if not words:
-        return _read(connection, limit=limit, before=before, since=since)
-    newest = select(EVENTS.c.id).order_by(EVENTS.c.id.desc()).limit(MOST_SEARCHED)
-    newest = newest if before is None else newest.where(EVENTS.c.id < before)
-    also = [
-        or_(
-            *(column.icontains(word, autoescape=True) for column in (EVENTS.c.subject, EVENTS.c.kind, EVENTS.c.message))
-        )
-        for word in words
-    ]
-    return _read(connection, limit=limit, before=before, since=since, also=(EVENTS.c.id.in_(newest), *also))
-
-
-def _read(
     connection: Connection,
+    subject: str | None,
     *,
     limit: int,
-    before: int | None,
-    since: float,
-    also: Sequence[ColumnElement[bool]] = (),
+    before: int | None = None,
+    since: float = 0.0,
+    text: str = "",
 ) -> tuple[HistoryEvent, ...]:
+    """
+    Events of a node or job, newest first and none older than `since`; `before` is the id to go on from.
+
+    None: of all subjects. With `text` those alone whose subject, kind or message has each word of it, among the newest
+    MOST_SEARCHED.
+    """
     columns = (EVENTS.c.id, EVENTS.c.at, EVENTS.c.kind, EVENTS.c.message, EVENTS.c.subject)
-    query = select(*columns).where(EVENTS.c.at >= since, *also)
-    query = query if before is None else query.where(EVENTS.c.id < before)
+    query = select(*columns).where(EVENTS.c.at >= since)
+    newest = select(EVENTS.c.id).order_by(EVENTS.c.id.desc()).limit(MOST_SEARCHED)
+    if subject is not None:
+        query = query.where(EVENTS.c.subject == subject)
+    if before is not None:
+        query, newest = query.where(EVENTS.c.id < before), newest.where(EVENTS.c.id < before)
+    for number, word in enumerate(text.split()[:MOST_WORDS]):
+        query = query if number else query.where(EVENTS.c.id.in_(newest))
+        query = query.where(or_(*(one.icontains(word, autoescape=True) for one in columns[2:])))
     rows = connection.execute(query.order_by(EVENTS.c.id.desc()).limit(limit))
-    return tuple(HistoryEvent(id=r.id, at=r.at, kind=r.kind, message=r.message, subject=r.subject) for r in rows)
+    return tuple(HistoryEvent(**row._mapping) for row in rows)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, text
 
 from healthd.aggregator.model import Duplicate, Gate, LeaseRow, LeaseState, Override, Phase
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
-from healthd.aggregator.store.changes import PutOutcome
+from healthd.aggregator.store.changes import Kind, PutOutcome
 from healthd.aggregator.store.tables import (
     EVENTS,
     EVIDENCE,
     GATES,
-    LATCHES,
     LEASES,
-    MACHINES,
     META,
     NODES,
     OUTCOMES,
-    OVERRIDES,
-    QUARANTINES,
-    RULES,
+    RECORDS,
 )
 from healthd.core import wire
 from healthd.core.model import NodeState, Quarantine
@@ -57,26 +54,33 @@ class Loaded:
     machines: Mapping[str, str]
 
 
+_RECORDS: Mapping[Kind, Any] = {
+    Kind.QUARANTINE: Quarantine,
+    Kind.OVERRIDE: Override,
+    Kind.RULES: RuleRecord,
+    Kind.LATCHES: tuple[Latch, ...],
+    Kind.MACHINE: str,
+}
+
+
 def load(connection: Connection) -> Loaded:
     """Read everything that an aggregator starts from; BadInputError when a record cannot be decoded."""
     open_gates = select(GATES.c.id, GATES.c.record).where(GATES.c.phase != Phase.DECIDED.value).order_by(GATES.c.id)
     open_leases = (
         select(LEASES.c.id, LEASES.c.record).where(LEASES.c.state != LeaseState.CLOSED.value).order_by(LEASES.c.id)
     )
+    records: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
+    for r in connection.execute(select(RECORDS)):
+        kind = Kind(r.kind)
+        records[kind][r.key] = wire.decode(r.record.encode(), _RECORDS[kind], what=f"{kind.value} of {r.key}")
     return Loaded(
         gates=tuple(wire.decode(r.record.encode(), Gate, what=f"gate {r.id}") for r in connection.execute(open_gates)),
         keys={(r.job, r.attempt): r.id for r in connection.execute(select(GATES.c.job, GATES.c.attempt, GATES.c.id))},
         leases=tuple(
             wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in connection.execute(open_leases)
         ),
-        quarantines={
-            r.node: wire.decode(r.record.encode(), Quarantine, what=f"quarantine of {r.node}")
-            for r in connection.execute(select(QUARANTINES))
-        },
-        overrides={
-            r.job: wire.decode(r.record.encode(), Override, what=f"override of {r.job}")
-            for r in connection.execute(select(OVERRIDES))
-        },
+        quarantines=records[Kind.QUARANTINE],
+        overrides=records[Kind.OVERRIDE],
         nodes=tuple(
             NodeRow(
                 node=r.node,
@@ -91,15 +95,9 @@ def load(connection: Connection) -> Loaded:
             for r in connection.execute(select(NODES).order_by(NODES.c.node))
         ),
         meta={r.key: r.value for r in connection.execute(select(META))},
-        rules={
-            r.node: wire.decode(r.record.encode(), RuleRecord, what=f"rules on {r.node}")
-            for r in connection.execute(select(RULES))
-        },
-        latches={
-            r.identity: wire.decode(r.record.encode(), tuple[Latch, ...], what=f"latches of {r.identity}")
-            for r in connection.execute(select(LATCHES))
-        },
-        machines={r.node: r.record for r in connection.execute(select(MACHINES))},
+        rules=records[Kind.RULES],
+        latches=records[Kind.LATCHES],
+        machines=records[Kind.MACHINE],
     )
 
 

@@ -1,65 +1,46 @@
 """Changes on their way into the tables: upserts, the same on SQLite and PostgreSQL; the caller commits."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, select, update
+from sqlalchemy import Connection, Table, delete, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from healthd.aggregator.model import Gate, LeaseRow, Override
-from healthd.aggregator.model.quarantines import Latch, RuleRecord
+from healthd.aggregator.model import Gate, LeaseRow
 from healthd.aggregator.store.calibration_rows import put_facts
 from healthd.aggregator.store.changes import (
     Change,
     ForgetNode,
+    Kind,
     PutDuplicate,
     PutEvent,
     PutEvidence,
     PutFacts,
     PutGate,
     PutKey,
-    PutLatches,
     PutLease,
-    PutMachine,
     PutMeta,
     PutNode,
     PutOutcome,
-    PutOverride,
-    PutQuarantine,
     PutRecord,
 )
-from healthd.aggregator.store.tables import (
-    EVENTS,
-    EVIDENCE,
-    GATES,
-    LATCHES,
-    LEASES,
-    MACHINES,
-    META,
-    NODES,
-    OUTCOMES,
-    OVERRIDES,
-    QUARANTINES,
-    RULES,
-    fit,
-)
+from healthd.aggregator.store.tables import EVENTS, EVIDENCE, GATES, LEASES, META, NODES, OUTCOMES, RECORDS, fit
 from healthd.core import wire
-from healthd.core.model import NodeState, Quarantine
+from healthd.core.model import NodeState
 
 
 def upsert(
-    connection: Connection, table: Table, key: str, rows: Sequence[Mapping[str, Any]], *, keep: tuple[str, ...] = ()
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, keep: tuple[str, ...] = ()
 ) -> None:
     """Insert rows of the same columns, or replace all but those of `keep`; the same on SQLite and PostgreSQL."""
     if not rows:
         return
     insert = postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
-    new = {name: insert.excluded[name] for name in rows[0] if name != key and name not in keep}
-    connection.execute(insert.on_conflict_do_update(index_elements=[key], set_=new), [fit(table, row) for row in rows])
+    keys = [column.name for column in table.primary_key]
+    new = {name: insert.excluded[name] for name in rows[0] if name not in keys and name not in keep}
+    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=new), [fit(table, row) for row in rows])
 
 
 def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
@@ -71,78 +52,35 @@ def apply_changes(connection: Connection, changes: Sequence[Change]) -> None:
     kinds: dict[type, list[Any]] = {}
     for change in changes:
         kinds.setdefault(type(change), []).append(change)
-    for kind in sorted(kinds, key=_KINDS.index):
-        if kind in _OF_RULES:
-            _apply_rules(connection, kinds[kind])
-        elif kind is PutFacts:
-            put_facts(connection, {c.facts.gate: c.facts for c in kinds[kind]}.values())
-        elif kind is PutDuplicate:
-            _put_duplicates(connection, kinds[kind])
-        else:
-            _apply(connection, kind, kinds[kind])
+    for kind, write in _WRITERS.items():
+        if kind in kinds:
+            write(connection, kinds[kind])
 
 
-_KINDS: tuple[type, ...] = (
-    PutMeta,
-    ForgetNode,
-    PutNode,
-    PutKey,
-    PutDuplicate,
-    PutGate,
-    PutLease,
-    PutQuarantine,
-    PutOverride,
-    PutEvidence,
-    PutFacts,
-    PutOutcome,
-    PutRecord,
-    PutLatches,
-    PutMachine,
-    PutEvent,
-)
-_OF_RULES = (PutRecord, PutLatches, PutMachine)
+def _forget_nodes(connection: Connection, changes: Sequence[ForgetNode]) -> None:
+    names = [c.node for c in changes]
+    connection.execute(delete(NODES).where(NODES.c.node.in_(names)))
+    of_node = RECORDS.c.kind.in_([Kind.QUARANTINE.value, Kind.RULES.value, Kind.MACHINE.value])
+    connection.execute(delete(RECORDS).where(of_node, RECORDS.c.key.in_(names)))
 
 
-def _apply(connection: Connection, kind: type, changes: Sequence[Any]) -> None:
-    if kind is PutMeta:
-        upsert(connection, META, "key", [{"key": c.key, "value": c.value} for c in changes])
-    elif kind is ForgetNode:
-        for table in (NODES, QUARANTINES, RULES, MACHINES):
-            connection.execute(delete(table).where(table.c.node.in_([c.node for c in changes])))
-    elif kind is PutNode:
-        upsert(connection, NODES, "node", [_node(c, c.labels, None) for c in changes], keep=("first_seen", "key_hash"))
-    elif kind is PutKey:
-        upsert(connection, NODES, "node", [_node(c, {}, c.key_hash) for c in changes], keep=("first_seen", "labels"))
-    elif kind is PutGate:
-        upsert(connection, GATES, "id", [_gate(c.gate) for c in {c.gate.id: c for c in changes}.values()])
-    elif kind is PutLease:
-        upsert(connection, LEASES, "id", [_lease(c.row) for c in changes])
-    elif kind is PutQuarantine:
-        _put_records(connection, QUARANTINES, "node", {c.node: c.quarantine for c in changes})
-    elif kind is PutOverride:
-        _put_records(connection, OVERRIDES, "job", {c.job: c.override for c in changes})
-    elif kind is PutEvidence:
-        upsert(connection, EVIDENCE, "gate", [{"gate": c.gate, "states": _packed(c.states)} for c in changes])
-    elif kind is PutOutcome:
-        _put_outcomes(connection, changes)
-    else:
-        connection.execute(EVENTS.insert(), [fit(EVENTS, vars(c)) for c in changes])
-
-
-def _apply_rules(connection: Connection, changes: Sequence[PutRecord | PutLatches | PutMachine]) -> None:
-    """Changes of one kind."""
-    records = {c.node: c.record for c in changes if isinstance(c, PutRecord)}
-    latches = {c.identity: c.latches or None for c in changes if isinstance(c, PutLatches)}
-    machines = {c.node: {"node": c.node, "record": c.machine} for c in changes if isinstance(c, PutMachine)}
-    _put_records(connection, RULES, "node", records)
-    _put_records(connection, LATCHES, "identity", latches)
-    upsert(connection, MACHINES, "node", list(machines.values()))
+def _put_records(connection: Connection, changes: Sequence[PutRecord]) -> None:
+    last = {(c.kind.value, c.key): c.record for c in changes}
+    gone = [key for key, record in last.items() if record is None]
+    if gone:
+        connection.execute(delete(RECORDS).where(tuple_(RECORDS.c.kind, RECORDS.c.key).in_(gone)))
+    kept = [
+        {"kind": kind, "key": key, "record": wire.encode(record).decode()}
+        for (kind, key), record in last.items()
+        if record is not None
+    ]
+    upsert(connection, RECORDS, kept)
 
 
 def _put_outcomes(connection: Connection, changes: Sequence[PutOutcome]) -> None:
     """One whose gate was dropped meanwhile is left out: it must not fail what it shares a transaction with."""
     kept = set(connection.scalars(select(GATES.c.id).where(GATES.c.id.in_({c.gate for c in changes}))))
-    upsert(connection, OUTCOMES, "gate", [vars(c) for c in changes if c.gate in kept])
+    upsert(connection, OUTCOMES, [vars(c) for c in changes if c.gate in kept])
 
 
 def _put_duplicates(connection: Connection, changes: Sequence[PutDuplicate]) -> None:
@@ -191,14 +129,24 @@ def _lease(row: LeaseRow) -> Mapping[str, Any]:
     }
 
 
-def _put_records(
-    connection: Connection,
-    table: Table,
-    key: str,
-    records: Mapping[str, Quarantine | Override | RuleRecord | tuple[Latch, ...] | None],
-) -> None:
-    gone = [name for name, record in records.items() if record is None]
-    if gone:
-        connection.execute(delete(table).where(table.c[key].in_(gone)))
-    kept = [{key: name, "record": wire.encode(r).decode()} for name, r in records.items() if r is not None]
-    upsert(connection, table, key, kept)
+_WRITERS: Mapping[type, Callable[[Connection, Any], object]] = {
+    PutMeta: lambda to, changes: upsert(to, META, [vars(c) for c in changes]),
+    ForgetNode: _forget_nodes,
+    PutNode: lambda to, changes: upsert(
+        to, NODES, [_node(c, c.labels, None) for c in changes], keep=("first_seen", "key_hash")
+    ),
+    PutKey: lambda to, changes: upsert(
+        to, NODES, [_node(c, {}, c.key_hash) for c in changes], keep=("first_seen", "labels")
+    ),
+    PutDuplicate: _put_duplicates,
+    PutGate: lambda to, changes: upsert(to, GATES, [_gate(g) for g in {c.gate.id: c.gate for c in changes}.values()]),
+    PutLease: lambda to, changes: upsert(to, LEASES, [_lease(c.row) for c in changes]),
+    PutRecord: _put_records,
+    PutEvidence: lambda to, changes: upsert(
+        to, EVIDENCE, [{"gate": c.gate, "states": _packed(c.states)} for c in changes]
+    ),
+    PutFacts: lambda to, changes: put_facts(to, {c.facts.gate: c.facts for c in changes}.values()),
+    PutOutcome: _put_outcomes,
+    PutEvent: lambda to, changes: to.execute(EVENTS.insert(), [fit(EVENTS, vars(c)) for c in changes]),
+}
+"""In the order in which they are written."""

@@ -33,7 +33,7 @@ from healthd.aggregator.store.leadership import FencedError
 from healthd.aggregator.store.reading import Loaded
 from healthd.aggregator.store.rows import apply_changes
 from healthd.aggregator.store.session import Session
-from healthd.aggregator.store.tables import META, NODES
+from healthd.aggregator.store.tables import LEADERSHIP, META, METADATA, NODES
 from healthd.aggregator.store.writer import ANSWER_SECONDS, Job, Writer
 from healthd.core.errors import StoreError
 
@@ -245,11 +245,16 @@ class Store:
         if current - known:
             versions = ", ".join(sorted(current - known))
             raise StoreError(
-                f"{self._session.place} is of a newer healthd (schema {versions}); upgrade healthd or use another "
-                "database"
+                f"{self._session.place} is of another version of healthd (schema {versions}); upgrade healthd or use "
+                "another database"
             )
         try:
             with connection.begin():
-                command.upgrade(config, "head")
+                if current:
+                    command.upgrade(config, "head")
+                else:
+                    METADATA.create_all(connection)
+                    connection.execute(LEADERSHIP.insert().values(id=1, term=0, holder="", renewed=0.0))
+                    command.stamp(config, "head")
         except CommandError as error:
             raise StoreError(f"{self._session.place} cannot be migrated: {first_line(error)}") from None

@@ -1,8 +1,8 @@
 """
 The tables of the aggregator's database.
 
-What decides is in columns; what is only read back whole is JSON of the model (`healthd.core.wire`). A change here needs
-a file in `migrations/versions`; a test compares the two.
+What decides is in columns; what is only read back whole is JSON of the model (`healthd.core.wire`). A new
+database is made from these; a change here needs a file in `migrations/versions` for those that are there already.
 """
 
 from __future__ import annotations
@@ -98,19 +98,14 @@ LEASES = Table(
 )
 """No key into gates: a lease adopted from another database has its gate there."""
 
-QUARANTINES = Table(
-    "quarantines",
+RECORDS = Table(
+    "records",
     METADATA,
-    Column("node", String(253), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("key", String(300), primary_key=True),
     Column("record", Text, nullable=False),
 )
-
-OVERRIDES = Table(
-    "overrides",
-    METADATA,
-    Column("job", String(256), primary_key=True),
-    Column("record", Text, nullable=False),
-)
+"""What is read and written whole, by the name of what it is about; `changes.Kind` has the kinds."""
 
 OUTCOMES = Table(
     "outcomes",
@@ -162,30 +157,6 @@ EVENTS = Table(
     Index("events_by_age", "at"),
 )
 """The audit trail: `subject` is a node's name, `job:NAME`, or `fleet`."""
-
-RULES = Table(
-    "rules",
-    METADATA,
-    Column("node", String(253), primary_key=True),
-    Column("record", Text, nullable=False),
-)
-"""What the rules remember of a node, while there is anything to remember."""
-
-LATCHES = Table(
-    "latches",
-    METADATA,
-    Column("identity", String(300), primary_key=True),
-    Column("record", Text, nullable=False),
-)
-"""Hard faults by what they belong to: a device's serial number, a machine's instance id, else a node's name."""
-
-MACHINES = Table(
-    "machines",
-    METADATA,
-    Column("node", String(253), primary_key=True),
-    Column("record", Text, nullable=False),
-)
-"""Which machine a node was last: instance id, boot id, devices with serial numbers."""
 
 BASELINES = Table(
     "baselines",

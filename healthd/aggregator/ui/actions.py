@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -15,6 +17,7 @@ from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.route import PageRoute
 from healthd.aggregator.ui.session import (
     MAX_TOKEN_LENGTH,
+    Visitor,
     check_origin,
     check_token,
     check_word,
@@ -41,14 +44,14 @@ async def log_in(request: Request) -> Response:
     target = local_path(fields.get("next"))
     parts = parts_of(request)
     if parts.guard.open:
-        return _to(target)
+        return to(target)
     token = fields.get("token", "")
     try:
         check_token(parts, token)
     except AuthError as error:
         # Never what was typed in: it may be a token with one letter wrong.
         return rendering.page("log_in.html", status=403, visitor=None, next=target, opened=False, said=str(error))
-    response = _to(target)
+    response = to(target)
     keep(request, response, token)
     return response
 
@@ -57,7 +60,7 @@ async def log_in(request: Request) -> Response:
 async def log_out(request: Request) -> Response:
     """Drop the cookie."""
     check_origin(request)
-    response = _to("/log-in")
+    response = to("/log-in")
     forget(request, response)
     return response
 
@@ -69,17 +72,8 @@ async def quarantine(request: Request, node: str) -> Response:
     fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH, "end": 8})
     check_word(visitor, fields.get("word", ""))
     known_node(request, node)
-    reason = reason_of(fields.get("reason", ""))
-    now, seconds = parts_of(request).engine.now(), end_of(fields.get("end", ""))
-    record = Quarantine(
-        reason=reason,
-        owner=visitor.caller.name,
-        owner_kind="person",
-        since=now,
-        until=None if seconds is None else now + seconds,
-    )
-    await parts_of(request).engine.quarantine(node, record)
-    return _to(f"/nodes/{quote(node, safe='')}?done=quarantined")
+    await keep_out(request, visitor, [node], fields)
+    return to(f"/nodes/{quote(node, safe='')}?done=quarantined")
 
 
 @router.post("/nodes/{node}/release")
@@ -89,10 +83,8 @@ async def release(request: Request, node: str) -> Response:
     fields = await form_of(request, {"word": 64, "reason": MAX_REASON_LENGTH})
     check_word(visitor, fields.get("word", ""))
     known_node(request, node)
-    reason = reason_of(fields.get("reason", ""))
-    await parts_of(request).engine.quarantine(node, None, why=f"by {visitor.caller.name}: {reason}")
-    parts_of(request).accusations.clear(node)
-    return _to(f"/nodes/{quote(node, safe='')}?done=released")
+    await let_in(request, visitor, [node], fields)
+    return to(f"/nodes/{quote(node, safe='')}?done=released")
 
 
 @router.post("/gates/{gate}/override")
@@ -109,7 +101,30 @@ async def override(request: Request, gate: str) -> Response:
         raise BadInputError("an override needs an end")
     record = Override(job=job, reason=reason, owner=visitor.caller.name, since=now, until=now + seconds)
     await engine.override(job, record)
-    return _to(f"/gates/{quote(gate, safe='')}")
+    return to(f"/gates/{quote(gate, safe='')}")
+
+
+async def keep_out(request: Request, visitor: Visitor, nodes: Sequence[str], fields: Mapping[str, str]) -> None:
+    """Quarantine these nodes, for as long as the form says."""
+    reason, seconds = reason_of(fields.get("reason", "")), end_of(fields.get("end", ""))
+    engine = parts_of(request).engine
+    now = engine.now()
+    record = Quarantine(
+        reason=reason,
+        owner=visitor.caller.name,
+        owner_kind="person",
+        since=now,
+        until=None if seconds is None else now + seconds,
+    )
+    await asyncio.gather(*(engine.quarantine(node, record) for node in nodes))
+
+
+async def let_in(request: Request, visitor: Visitor, nodes: Sequence[str], fields: Mapping[str, str]) -> None:
+    """Let these nodes in again; what the rules hold against them is taken back, too."""
+    parts, why = parts_of(request), f"by {visitor.caller.name}: {reason_of(fields.get('reason', ''))}"
+    await asyncio.gather(*(parts.engine.quarantine(node, None, why=why) for node in nodes))
+    for node in nodes:
+        parts.accusations.clear(node)
 
 
 def end_of(text: str) -> float | None:
@@ -133,5 +148,6 @@ def reason_of(text: str) -> str:
     return text
 
 
-def _to(target: str) -> Response:
+def to(target: str) -> Response:
+    """Send the browser on."""
     return RedirectResponse(target, status_code=303, headers=rendering.HEADERS)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from checks.collective.judge import gave_out
 from checks.collective.judges import judge_of, judges_training
 from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
-from checks.reasons import action_of, blame_of
+from checks.reasons import blame_of
 from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation import late_ranks, nccom
 from healthd.aggregator.validation.rank_data import MOST_EVENTS, odd_ranks
@@ -269,15 +269,15 @@ def _of_finding(finding: Finding, check: str, node: str | None, group: Group, *,
     blame = finding.blame or blame_of(finding.reason)
     if node is None and blame is Blame.NODE:
         blame = Blame.PATH  # of nodes together: which one, if any, is for localisation to say
-    return Reason(
-        code=finding.reason or "NoData",
-        message=message,
-        status=finding.status,
-        blame=blame,
-        action=finding.action or action_of(finding.reason),
+    return reason(
+        finding.reason or "NoData",
+        message,
         node=node,
         target=finding.target,
         check=check,
+        status=finding.status,
+        blame=blame,
+        action=finding.action,
         injected=injected,
     )
 

@@ -15,11 +15,11 @@ from statistics import median
 
 from checks.contract import Status
 from checks.limits import quantity
-from checks.reasons import action_of, blame_of
 from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation.rank_data import is_number
 from healthd.baselines.learning import SIGMA_OF_MAD, factor_of, spread
 from healthd.baselines.model import LEAST_SAMPLES
+from healthd.core.evidence import reason
 from healthd.core.model import RankReport, Reason
 from healthd.localize import Outcome
 
@@ -124,14 +124,7 @@ def _reason(late: Late, *, injected: bool) -> Reason:
         f"{late.node}: rank:{late.rank} needs {quantity('_seconds', late.seconds)} to come to {late.check} of "
         f"{late.size_bytes} bytes, the others {quantity('_seconds', late.others_seconds)}"
     )
-    return Reason(
-        code="SlowNode",
-        message=text,
-        status=Status.FAIL,
-        blame=blame_of("SlowNode"),
-        action=action_of("SlowNode"),
-        node=late.node,
-        target=f"rank:{late.rank}",
-        check=late.check,
-        injected=injected,
+    target = f"rank:{late.rank}"
+    return reason(
+        "SlowNode", text, node=late.node, target=target, check=late.check, status=Status.FAIL, injected=injected
     )

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from checks.collective.nccom.vector import Refused
 from checks.contract import Finding, Status
-from checks.reasons import action_of, blame_of
 from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Validation
+from healthd.core.evidence import reason
 from healthd.core.model import (
     FINAL_STATUSES,
     CollectiveOrder,
@@ -144,31 +144,19 @@ def unfit_main(group: Group, reports: Mapping[str, OrderReport], checks: Sequenc
     """Why the main node could not find out anything, which says nothing of the others; None when it has."""
     name = group.members[0]
     if group.refused:
-        return _reason("LaunchRefused", f"{name} asked for what was not planned: {group.refused}", name, None)
+        return reason("LaunchRefused", f"{name} asked for what was not planned: {group.refused}", node=name)
     for check in checks:
         findings = findings_of(group, reports, check)
         if any(one.status is Status.FAIL for one in findings):
             return None
         nothing = next((one for one in findings if one.status not in (Status.PASS, Status.WARN)), None)
         if nothing is not None:
-            return _reason(nothing.reason or "NoData", f"{name}: {nothing.message}", name, check)
+            return reason(nothing.reason or "NoData", f"{name}: {nothing.message}", node=name, check=check)
     return None
 
 
 def _nothing(text: str) -> Finding:
     return Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
-
-
-def _reason(code: str, text: str, node: str, check: str | None) -> Reason:
-    return Reason(
-        code=code,
-        message=text,
-        status=Status.UNKNOWN,
-        blame=blame_of(code),
-        action=action_of(code),
-        node=node,
-        check=check,
-    )
 
 
 def _lets_carry(node: FleetNode | None) -> bool:

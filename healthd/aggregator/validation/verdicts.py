@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from checks.contract import Action, Blame, Status
-from checks.reasons import action_of, blame_of
+from checks.reasons import blame_of
 from healthd.aggregator.model.validations import Tested, Validation
 from healthd.core.evidence import reason
 from healthd.core.model import Reason
@@ -114,15 +115,15 @@ def _culprit(culprit: Culprit, validation: Validation, *, injected: bool) -> Rea
         text += f": {last.message.removeprefix(f'{node}: ')}"
     ours = seen is not None and seen.blame is Blame.CHECK
     code = "SlowNode" if culprit.manner is Manner.SLOW else "CollectiveFault"
-    return Reason(
-        code=seen.code if seen is not None and ours else code,
-        message=_marked(text, injected=injected),
-        status=Status.UNKNOWN if ours else Status.FAIL,
-        blame=Blame.CHECK if ours else Blame.NODE,
-        action=action_of(seen.code) if seen is not None and ours else Action.INSPECT,
-        node=node,
+    return _reason(
+        seen.code if seen is not None and ours else code,
+        text,
+        node,
         target=seen.target if seen is not None else None,
         check=last.check if last is not None else None,
+        status=Status.UNKNOWN if ours else Status.FAIL,
+        blame=Blame.CHECK if ours else Blame.NODE,
+        action=None if ours else Action.INSPECT,
         injected=injected,
     )
 
@@ -162,29 +163,19 @@ def _not_measured(validation: Validation, verdict: Verdict) -> Iterator[tuple[st
 def _passing_fault(validation: Validation, *, injected: bool) -> Reason:
     first = next(tested for tested in validation.history if tested.reasons)
     text = f"the collectives failed once and passed after that, all together: {first.reasons[0].message}"
-    return Reason(
-        code="PassingFault",
-        message=_marked(text, injected=injected),
+    return _reason(
+        "PassingFault",
+        text,
+        None,
         status=Status.WARN,
         blame=Blame.PATH,
         action=Action.INSPECT,
-        node=None,
         injected=injected,
     )
 
 
-def _reason(code: str, message: str, node: str | None, *, target: str | None = None, injected: bool = False) -> Reason:
-    return Reason(
-        code=code,
-        message=_marked(message, injected=injected),
-        status=Status.UNKNOWN if blame_of(code) is not Blame.NODE else Status.FAIL,
-        blame=blame_of(code),
-        action=action_of(code),
-        node=node,
-        target=target,
-        injected=injected,
-    )
-
-
-def _marked(message: str, *, injected: bool) -> str:
-    return f"{message} (injected)" if injected else message
+def _reason(code: str, message: str, node: str | None, *, injected: bool = False, **more: Any) -> Reason:
+    """A reason that says in words, too, that a fault was injected; it fails where a node is to blame."""
+    known = {"status": Status.FAIL if blame_of(code) is Blame.NODE else Status.UNKNOWN, **more}
+    marked = f"{message} (injected)" if injected else message
+    return reason(code, marked, node=node, injected=injected, **known)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.quarantine_memory import QuarantineMemory
-from healthd.aggregator.model import Registry
+from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import PoolLimit
 from healthd.aggregator.model.quarantines import Breaker, Mode, OpenBreaker
@@ -23,7 +23,7 @@ class Breakers:
         self,
         memory: QuarantineMemory,
         fleet_state: FleetState,
-        registry: Registry,
+        registry: Fleet,
         policy: Policy,
         *,
         pool_of: Callable[[str], str | None],

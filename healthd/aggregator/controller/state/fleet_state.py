@@ -31,14 +31,7 @@ from healthd.aggregator.model import (
     Unreserve,
 )
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.store.changes import (
-    PutEvidence,
-    PutFacts,
-    PutGate,
-    PutLease,
-    PutOverride,
-    PutQuarantine,
-)
+from healthd.aggregator.store.changes import Kind, PutEvidence, PutFacts, PutGate, PutLease, PutRecord
 from healthd.aggregator.store.reading import Loaded
 from healthd.core.model import Lease, NodeState, Order, Quarantine
 
@@ -260,7 +253,7 @@ class FleetState:
                 batch.event(node, "quarantined", f"by {quarantine.owner}: {quarantine.reason}")
         batch.freed.add(node)
         batch.touched.add(node)
-        batch.changes.append(PutQuarantine(node=node, quarantine=quarantine))
+        batch.changes.append(PutRecord(kind=Kind.QUARANTINE, key=node, record=quarantine))
 
     def set_probe(self, node: str, order: Order | None) -> None:
         """Set the run that a rule ordered on a node that it keeps out; None: there is none."""
@@ -287,4 +280,4 @@ class FleetState:
         else:
             self.overrides[job] = override
             batch.event(f"job:{job}", "override", f"by {override.owner}: {override.reason}")
-        batch.changes.append(PutOverride(job=job, override=override))
+        batch.changes.append(PutRecord(kind=Kind.OVERRIDE, key=job, record=override))

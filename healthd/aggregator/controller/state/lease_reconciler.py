@@ -17,7 +17,8 @@ from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.node_orders import orders_for
 from healthd.aggregator.controller.state.recovery import Recovery
-from healthd.aggregator.model import FleetNode, LeaseRow, LeaseState, Registry
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model import FleetNode, LeaseRow, LeaseState
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.changes import ForgetNode, PutNode
 from healthd.aggregator.store.reading import Loaded
@@ -37,7 +38,7 @@ class LeaseReconciler:
     """See the module. `started_at` is when this aggregator started to hear nodes."""
 
     def __init__(
-        self, fleet_state: FleetState, registry: Registry, policy: Policy, loaded: Loaded, *, started_at: float
+        self, fleet_state: FleetState, registry: Fleet, policy: Policy, loaded: Loaded, *, started_at: float
     ) -> None:
         self._fleet_state = fleet_state
         self._registry = registry

@@ -7,7 +7,7 @@ from typing import Any
 from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.model.quarantines import Breaker, Latch, Rule, RuleRecord
 from healthd.aggregator.quarantine.recheck import due_at
-from healthd.aggregator.store.changes import PutLatches, PutMachine, PutMeta, PutRecord
+from healthd.aggregator.store.changes import Kind, PutMeta, PutRecord
 from healthd.aggregator.store.reading import Loaded
 from healthd.core import wire
 
@@ -53,19 +53,19 @@ class QuarantineMemory:
     def put_record(self, batch: Batch, node: str, record: RuleRecord | None) -> None:
         """What is remembered of a node, without latches."""
         self.set(self.records, node, record)
-        batch.changes.append(PutRecord(node=node, record=record))
+        batch.changes.append(PutRecord(kind=Kind.RULES, key=node, record=record))
 
     def put_machine(self, batch: Batch, node: str, machine: str) -> None:
         """Which machine the node is."""
         self.set(self.machines, node, machine)
-        batch.changes.append(PutMachine(node=node, machine=machine))
+        batch.changes.append(PutRecord(kind=Kind.MACHINE, key=node, record=machine))
 
     def put_latches(self, batch: Batch, identity: str, latches: tuple[Latch, ...]) -> None:
         """All that is latched on one device or machine; nothing is written when it is the same."""
         if self.latches.get(identity, ()) == latches:
             return
         self.set(self.latches, identity, latches or None)
-        batch.changes.append(PutLatches(identity=identity, latches=latches))
+        batch.changes.append(PutRecord(kind=Kind.LATCHES, key=identity, record=latches or None))
         if len(self.latches) > MOST_LATCHED:
             oldest = min(self.latches, key=lambda key: max(latch.last_at for latch in self.latches[key]))
             batch.event("fleet", "latch dropped", f"{oldest}: more than {MOST_LATCHED} are latched")

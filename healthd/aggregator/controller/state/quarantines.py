@@ -19,7 +19,8 @@ from healthd.aggregator.controller.state.breakers import Breakers
 from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.quarantine_memory import QuarantineMemory
 from healthd.aggregator.inventory.machine_identity import differences, identities_in, machine_of
-from healthd.aggregator.model import FleetNode, Registry
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts
 from healthd.aggregator.model.quarantines import (
@@ -49,7 +50,7 @@ class Quarantines:
     def __init__(
         self,
         fleet_state: FleetState,
-        registry: Registry,
+        registry: Fleet,
         policy: Policy,
         loaded: Loaded,
         *,

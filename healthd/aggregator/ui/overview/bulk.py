@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from typing import Annotated
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from healthd.aggregator.api.handling import parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
+from healthd.aggregator.api.validations import ValidationBody, request_of
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.ui import fleet_grid, rendering
-from healthd.aggregator.ui.actions import end_of, known_node, reason_of
+from healthd.aggregator.ui.actions import keep_out, known_node, let_in, to
 from healthd.aggregator.ui.formatting import natural
 from healthd.aggregator.ui.route import PageRoute, feed_of
 from healthd.aggregator.ui.session import check_word, pairs_of, visitor_of
 from healthd.core.errors import BadInputError
-from healthd.core.model import GateRequest, Health, Mode, Quarantine
+from healthd.core.model import Health
 
 MOST_NODES = 200
 # That many names of the longest kind, percent-encoded, and a reason.
@@ -74,31 +73,12 @@ async def act(request: Request) -> Response:
         known_node(request, node)
     doing, engine = fields.get("do"), parts_of(request).engine
     if doing == "validate":
-        if len(nodes) < 2:
-            raise BadInputError("collectives are run by two nodes at least; go back and tick another")
-        asked = GateRequest(
-            job=f"validation-{secrets.token_hex(6)}",
-            nodes=tuple(nodes),
-            pool=None,
-            count=None,
-            min_nodes=None,
-            tier=None,
-            wait_seconds=None,
-            mode=Mode.ENFORCE,
-            collective=True,
-            lease=False,
-        )
-        return _to(f"/gates/{quote((await engine.ask(asked)).id, safe='')}")
-    reason, who = reason_of(fields.get("reason", "")), visitor.caller.name
+        asked = request_of(ValidationBody(nodes=tuple(nodes)))
+        return to(f"/gates/{quote((await engine.ask(asked)).id, safe='')}")
     if doing == "quarantine":
-        now, seconds = engine.now(), end_of(fields.get("end", ""))
-        until = None if seconds is None else now + seconds
-        record = Quarantine(reason=reason, owner=who, owner_kind="person", since=now, until=until)
-        await asyncio.gather(*(engine.quarantine(node, record) for node in nodes))
+        await keep_out(request, visitor, nodes, fields)
     elif doing == "release":
-        await asyncio.gather(*(engine.quarantine(node, None, why=f"by {who}: {reason}") for node in nodes))
-        for node in nodes:
-            parts_of(request).accusations.clear(node)
+        await let_in(request, visitor, nodes, fields)
     else:
         raise BadInputError(f"do what? choose one of: {', '.join(sorted(DOINGS))}")
     query = {
@@ -106,8 +86,4 @@ async def act(request: Request) -> Response:
         "count": len(nodes),
         "q": fields.get("q", ""),
     }
-    return _to(f"/several?{urlencode(query)}")
-
-
-def _to(target: str) -> Response:
-    return RedirectResponse(target, status_code=303, headers=rendering.HEADERS)
+    return to(f"/several?{urlencode(query)}")

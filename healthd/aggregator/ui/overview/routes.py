@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from healthd.aggregator.api.handling import parts_of
 from healthd.aggregator.api.rules import MOST_ID
-from healthd.aggregator.store.history import read_fleet_history
+from healthd.aggregator.store.history import read_history
 from healthd.aggregator.ui import fleet_grid, rendering
 from healthd.aggregator.ui.overview.heat_map import heat_map
 from healthd.aggregator.ui.route import PageRoute, feed_of
@@ -71,7 +71,7 @@ async def history(
     days = parts.engine.policy.history_days
     since = time.time() - days * 86400.0
     events = await parts.store.read(
-        lambda connection: read_fleet_history(connection, limit=MOST_EVENTS + 1, before=before, since=since, text=q)
+        lambda connection: read_history(connection, None, limit=MOST_EVENTS + 1, before=before, since=since, text=q)
     )
     return rendering.page(
         "history.html",
