@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from checks.contract import Missing
 from checks.worker.protocol import from_evidence, from_missing
 from healthd.runner.run_record import RunRecord
 from healthd.runner.settings import CheckInfo
-from healthd.runner.workers.outcome import Outcome, in_order_of_end
+from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import Job, WorkerLane
 from healthd.runner.workers.workers import Workers
+
+# Ways in which a worker ends that no other process brought about.
+_SPONTANEOUS = frozenset({"Crashed", "Garbage", "DeviceLost"})
 
 
 class NodeLane(WorkerLane):
@@ -85,3 +90,17 @@ class NodeLane(WorkerLane):
             finish=finish,
             retry=False,  # pure arithmetic that crashes once crashes again
         )
+
+
+def in_order_of_end(outcomes: Iterable[Outcome]) -> list[Missing]:
+    """
+    The ranks without an outcome, numbered in the order in which they ended spontaneously.
+
+    A death is seen a moment later than its effect on the other ranks, which then raise: a rank that raised came first
+    only when it did so clearly earlier.
+    """
+    lost = [(outcome, outcome.missing) for outcome in outcomes if outcome.missing is not None]
+    first = [(o, m) for o, m in lost if m.reason in _SPONTANEOUS or not o.worker_lost]
+    first.sort(key=lambda item: item[0].ended - (0.25 if item[1].reason in _SPONTANEOUS else 0.0))
+    order = {id(outcome): number for number, (outcome, _) in enumerate(first)}
+    return [dataclasses.replace(missing, order=order.get(id(outcome))) for outcome, missing in lost]
