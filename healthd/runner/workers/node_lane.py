@@ -28,18 +28,14 @@ class NodeLane(WorkerLane):
 
     def survey(self) -> asyncio.Future[Outcome]:
         """Ask for devices and holders; later commands of the worker use what it found."""
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def finish(outcome: Outcome) -> None:
             if outcome.answers:
                 self._workers.note_survey(outcome.answers[0])
             self._record.request.on_survey(outcome)
-            if not answer.done():
-                answer.set_result(outcome)
 
         timeout_seconds = self._workers.settings.survey_timeout_seconds
-        self.submit(Job(check="survey", command={"kind": "survey"}, timeout_seconds=timeout_seconds, finish=finish))
-        return answer
+        return self.ask(Job(check="survey", command={"kind": "survey"}, timeout_seconds=timeout_seconds, finish=finish))
 
     def submit_check(self, info: CheckInfo) -> None:
         """Run a check of the node, and publish its result."""
@@ -60,35 +56,25 @@ class NodeLane(WorkerLane):
 
     def submit_judge(self, info: CheckInfo, outcomes: Sequence[Outcome]) -> None:
         """Let the worker compare what was measured, and publish the result."""
+        self.judge(info, outcomes, lambda said: self._record.publish(self._record.compose(info, outcomes, said)))
 
-        def finish(judgement: Outcome) -> None:
-            self._record.publish(self._record.compose(info, outcomes, judgement))
-
-        self.submit(self._judge(info, outcomes, finish))
-
-    async def judge(self, info: CheckInfo, outcomes: Sequence[Outcome]) -> Outcome:
+    def judge(
+        self, info: CheckInfo, outcomes: Sequence[Outcome], finish: Callable[[Outcome], None] = lambda _: None
+    ) -> asyncio.Future[Outcome]:
         """Let the worker compare what was measured; its outcome."""
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def finish(judgement: Outcome) -> None:
-            if not answer.done():
-                answer.set_result(judgement)
-
-        self.submit(self._judge(info, outcomes, finish))
-        return await answer
-
-    def _judge(self, info: CheckInfo, outcomes: Sequence[Outcome], finish: Callable[[Outcome], None]) -> Job:
         command: dict[str, Any] = {
             "kind": "judge",
             "evidence": [from_evidence(item) for outcome in outcomes for item in outcome.evidence],
             "missing": [from_missing(item) for item in in_order_of_end(outcomes)],
         }
-        return Job(
-            check=info.name,
-            command=command,
-            timeout_seconds=self._workers.settings.judge_timeout_seconds,
-            finish=finish,
-            retry=False,  # pure arithmetic that crashes once crashes again
+        return self.ask(
+            Job(
+                check=info.name,
+                command=command,
+                timeout_seconds=self._workers.settings.judge_timeout_seconds,
+                finish=finish,
+                retry=False,  # pure arithmetic that crashes once crashes again
+            )
         )
 
 
