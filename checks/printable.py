@@ -10,6 +10,7 @@ stays the same document.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # C0 but for tab and newline, DEL, C1 (8-bit CSI and OSC), Arabic letter mark, direction marks, line and paragraph
 # separators, direction overrides and isolates, and halves of characters, which no encoder takes.
@@ -38,3 +39,8 @@ def printable_bytes(body: bytes, *, backslash: bytes = b"\\") -> bytes:
     if not body.translate(None, _PLAIN):
         return body
     return _CONTROL_BYTES.sub(lambda found: backslash + b"u%04x" % ord(found[0].decode()), body)
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are: `a, b and 3 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

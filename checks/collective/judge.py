@@ -13,6 +13,7 @@ from typing import Any
 
 from checks.contract import SEVERITY, Evidence, Finding, Limit, Missing, Progress, Status
 from checks.limits import quantity, within
+from checks.printable import some
 
 # What torch.distributed and gloo (2.13, over TCP) say in a rank whose peer went away, never came, or cannot be reached:
 # such a rank is a victim. "Connection closed by peer", "Read error ...: Connection reset by peer", "Timed out waiting
@@ -174,8 +175,7 @@ def _finding(
     """A finding about a culprit, which mentions its victims."""
     victims = sorted(one.target for one in gone if one not in culprits)
     if victims:
-        shown = ", ".join(victims[:4]) + (f" and {len(victims) - 4} more" if len(victims) > 4 else "")
-        text += f" (waited for it in vain: {shown})"
+        text += f" (waited for it in vain: {some(victims)})"
     return Finding(status=status, reason=reason, message=text, target=target)
 
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from checks.json_text import parse_json
+from checks.printable import some
 from checks.stores.errors import StoreFault
 from checks.stores.operations import FileStore, Store
 from checks.stores.report import Report
@@ -49,9 +50,10 @@ def exchange(store: Store, order: Mapping[str, Any], report: Report) -> None:
         report.fault("StoreNotShared", f"the marker of {name} is not whole here: {torn[name]}")
     missing -= torn.keys()
     if missing:
-        shown = ", ".join(sorted(missing)[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         seconds = float(order["marker_seconds"])
-        report.fault("StoreNotShared", f"no marker younger than {seconds:g} s is to be seen here of {shown}")
+        report.fault(
+            "StoreNotShared", f"no marker younger than {seconds:g} s is to be seen here of {some(sorted(missing), 8)}"
+        )
     report.reading("checkpoint_peers_count", float(len(whole)))
 
 

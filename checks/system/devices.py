@@ -10,6 +10,7 @@ from checks.catalog import find_type
 from checks.contract import Context, Finding, Limit, NoParams, Status, check
 from checks.host.identity import read_identity
 from checks.limits import within
+from checks.printable import some
 
 NOT_SHOWN = "the driver does not show it"
 
@@ -143,7 +144,7 @@ def device_holders(ctx: Context[NoParams]) -> Iterator[Finding]:
             target="node",
         )
         return
-    who = ", ".join(holders[:8]) + (f" and {len(holders) - 8} more" if len(holders) > 8 else "")
+    who = some(holders, 8)
     yield within(
         float(len(holders)),
         name="device_holders_count",

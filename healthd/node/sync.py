@@ -12,12 +12,13 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from healthd.core.errors import HealthdError, UnreachableError
-from healthd.core.model import PROTOCOL, Order, OrderReport, StepBlock, SyncAnswer, SyncRequest
+from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
 from healthd.node.interfaces import peer_address
+from healthd.node.jobs.step_reports import StepReports
+from healthd.node.orders.orders import Orders
 from healthd.node.settings import SyncSettings
 from healthd.node.state.approved_baselines import ApprovedBaselines
 from healthd.node.state.digest import digest_of
@@ -38,40 +39,13 @@ class UnforeseenError(UnreachableError):
     """An exception while an answer was handled; the log has the traceback."""
 
 
-class OrderHandler(Protocol):
-    """What is needed of `healthd.node.orders.orders.Orders`."""
-
-    def reports(self) -> dict[str, OrderReport]:
-        """The reports on all orders, by id."""
-
-    def apply(
-        self,
-        orders: tuple[Order, ...] | None,
-        *,
-        issuer: str,
-        acknowledged: tuple[str, ...],
-        carried: Mapping[str, OrderReport],
-    ) -> None:
-        """Handle the orders of an answer."""
-
-
-class StepSource(Protocol):
-    """What is needed of `healthd.node.jobs.step_reports.StepReports`."""
-
-    def waiting(self) -> tuple[StepBlock, ...]:
-        """The steps of jobs that are to be told."""
-
-    def told(self, blocks: tuple[StepBlock, ...]) -> None:
-        """These have been."""
-
-
 class SyncClient:
     """Start `run_held` and `run_urgent` as supervised tasks; call `notify` after every change of state or reports."""
 
     def __init__(
         self,
         store: NodeStore,
-        orders: OrderHandler,
+        orders: Orders,
         settings: SyncSettings,
         *,
         key: str,
@@ -79,7 +53,7 @@ class SyncClient:
         seed: int | None = None,
         baselines: ApprovedBaselines | None = None,
         on_error: Callable[[Exception], None] = lambda _: None,
-        steps: StepSource | None = None,
+        steps: StepReports | None = None,
     ) -> None:
         """`on_error` is called when handling an answer raises an unforeseen exception."""
         self._steps = steps

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
-from typing import Any
 
 import httpx
 
 from healthd.core import wire
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words
 from healthd.core.file_trust import check_file
+from healthd.core.http import tls
+from healthd.core.http.aggregator_client import problem_in
 from healthd.core.model import SyncAnswer, SyncRequest
 from healthd.node.settings import SyncSettings
 
@@ -29,7 +29,7 @@ class NotWantedError(UnreachableError):
 class AggregatorConnection:
     """The HTTP connections to one aggregator; close it with `close`."""
 
-    def __init__(self, url: str, node: str, key: str, settings: SyncSettings, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, url: str, node: str, key: str, settings: SyncSettings, context: ssl.SSLContext | None) -> None:
         """`key` is the node's own key."""
         self.url = url
         self._address = f"{url.rstrip('/')}/v1/nodes/{node}/sync"
@@ -37,7 +37,7 @@ class AggregatorConnection:
         self._token_file = settings.token_file
         self._executor = {"executor": settings.executor} if settings.executor is not None else {}
         self._http = httpx.AsyncClient(
-            verify=tls if tls is not None else False,  # never used without TLS
+            verify=context if context is not None else False,  # never used without TLS
             trust_env=False,
             timeout=httpx.Timeout(CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=4, keepalive_expiry=60.0),
@@ -67,9 +67,10 @@ class AggregatorConnection:
         except HealthdError as error:
             raise UnreachableError(f"aggregator {self.url}: {error}") from None
         if response.status_code != 200:
-            unwanted = response.status_code == 409 and _problem(body).get("title") == NOT_EXECUTOR
-            kind = NotWantedError if unwanted else UnreachableError
-            raise kind(f"aggregator {self.url} refuses: {_detail(response.status_code, body)}")
+            title, detail = problem_in(body)
+            kind = NotWantedError if response.status_code == 409 and title == NOT_EXECUTOR else UnreachableError
+            said = f": {detail}" if detail else ""
+            raise kind(f"aggregator {self.url} refuses: HTTP {response.status_code}{said}")
         try:
             return wire.decode(body, SyncAnswer, what="its answer")
         except BadInputError as error:
@@ -88,13 +89,13 @@ class AggregatorConnection:
 
 def check_sync_settings(settings: SyncSettings) -> ssl.SSLContext | None:
     """The TLS context for the aggregators; None without one. Raises ConfigError for what cannot be used."""
-    tls = _tls_context(settings.ca_file) if any(url.startswith("https") for url in settings.aggregators) else None
+    context = tls.trusting(settings.ca_file) if any(url.startswith("https") for url in settings.aggregators) else None
     if settings.token_file is not None and settings.aggregators:
         check_file(settings.token_file, "token file")
     for url in settings.aggregators:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"node.sync.aggregators: {url!r} is not a URL; write http://host:8090 or https://...")
-    return tls
+    return context
 
 
 async def _read_bounded(response: httpx.Response) -> bytes:
@@ -106,28 +107,3 @@ async def _read_bounded(response: httpx.Response) -> bytes:
             raise BadInputError(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def _problem(body: bytes) -> dict[str, Any]:
-    """The problem document of a refusal; empty where there is none."""
-    try:
-        problem: dict[str, Any] = wire.decode(body[:65536], dict, what="problem")
-    except BadInputError:
-        return {}
-    return problem
-
-
-def _detail(status: int, body: bytes) -> str:
-    """The problem document in one line, else the status alone."""
-    problem = _problem(body)
-    detail = " ".join(str(problem.get("detail") or problem.get("title") or "").split())
-    return f"HTTP {status}: {detail[:300]}" if detail else f"HTTP {status}"
-
-
-def _tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    if ca_file is not None:
-        check_file(ca_file, "CA file")
-    try:
-        return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{ca_file}: not a CA file: {error}; name another with --ca-file") from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checks.contract import Check, Scope, Series, Tier
+from checks.contract import Check
 from checks.discover import PACKAGES, builtin_checks
+from healthd.core import wire
 from healthd.runner.settings import CheckInfo
 
 BUILT_IN = "built-in"
@@ -37,23 +38,5 @@ def info_of(check: Check, origin: str) -> CheckInfo:
 
 def catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
     """The catalogue as a worker lists it, by name."""
-    return {
-        answer["name"]: CheckInfo(
-            name=answer["name"],
-            tier=Tier(answer["tier"]),
-            scope=Scope(answer["scope"]),
-            interval_seconds=answer["interval_seconds"],
-            timeout_seconds=answer["timeout_seconds"],
-            judged=answer["judged"],
-            doc=answer["doc"],
-            accelerators=answer["accelerators"],
-            accelerator_faults=tuple(answer["accelerator_faults"]),
-            collective=answer["collective"],
-            series=tuple(
-                Series(measurement=one["measurement"], help=one["help"], labels=tuple(one["labels"]))
-                for one in answer["series"]
-            ),
-            origin=answer["origin"],
-        )
-        for answer in answers
-    }
+    found = wire.convert(answers, tuple[CheckInfo, ...], what="the worker's list of checks")
+    return {info.name: info for info in found}

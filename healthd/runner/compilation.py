@@ -8,7 +8,6 @@ cache.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,22 +53,8 @@ class Compilation:
         """
         if not self.active or not any(info.scope is Scope.DEVICE for info in infos):
             return None
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def finish(outcome: Outcome) -> None:
-            if not answer.done():
-                answer.set_result(outcome)
-
-        lane.submit(
-            Job(
-                check="warm",
-                command={"kind": "warm"},
-                timeout_seconds=self._workers.settings.compile_timeout_seconds,
-                finish=finish,
-                retry=False,
-            )
-        )
-        return await answer
+        seconds = self._workers.settings.compile_timeout_seconds
+        return await lane.ask(Job(check="warm", command={"kind": "warm"}, timeout_seconds=seconds, retry=False))
 
     def allowance_seconds(self, lanes: Sequence[WorkerLane]) -> float:
         """By how much the deadline of a collective is extended, because its ranks compile in the middle of it."""

@@ -12,9 +12,8 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult, OrderReport
-from healthd.node.checks.active_run import DeviceUse
+from healthd.node.checks.active_run import DeviceUse, ResultRecorder
 from healthd.node.checks.catalogue import enabled_checks
-from healthd.node.checks.recording import ResultRecorder
 from healthd.node.checks.timetable import PassiveTimetable, QuickFacts, quick_due_at
 from healthd.node.http.control_socket import without
 from healthd.node.settings import ActiveSettings, Unprompted

@@ -16,7 +16,8 @@ from checks.worker.faults import parse_fault
 from healthd.core.model import CheckResult
 from healthd.localize import Outcome
 from healthd.runner import OnProgress, Plan, RunProgress
-from healthd.runner.collective.subgroups import Group, Subgroups, is_unresolved, outcome_of
+from healthd.runner.collective.node_collective import NodeCollective
+from healthd.runner.collective.subgroups import Subgroups, is_unresolved, outcome_of
 from healthd.runner.workers.outcome import Outcome as RankOutcome
 from healthd.runner.workers.workers import Unreaped, Workers
 from tests import prepared
@@ -194,7 +195,7 @@ def test_ranks_that_are_not_kept_say_that_nothing_was_searched() -> None:
     async def nobody(*_: object) -> RankOutcome:
         raise AssertionError("there is nothing to judge")
 
-    def no_group(*_: object) -> Group:
+    def no_group(*_: object) -> NodeCollective:
         raise AssertionError("there is no group to make")
 
     workers = Workers(make_runner().settings, Unreaped(), {}, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from checks.catalog import InstanceType
 from checks.contract import NO_LIMIT, Context, Finding, Limit, Status, make_finding
@@ -11,24 +11,15 @@ from checks.host.efa import Adapter, find_on_bus
 from checks.limits import within
 from checks.system.efa.efa_links import missing_addresses, target_at, used_by
 
+if TYPE_CHECKING:
+    from checks.system.efa.efa import Params
+
 _TEMPLATE = "add them in the launch template (network interfaces of type efa), or set expected for this check"
-
-
-class CountParams(Protocol):
-    """What the check has to set."""
-
-    @property
-    def expected(self) -> int | None:
-        """How many are wanted; None: what the instance type takes."""
-
-    @property
-    def required(self) -> bool:
-        """Whether a node without any fails: a fleet or a gate needs them."""
 
 
 def judge_count(
     ctx: Context[Any],
-    wanted: CountParams,
+    wanted: Params,
     known: InstanceType | None,
     adapters: Sequence[Adapter] | None,
     users: Mapping[str, Sequence[str]],
@@ -47,7 +38,7 @@ def judge_count(
 
 
 def _counted(
-    ctx: Context[Any], wanted: CountParams, known: InstanceType | None, adapters: Sequence[Adapter] | None
+    ctx: Context[Any], wanted: Params, known: InstanceType | None, adapters: Sequence[Adapter] | None
 ) -> Finding:
     count = None if adapters is None else len(adapters)
     expected, outside, origin = _expected(wanted, known)
@@ -83,7 +74,7 @@ def _counted(
     )
 
 
-def _expected(wanted: CountParams, known: InstanceType | None) -> tuple[int | None, Status, str]:
+def _expected(wanted: Params, known: InstanceType | None) -> tuple[int | None, Status, str]:
     """How many there should be (None: nobody says), how bad fewer are, and who says so."""
     if wanted.expected is not None:
         return wanted.expected, Status.FAIL, "config"

@@ -15,6 +15,7 @@ from checks.accelerators.neuron.leaves import (
 from checks.contract import Action, Context, Evidence, Finding, Measurement, Status, check
 from checks.host.machine import HostError
 from checks.limits import within
+from checks.printable import some
 from checks.system.bounds import bound
 from checks.system.neuron.neuron_aborts import ABORTS, Abort, abort_kind, read_aborts
 from checks.system.neuron.neuron_counting import History, next_history
@@ -111,7 +112,7 @@ def _judge(
     yield from judge_wiped(history)
     bare = [target for target, device in devices.items() if not device.cores.get("hw_error")]
     if bare:
-        text = f"hw_error of no core is found below {_some(bare)}: does the driver put its counters elsewhere?"
+        text = f"hw_error of no core is found below {some(bare)}: does the driver put its counters elsewhere?"
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
 
 
@@ -159,7 +160,7 @@ def _host_indices(inventory: Mapping[str, Any]) -> dict[str, int | None]:
 def _judge_untold(targets: Sequence[str]) -> Iterator[Finding]:
     if targets:
         text = (
-            f"which of the host's devices is {_some(targets)} cannot be told in this container, so no counters of it "
+            f"which of the host's devices is {some(targets)} cannot be told in this container, so no counters of it "
             "are read: those of another tenant's device may be taken for them; run healthd on the host"
         )
         target = targets[0] if len(targets) == 1 else "node"
@@ -274,7 +275,3 @@ def _cores(cores: Mapping[int, int | None]) -> str:
 def _recently(recent: int, total: int, wiped: int) -> str:
     before = f", set back since it held {wiped}" if wiped else ""
     return f", {recent} of {total} within the last hours{before}" if recent else before
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

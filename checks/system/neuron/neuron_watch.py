@@ -7,28 +7,16 @@ It tells what came within a second, so it is remembered from look to look; a zer
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from checks.accelerators.neuron.monitor import Reading, read_monitor
 from checks.contract import Action, Finding, Status
 from checks.host.machine import Host, HostError
+from checks.printable import some
 from checks.system.neuron.neuron_kinds import REPLACE_IT
 
-
-class WatchParams(Protocol):
-    """What the check that watches has to set."""
-
-    @property
-    def monitor(self) -> bool:
-        """Whether neuron-monitor may be started."""
-
-    @property
-    def monitor_timeout_seconds(self) -> float:
-        """How long its first object may take."""
-
-    @property
-    def monitor_interval_seconds(self) -> float:
-        """The least time between two starts."""
+if TYPE_CHECKING:
+    from checks.system.neuron.neuron_counters import Params
 
 
 class Watch(NamedTuple):
@@ -48,7 +36,7 @@ class Watch(NamedTuple):
     skipped: tuple[str, ...]
 
 
-def next_watch(host: Host, data: Mapping[str, Any] | None, elapsed_seconds: float, params: WatchParams) -> Watch:
+def next_watch(host: Host, data: Mapping[str, Any] | None, elapsed_seconds: float, params: Params) -> Watch:
     """The watch after this look: neuron-monitor is started where it has not been for a while."""
     last = Watch(float("inf"), 0.0, {}, 0, None, ())
     if data:  # what another version of this check has left may have other members
@@ -111,21 +99,17 @@ def judge_watch(watch: Watch, lacking: Mapping[str, Sequence[str]], why: str | N
     unseen = [target for target in lacking if target not in told]
     if told:
         text = (
-            f"sysfs has no ECC counters of {_some(sorted(told))}, so errors are seen only while neuron-monitor is "
+            f"sysfs has no ECC counters of {some(sorted(told))}, so errors are seen only while neuron-monitor is "
             f"asked: {watch.watched_seconds:.3g} s so far; see whether /sys is the host's and which driver is loaded"
         )
         yield Finding(status=Status.WARN, reason="NoData", message=text, target="node")
     if unseen or not lacking:
         reason, text = watch.error or ("NoData", "neuron-monitor does not name it")
         skipped = f" ({'; '.join(watch.skipped)})" if watch.skipped else ""
-        what = f"of {_some(unseen)}" if unseen else "of any Neuron device"
+        what = f"of {some(unseen)}" if unseen else "of any Neuron device"
         yield Finding(
             status=Status.UNKNOWN,
             reason=reason,
             message=f"sysfs has no ECC counters {what}{': ' if why else ''}{why or ''}; {text}{skipped}",
             target=unseen[0] if len(unseen) == 1 else "node",
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,6 @@ import click
 
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, print_json
 from healthd.cli.settings.options import common_options, load_settings
-from healthd.cli.settings.tree import Settings
 from healthd.core.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def show(names: tuple[str, ...], where: Path | None, as_json: bool, **options: A
     """What is learned, by NAMES of measurements or ids: what judges, what waits for a person, what has drifted."""
     from healthd.cli.fleet.baseline_lines import lines_of
 
-    settings = load_settings(options, section="gate")
-    answer: dict[str, Any] = {} if where is not None else _get(settings)
+    answer: dict[str, Any] = {} if where is not None else _get(options)
     series = _read(where) if where is not None else _series_of(answer)
     chosen = _chosen(series, names)
     if as_json:
@@ -70,15 +68,15 @@ def learn(states: tuple[Path, ...], out: Path | None, agree: bool, as_json: bool
     from healthd.cli.fleet.baseline_learning import decide, learned_of, too_few
     from healthd.cli.fleet.baseline_lines import lines_of
 
-    settings = load_settings(options, section="gate")
     if bool(states) != (out is not None):
         raise ConfigError("learning from files needs both: the files, and --out F for what they teach")
     if out is None:
-        changed = _call(settings, "POST", "/v1/baselines/learn", {})
+        changed = _call(options, "POST", "/v1/baselines/learn", {})
         if agree:
-            _call(settings, "POST", "/v1/baselines/decide", {"state": "approved", "owner": getpass.getuser()})
+            _call(options, "POST", "/v1/baselines/decide", {"state": "approved", "owner": getpass.getuser()})
         series = _series_of({"format": files.FORMAT, "baseline": changed["changed"]})
     else:
+        settings = load_settings(options, section="gate")
         book, left_out = learned_of(states, _read(out) if out.exists() else (), settings)
         if agree:
             decide(book, (), "approved")
@@ -100,19 +98,18 @@ def _decision(name: str, state: str, text: str) -> None:
     @click.argument("names", nargs=-1)
     @_place
     def command(names: tuple[str, ...], where: Path | None, as_json: bool, **options: Any) -> int:
-        settings = load_settings(options, section="gate")
         if state == "revoked" and not names:
             raise ConfigError("name what is to be revoked: measurements or ids, as 'healthd baseline show' lists them")
         if where is not None:
             from healthd.baselines import files
             from healthd.cli.fleet.baseline_learning import book_of, decide
 
-            book = book_of(_read(where), settings)
+            book = book_of(_read(where), load_settings(options, section="gate"))
             count = len(decide(book, names, state))
             files.write(where, book.all(), candidates=True)
         else:
             body = {"state": state, "names": names, "owner": getpass.getuser()}
-            count = _call(settings, "POST", "/v1/baselines/decide", body)["count"]
+            count = _call(options, "POST", "/v1/baselines/decide", body)["count"]
         done(as_json, f"{count} baselines are {state}", count=count)
         return 0
 
@@ -133,8 +130,7 @@ def export(
     """Write a file (JSON, or TOML if it is called so) for `--baseline FILE` and `[baseline] file`."""
     from healthd.baselines import files
 
-    settings = load_settings(options, section="gate")
-    series = _chosen(_read(where) if where is not None else _series_of(_get(settings)), names)
+    series = _chosen(_read(where) if where is not None else _series_of(_get(options)), names)
     if not files.entries_of(series, candidates=candidates):
         raise BadInputError("nothing is approved that could be exported; 'healthd baseline show' lists what is learned")
     count = files.write(out, series, candidates=candidates)
@@ -149,9 +145,8 @@ def take(file: Path, as_json: bool, **options: Any) -> int:
     """Give a file to the aggregator: what is approved in it judges on the nodes that it is meant for."""
     from healthd.baselines import files
 
-    settings = load_settings(options, section="gate")
     body = {"format": files.FORMAT, "baseline": files.entries_of(_read(file), candidates=True)}
-    count = _call(settings, "POST", "/v1/baselines/import", body)["count"]
+    count = _call(options, "POST", "/v1/baselines/import", body)["count"]
     done(as_json, f"{count} baselines were taken from {file}", count=count)
     return 0
 
@@ -168,8 +163,7 @@ def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
     """
     from healthd.cli.fleet.baseline_lines import differences
 
-    settings = load_settings(options, section="gate")
-    found = differences(_read(old), _read(new) if new is not None else _series_of(_get(settings)))
+    found = differences(_read(old), _read(new) if new is not None else _series_of(_get(options)))
     if as_json:
         print_json({"differences": found})
     elif found:
@@ -239,14 +233,14 @@ def _series_of(answer: dict[str, Any]) -> tuple[Series, ...]:
     return files.decode(wire.encode(known), what="answer of the aggregator")
 
 
-def _get(settings: Settings) -> dict[str, Any]:
-    with aggregator_of(settings) as aggregator:
+def _get(options: Mapping[str, Any]) -> dict[str, Any]:
+    with aggregator_of(options) as aggregator:
         found: dict[str, Any] = aggregator.get("/v1/baselines")
     return found
 
 
-def _call(settings: Settings, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _call(options: Mapping[str, Any], method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     from healthd.core import wire
 
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         return wire.decode(aggregator.call(method, path, body=body), dict[str, Any], what="answer of the aggregator")

@@ -14,8 +14,6 @@ from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_optio
 from healthd.cli.fleet.peers import digests, steps
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
-from healthd.cli.settings.options import load_settings
-from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 
 MOST_EVENTS = 1000
@@ -42,8 +40,7 @@ fleet.add_command(release_lease)
 @fleet_options
 def show(node: str, as_json: bool, **options: Any) -> int:
     """All that is known of one node."""
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         record = aggregator.get(f"/v1/nodes/{segment(node)}")
     if as_json:
         print_json(record)
@@ -64,10 +61,9 @@ def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_js
     """Keep a node out of admissions. A name that no node has is taken for a slip, unless it is said to be --unseen."""
     from healthd.core.http.aggregator_client import RefusedError
 
-    settings = load_settings(options, section="gate")
     seconds = duration_of("--for", duration)
     body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": seconds}
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         query = {"unseen": "true"} if unseen else None
         try:
             aggregator.call("PUT", f"/v1/nodes/{segment(node)}/quarantine", body=body, query=query)
@@ -82,8 +78,7 @@ def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_js
 @fleet_options
 def release(node: str, as_json: bool, **options: Any) -> int:
     """End a quarantine."""
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         aggregator.call("DELETE", f"/v1/nodes/{segment(node)}/quarantine")
     done(as_json, f"{node} is released")
     return 0
@@ -97,21 +92,19 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     from healthd.core import wire
     from healthd.core.model import Decision
 
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         decision = aggregator.call("GET", f"/v1/gates/{segment(gate)}")
-    if as_json:
-        sys.stdout.write(decision.decode() + "\n")
-        return 0
-    from healthd.cli.terminal import fleet_view, render
+        if as_json:
+            sys.stdout.write(decision.decode() + "\n")
+            return 0
+        from healthd.cli.terminal import fleet_view, render
 
-    console = render.out()
-    read = wire.decode(decision, Decision, what="decision")
-    render.show(console, fleet_view.decision_report(read))
-    if read.policy.get("collective"):
-        with aggregator_of(settings) as aggregator:
+        console = render.out()
+        read = wire.decode(decision, Decision, what="decision")
+        render.show(console, fleet_view.decision_report(read))
+        if read.policy.get("collective"):
             runs = aggregator.get(f"/v1/validations/{segment(read.id)}")
-        render.show(console, fleet_view.rounds_report(runs["validations"]))
+            render.show(console, fleet_view.rounds_report(runs["validations"]))
     return 0
 
 
@@ -139,9 +132,8 @@ def validate(
     """
     if bool(nodes) == (pool is not None):
         raise ConfigError("say which nodes: by name, or else --pool P --count K")
-    settings = load_settings(options, section="gate")
     body = {"nodes": nodes, "pool": pool, "count": count, "kind": kind, "wait_seconds": duration_of("--wait", wait)}
-    found = _validated(settings, body, quiet=as_json)
+    found = _validated(options, body, quiet=as_json)
     if as_json:
         print_json(found)
     else:
@@ -157,13 +149,13 @@ def validate(
     return 0 if found["decision"]["decision"] == "admit" else 75
 
 
-def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
+def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) -> Any:
     """Start a validation and follow it to its end."""
     from healthd.cli.terminal.progress import Progress
     from healthd.core import wire
     from healthd.core.model import Decision
 
-    with aggregator_of(settings) as aggregator, Progress(quiet=quiet) as progress:
+    with aggregator_of(options) as aggregator, Progress(quiet=quiet) as progress:
         started = aggregator.call("POST", "/v1/validations", body=body, query={"wait": "0"})
         found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
         while found["decision"]["decision"] == "hold":
@@ -177,8 +169,7 @@ def _validated(settings: Settings, body: dict[str, Any], *, quiet: bool) -> Any:
 @fleet_options
 def report(days: float, as_json: bool, **options: Any) -> int:
     """How right the gate was: jobs that ended well or not, held against what it had said of their nodes."""
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/report", days=f"{days:g}")
     if as_json:
         print_json(found)
@@ -198,8 +189,7 @@ def stragglers(as_json: bool, **options: Any) -> int:
 
     Exit code: 0 none is confirmed, 1 some are, 2 it cannot be told.
     """
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/stragglers")
     if as_json:
         print_json(found)
@@ -215,8 +205,7 @@ def stragglers(as_json: bool, **options: Any) -> int:
 @fleet_options
 def recover(as_json: bool, **options: Any) -> int:
     """Say that the aggregator may admit again after the loss of its database."""
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         aggregator.call("POST", "/v1/fleet/recover")
     done(as_json, "the aggregator admits again with what has been reported so far")
     return 0
@@ -228,8 +217,7 @@ def recover(as_json: bool, **options: Any) -> int:
 @fleet_options
 def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
     """What happened on NODE lately: checks, quarantines, leases, accusations, boots, devices."""
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         page = aggregator.get(f"/v1/nodes/{segment(node)}/history", limit=limit)
     if as_json:
         print_json(page)
@@ -250,8 +238,7 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
 
     Exit code: 0 none is open (any more), 1 one is, 2 it cannot be told.
     """
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         done = aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool}) if what == "reset" else b""
         left = aggregator.get("/v1/fleet/breaker")["open"]
     left = {name: one for name, one in left.items() if pool is None or name == pool}
@@ -275,8 +262,7 @@ def override(job: str, reason: str | None, duration: str | None, clear: bool, as
     """Admit a job by hand, whatever its nodes say. Audited, and visible in the metrics."""
     if not clear and (reason is None or duration is None):
         raise ConfigError("an override needs --reason and --until: who reads of it later wants to know why")
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         if clear:
             aggregator.call("DELETE", f"/v1/overrides/{segment(job)}")
         else:

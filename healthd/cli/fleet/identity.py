@@ -8,7 +8,6 @@ import click
 
 from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, segment
-from healthd.cli.settings.options import load_settings
 
 
 @click.command(short_help="A machine was replaced and kept its name: let its key in.")
@@ -20,7 +19,7 @@ def rekey(node: str, as_json: bool, **options: Any) -> int:
 
     Make sure first that the old machine is off. Where the other one is the intruder, stop that one and `forget` NODE.
     """
-    with aggregator_of(load_settings(options, section="gate")) as aggregator:
+    with aggregator_of(options) as aggregator:
         aggregator.call("POST", f"/v1/nodes/{segment(node)}/rekey")
     done(as_json, f"{node} has the key that came last under its name")
     return 0
@@ -35,7 +34,7 @@ def forget(node: str, as_json: bool, **options: Any) -> int:
 
     For a name that is gone, and for one that two daemons claimed, once one of them is stopped.
     """
-    with aggregator_of(load_settings(options, section="gate")) as aggregator:
+    with aggregator_of(options) as aggregator:
         aggregator.call("DELETE", f"/v1/nodes/{segment(node)}")
     done(as_json, f"{node} is forgotten")
     return 0

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.settings.options import common_options
+from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.config.values import parse_duration
 from healthd.core.errors import BadInputError, ConfigError, UnreachableError
 
 if TYPE_CHECKING:
     from healthd.core.http.aggregator_client import Aggregator
+    from healthd.core.http.gate_client import GateClient
 
 # Often enough for eyes; each costs the aggregator a page of its nodes.
 WATCH_SECONDS = 2.0
@@ -34,11 +36,25 @@ def fleet_options(command: F) -> F:
     return command
 
 
-def aggregator_of(settings: Settings) -> Aggregator:
-    """The aggregator that the settings name."""
+def aggregator_of(options: Mapping[str, Any]) -> Aggregator:
+    """The aggregator that the options of a command, the variables or the file name."""
     from healthd.core.http.aggregator_client import Aggregator
 
+    settings = load_settings(options, section="gate")
     return Aggregator(settings.endpoint(settings.gate.aggregator))
+
+
+@contextlib.contextmanager
+def gate_client(settings: Settings) -> Iterator[GateClient]:
+    """The aggregator that is asked for gates. A refusal that no second try can change becomes a ConfigError."""
+    from healthd.core.http.aggregator_client import RefusedError
+    from healthd.core.http.gate_client import GateClient
+
+    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
+        try:
+            yield aggregator
+        except RefusedError as error:
+            raise error.told from None
 
 
 def duration_of(option: str, text: str | None) -> float | None:

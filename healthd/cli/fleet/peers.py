@@ -8,7 +8,6 @@ import click
 
 from checks.limits import quantity
 from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
-from healthd.cli.settings.options import load_settings
 
 
 @click.command(short_help="Nodes whose training step gives other bits than their peers'.")
@@ -19,8 +18,7 @@ def digests(as_json: bool, **options: Any) -> int:
 
     Exit code: 0 none differs, 1 some do, 2 it cannot be told.
     """
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/digests")
     if as_json:
         print_json(found)
@@ -41,8 +39,7 @@ def steps(as_json: bool, **options: Any) -> int:
 
     Exit code: 0 none is slow, 1 some are, 2 it cannot be told.
     """
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/steps")
     if as_json:
         print_json(found)

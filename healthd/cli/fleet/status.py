@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json, watch_until_stopped
-from healthd.cli.settings.options import load_settings
 from healthd.core.model import Health
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ def status(
     as_json: bool = False, health: str | None = None, pool: str | None = None, watch: bool = False, **options: Any
 ) -> int:
     """Every node on a line, the worst first."""
-    settings = load_settings(options, section="gate")
-    with aggregator_of(settings) as aggregator:
+    with aggregator_of(options) as aggregator:
 
         def show_once() -> None:
             summary, nodes = aggregator.get("/v1/fleet"), _nodes(aggregator, health, pool)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from healthd.cli.completion import complete_nodes, one_of
+from healthd.cli.fleet.line import gate_client
 from healthd.cli.hooks.hostfile import read_hostfile, write_hostfile
 from healthd.cli.hooks.leases import release
 from healthd.cli.hooks.outcome import outcome
@@ -201,8 +202,6 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:
     from healthd.cli.terminal.progress import Progress
-    from healthd.core.http.aggregator_client import RefusedError
-    from healthd.core.http.gate_client import GateClient
 
     progress = Progress(quiet=as_json, whole=watch)
 
@@ -210,8 +209,5 @@ def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool
         if not as_json:
             click.echo(f"healthd: {error}; trying again until the wait is over", err=True)
 
-    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator, progress:
-        try:
-            return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)
-        except RefusedError as error:
-            raise error.told from None
+    with gate_client(settings) as aggregator, progress:
+        return aggregator.ask(request, on_hold=progress.hold, on_away=away, hold_seconds=progress.every_seconds)

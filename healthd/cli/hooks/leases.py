@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from healthd.cli.completion import complete_nodes
-from healthd.cli.fleet.line import aggregator_of, done, fleet_options, print_json, segment
+from healthd.cli.fleet.line import aggregator_of, done, fleet_options, gate_client, print_json, segment
 from healthd.cli.settings.options import load_settings
 from healthd.core.errors import ConfigError
 
@@ -25,19 +25,13 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
 
     Exit code 0: released. 1: no gate of this job and attempt. 2: usage, or a token that may not release.
     """
-    from healthd.core.http.aggregator_client import RefusedError
-    from healthd.core.http.gate_client import GateClient
-
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
     asked = settings.gate
     if not asked.job:
         raise ConfigError("--job is missing: name the job as its gate was asked with it")
-    with GateClient(settings.endpoint(asked.aggregator)) as aggregator:
-        try:
-            there = aggregator.withdraw(asked.job, asked.attempt)
-        except RefusedError as error:
-            raise error.told from None
+    with gate_client(settings) as aggregator:
+        there = aggregator.withdraw(asked.job, asked.attempt)
     if there:
         done(as_json, f"the nodes of job {asked.job} attempt {asked.attempt} are given back")
         return RELEASED
@@ -58,7 +52,7 @@ def release_lease(node: str, as_json: bool, **options: Any) -> int:
     The job is not touched: make sure first that it has ended. Processes that still hold devices keep the node taken.
     A node that is away lets go when it reports again; one that is gone for good can be forgotten now.
     """
-    with aggregator_of(load_settings(options, section="gate")) as aggregator:
+    with aggregator_of(options) as aggregator:
         found = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}/leases")
     if as_json:
         print_json(found)

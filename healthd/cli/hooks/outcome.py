@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from healthd.cli.fleet.line import gate_client
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError, UnreachableError
@@ -61,16 +62,10 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
 
 def _told(settings: Settings, job: str, attempt: int, status: str, message: str) -> str | None:
     """The gate that was told, None when there is none. UnreachableError when nobody heard it after some tries."""
-    from healthd.core.http.aggregator_client import RefusedError
-    from healthd.core.http.gate_client import GateClient
-
-    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
-        try:
-            for pause in PAUSES_SECONDS:
-                try:
-                    return aggregator.outcome(job, attempt, status, message)
-                except UnreachableError:
-                    time.sleep(pause)
-            return aggregator.outcome(job, attempt, status, message)
-        except RefusedError as error:
-            raise error.told from None
+    with gate_client(settings) as aggregator:
+        for pause in PAUSES_SECONDS:
+            try:
+                return aggregator.outcome(job, attempt, status, message)
+            except UnreachableError:
+                time.sleep(pause)
+        return aggregator.outcome(job, attempt, status, message)

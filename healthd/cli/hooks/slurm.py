@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from healthd.cli.fleet.line import gate_client
 from healthd.cli.hooks.readiness import Fitness, ask_readiness
 from healthd.cli.hooks.slurm_doctor import doctor
 from healthd.cli.hooks.slurm_rules import Step, culprits, next_step, refusal
@@ -124,7 +125,7 @@ def gate(drain: bool, **options: Any) -> int:
     2: usage, or a token that may not ask; it comes to the same.
     """
     from healthd.cli.hooks.slurm_job import read_job
-    from healthd.core.http.gate_client import GateClient, NotAdmittedError
+    from healthd.core.http.gate_client import NotAdmittedError
 
     settings = load_settings(options, section="gate")
     scontrol = Scontrol()
@@ -132,7 +133,7 @@ def gate(drain: bool, **options: Any) -> int:
     if not job.nodes:
         click.echo(f"job {job.id} has no nodes: nothing to ask")
         return DONE
-    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with gate_client(settings) as aggregator:
         try:
             with stoppable():  # slurmctld itself uses SIGKILL, after which the gate ends by its own wait
                 decision = _ask(aggregator, settings, job)
@@ -171,18 +172,13 @@ def gate(drain: bool, **options: Any) -> int:
 
 
 def _ask(aggregator: GateClient, settings: Settings, job: SlurmJob) -> Decision:
-    from healthd.core.http.aggregator_client import RefusedError
-
     def hold(decision: Decision) -> None:
         _say(f"job {job.id} waits: {decision.reasons[0].message if decision.reasons else 'no reason was given'}")
 
     def away(error: UnreachableError) -> None:
         _say(f"{error}; trying again until the wait is over")
 
-    try:
-        return aggregator.ask(job.request(settings.gate), on_hold=hold, on_away=away)
-    except RefusedError as error:
-        raise error.told from None
+    return aggregator.ask(job.request(settings.gate), on_hold=hold, on_away=away)
 
 
 def _drain(scontrol: Scontrol, decision: Decision, *, of: int) -> None:
@@ -223,13 +219,11 @@ def end(**options: Any) -> int:
     Exit code 0: done. 75: the aggregator is away. 2: usage, or a token that may not tell.
     """
     from healthd.cli.hooks.slurm_job import outcome_of, read_ids
-    from healthd.core.http.aggregator_client import RefusedError
-    from healthd.core.http.gate_client import GateClient
 
     settings = load_settings(options, section="gate")
     job, attempt = read_ids(os.environ)
     status, message = outcome_of(os.environ)
-    with GateClient(settings.endpoint(settings.gate.aggregator)) as aggregator:
+    with gate_client(settings) as aggregator:
         for pause in (*END_PAUSES_SECONDS, 0.0):
             try:
                 if aggregator.outcome(gate_name(job), attempt, status, message) is not None:
@@ -241,8 +235,6 @@ def end(**options: Any) -> int:
             except UnreachableError as error:
                 _say(f"{error}; the nodes will see the end of job {job} themselves")
                 time.sleep(pause)
-            except RefusedError as error:
-                raise error.told from None
     return NOT_ADMITTED
 
 

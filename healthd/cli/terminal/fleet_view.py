@@ -10,6 +10,7 @@ from rich.table import Table
 
 from checks.contract import SEVERITY, Blame, Status
 from checks.limits import quantity
+from checks.printable import some
 from healthd.cli.terminal.render import (
     HEALTH_SIGNS,
     VERDICT_SIGNS,
@@ -69,8 +70,7 @@ def decision_report(decision: Decision) -> Iterable[str]:
             for line in reason_lines(shown, most=3):
                 yield f"    {line}"
     if unjudged and decision.reasons:
-        names = ", ".join(unjudged[:8]) + (f" and {len(unjudged) - 8} more" if len(unjudged) > 8 else "")
-        yield f"  [dim]no fault found or not looked at to the end: {escape(names)}[/]"
+        yield f"  [dim]no fault found or not looked at to the end: {escape(some(unjudged, 8))}[/]"
 
 
 def _called(node: AdmittedNode | ExcludedNode) -> str:

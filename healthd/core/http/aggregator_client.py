@@ -79,17 +79,9 @@ class Aggregator:
                 f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
             )
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-        verify: Any = endpoint.url.startswith("https://")  # to load the authorities of the machine takes 30 ms
-        if endpoint.ca_file is not None:
-            import ssl
-
-            check_file(endpoint.ca_file, "CA file")
-            try:
-                verify = ssl.create_default_context(cafile=str(endpoint.ca_file))
-            except (OSError, ssl.SSLError) as error:
-                raise ConfigError(
-                    f"{endpoint.ca_file}: not a CA file: {words_of(error)}; name another with --ca-file"
-                ) from None
+        # To load the authorities of the machine takes 30 ms; a CA file that cannot be used is told without TLS too.
+        wanted = endpoint.ca_file is not None or endpoint.url.startswith("https:")
+        verify: Any = tls.trusting(endpoint.ca_file) if wanted else False
         self.url = endpoint.url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, trust_env=False)
 
@@ -128,7 +120,7 @@ class Aggregator:
             if "json" not in content_type and found.strip() not in (b"", b"ok"):
                 raise UnreachableError(f"aggregator {self.url} did not answer JSON: is this really an aggregator?")
             return found
-        detail = _detail(found) or f"HTTP {status} {phrase}"
+        detail = problem_in(found)[1] or f"HTTP {status} {phrase}"
         if status == NO_TOKEN and "authorization" not in self._http.headers:
             detail = "a token is required: name its file with --token-file or HEALTHD_TOKEN_FILE"
         elif status in (NO_TOKEN, WRONG_TOKEN):
@@ -173,11 +165,11 @@ class Aggregator:
             raise UnreachableError(f"aggregator {self.url}{path} did not answer JSON: {error}") from None
 
 
-def _detail(body: bytes) -> str:
-    """What the problem document says, in one line; empty where there is none."""
+def problem_in(body: bytes) -> tuple[str, str]:
+    """Title and detail of the problem document of a refusal, one line each; empty where there is none."""
     try:
         problem = wire.decode(body[:65536], dict[str, Any], what="problem")
     except BadInputError:
-        return ""
-    detail = problem.get("detail") or problem.get("title")
-    return " ".join(str(detail or "").split())[:500]
+        return "", ""
+    title, detail = (" ".join(str(problem.get(name) or "").split())[:500] for name in ("title", "detail"))
+    return title, detail or title

@@ -12,9 +12,11 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from healthd.core.errors import connection_words
+from healthd.core.errors import ConfigError, connection_words, words_of
+from healthd.core.file_trust import check_file
 
 # X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _CRL_NOT_YET_VALID and _CRL_HAS_EXPIRED of OpenSSL's x509_vfy.h.
 _PASSING_CODES = frozenset({9, 10, 11, 12})
@@ -22,6 +24,16 @@ _PASSING_CODES = frozenset({9, 10, 11, 12})
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
 PROBE_SECONDS = 3.0
 """How long the question may take whether a port speaks TLS: it is asked only where a plain request was just cut off."""
+
+
+def trusting(ca_file: Path | None) -> ssl.SSLContext:
+    """What verifies the other side by this CA; None is the system's. ConfigError where the file cannot be used."""
+    if ca_file is not None:
+        check_file(ca_file, "CA file")
+    try:
+        return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{ca_file}: not a CA file: {words_of(error)}; name another with --ca-file") from None
 
 
 def setting_to_change(url: str, error: Exception) -> str | None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from healthd.core.model import OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, is_cancelling
-from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse
-from healthd.node.checks.recording import ResultRecorder
+from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse, ResultRecorder
 from healthd.node.occupancy.occupancy import Occupancy
 from healthd.node.state.store import NodeStore
 from healthd.runner import Plan

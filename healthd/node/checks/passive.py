@@ -7,9 +7,8 @@ import math
 
 from checks.contract import Tier
 from healthd.core.tasks import LONGEST_SLEEP_SECONDS, wait_for
-from healthd.node.checks.active_run import CheckRunner
+from healthd.node.checks.active_run import CheckRunner, ResultRecorder
 from healthd.node.checks.catalogue import in_tier
-from healthd.node.checks.recording import ResultRecorder
 from healthd.node.checks.timetable import PassiveTimetable
 from healthd.node.clock import Clock
 from healthd.node.occupancy.occupancy import Occupancy

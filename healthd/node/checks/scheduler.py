@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from checks.contract import Tier
 from healthd.core.model import OrderReport, OrderStatus
 from healthd.core.tasks import LONGEST_SLEEP_SECONDS, Tasks, wait_for
-from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse, Report, SchedulerReader
+from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse, Report, ResultRecorder, SchedulerReader
 from healthd.node.checks.active_runner import ActiveRunner
 from healthd.node.checks.passive import PassiveRounds
-from healthd.node.checks.recording import ResultRecorder
 from healthd.node.checks.timetable import QuickFacts, quick_due_at
 from healthd.node.clock import Clock
 from healthd.node.occupancy.occupancy import Occupancy

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from checks.contract import Scope
+from checks.printable import some
 from checks.worker.faults import Fault
 from healthd.core.errors import HealthdError
 from healthd.core.model import CollectiveOrder, RankReport
@@ -142,7 +143,7 @@ class Session:
         """The checks of an order. Raises RefusedError for an order that this node cannot follow."""
         own = len(self._targets)
         if order.ranks != own:
-            raise RefusedError(f"it asks for {order.ranks} ranks, and this node has {own} ({_some(self._targets)})")
+            raise RefusedError(f"it asks for {order.ranks} ranks, and this node has {own} ({some(self._targets)})")
         if not (0 <= order.first_rank <= order.first_rank + order.ranks <= order.size <= MAX_RANKS):
             last = order.first_rank + order.ranks - 1
             raise RefusedError(f"ranks {order.first_rank} to {last} are no ranks of a group of {order.size}")
@@ -184,7 +185,3 @@ class Session:
 
 def _refused(error: ClaimError) -> RefusedError:
     return RefusedError(f"the devices are taken: {error}" if error.reason == "Busy" else str(error))
-
-
-def _some(targets: Sequence[str]) -> str:
-    return ", ".join(targets[:4]) + (f" and {len(targets) - 4} more" if len(targets) > 4 else "")

@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from checks.contract import Blame, Finding, Status
 from checks.reasons import blame_of
@@ -25,6 +24,7 @@ from checks.worker.protocol import shorten
 from healthd.core.model import CheckResult
 from healthd.localize import Bounds, Course, Culprit, GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
 from healthd.localize.verdict import names
+from healthd.runner.collective.node_collective import Command, NodeCollective
 from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.outcome import Outcome as RankOutcome
 from healthd.runner.workers.worker_lane import WorkerLane
@@ -40,20 +40,10 @@ GROUP_SECONDS = 15.0
 """A collective of a group hangs when it takes longer than this, and than twice the time of all ranks."""
 SLOW = ("SlowLink", "SlowDevice")
 
-Command = Callable[[CheckInfo, Sequence[str], dict[str, Any] | None], dict[str, Any]]
 Judge = Callable[[CheckInfo, Sequence[RankOutcome]], Awaitable[RankOutcome]]
 
 
-class Group(Protocol):
-    """Some ranks of the node: see `NodeCollective`."""
-
-    async def run(
-        self, info: CheckInfo, timeout_seconds: float, command: Command, faults: Sequence[Fault]
-    ) -> tuple[list[RankOutcome], bool]:
-        """The outcomes of all ranks, and whether they were a whole group."""
-
-
-MakeGroup = Callable[[tuple[int, ...], str], Group]
+MakeGroup = Callable[[tuple[int, ...], str], NodeCollective]
 """A group of these ranks, under a name of its own."""
 
 

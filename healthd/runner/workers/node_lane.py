@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from checks.contract import Missing
 from checks.worker.protocol import from_evidence, from_missing
 from healthd.runner.run_record import RunRecord
 from healthd.runner.settings import CheckInfo
-from healthd.runner.workers.outcome import Outcome, in_order_of_end
+from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import Job, WorkerLane
 from healthd.runner.workers.workers import Workers
+
+# Ways in which a worker ends that no other process brought about.
+_SPONTANEOUS = frozenset({"Crashed", "Garbage", "DeviceLost"})
 
 
 class NodeLane(WorkerLane):
@@ -23,18 +28,14 @@ class NodeLane(WorkerLane):
 
     def survey(self) -> asyncio.Future[Outcome]:
         """Ask for devices and holders; later commands of the worker use what it found."""
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def finish(outcome: Outcome) -> None:
             if outcome.answers:
                 self._workers.note_survey(outcome.answers[0])
             self._record.request.on_survey(outcome)
-            if not answer.done():
-                answer.set_result(outcome)
 
         timeout_seconds = self._workers.settings.survey_timeout_seconds
-        self.submit(Job(check="survey", command={"kind": "survey"}, timeout_seconds=timeout_seconds, finish=finish))
-        return answer
+        return self.ask(Job(check="survey", command={"kind": "survey"}, timeout_seconds=timeout_seconds, finish=finish))
 
     def submit_check(self, info: CheckInfo) -> None:
         """Run a check of the node, and publish its result."""
@@ -55,33 +56,37 @@ class NodeLane(WorkerLane):
 
     def submit_judge(self, info: CheckInfo, outcomes: Sequence[Outcome]) -> None:
         """Let the worker compare what was measured, and publish the result."""
+        self.judge(info, outcomes, lambda said: self._record.publish(self._record.compose(info, outcomes, said)))
 
-        def finish(judgement: Outcome) -> None:
-            self._record.publish(self._record.compose(info, outcomes, judgement))
-
-        self.submit(self._judge(info, outcomes, finish))
-
-    async def judge(self, info: CheckInfo, outcomes: Sequence[Outcome]) -> Outcome:
+    def judge(
+        self, info: CheckInfo, outcomes: Sequence[Outcome], finish: Callable[[Outcome], None] = lambda _: None
+    ) -> asyncio.Future[Outcome]:
         """Let the worker compare what was measured; its outcome."""
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def finish(judgement: Outcome) -> None:
-            if not answer.done():
-                answer.set_result(judgement)
-
-        self.submit(self._judge(info, outcomes, finish))
-        return await answer
-
-    def _judge(self, info: CheckInfo, outcomes: Sequence[Outcome], finish: Callable[[Outcome], None]) -> Job:
         command: dict[str, Any] = {
             "kind": "judge",
             "evidence": [from_evidence(item) for outcome in outcomes for item in outcome.evidence],
             "missing": [from_missing(item) for item in in_order_of_end(outcomes)],
         }
-        return Job(
-            check=info.name,
-            command=command,
-            timeout_seconds=self._workers.settings.judge_timeout_seconds,
-            finish=finish,
-            retry=False,  # pure arithmetic that crashes once crashes again
+        return self.ask(
+            Job(
+                check=info.name,
+                command=command,
+                timeout_seconds=self._workers.settings.judge_timeout_seconds,
+                finish=finish,
+                retry=False,  # pure arithmetic that crashes once crashes again
+            )
         )
+
+
+def in_order_of_end(outcomes: Iterable[Outcome]) -> list[Missing]:
+    """
+    The ranks without an outcome, numbered in the order in which they ended spontaneously.
+
+    A death is seen a moment later than its effect on the other ranks, which then raise: a rank that raised came first
+    only when it did so clearly earlier.
+    """
+    lost = [(outcome, outcome.missing) for outcome in outcomes if outcome.missing is not None]
+    first = [(o, m) for o, m in lost if m.reason in _SPONTANEOUS or not o.worker_lost]
+    first.sort(key=lambda item: item[0].ended - (0.25 if item[1].reason in _SPONTANEOUS else 0.0))
+    order = {id(outcome): number for number, (outcome, _) in enumerate(first)}
+    return [dataclasses.replace(missing, order=order.get(id(outcome))) for outcome, missing in lost]

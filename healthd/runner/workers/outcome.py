@@ -1,15 +1,27 @@
-"""Assembles the outcome of one command from the events of its worker process."""
+"""Assembles what one worker reported from its events, and the result of a check from what all its workers reported."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from checks.accelerators.neuron.errors import diagnose, telling_line
-from checks.contract import Action, Evidence, Finding, Missing, Profile, Progress
+from checks.contract import (
+    SEVERITY,
+    Action,
+    Evidence,
+    Finding,
+    Missing,
+    Profile,
+    Progress,
+    Scope,
+    Status,
+    make_finding,
+    worst,
+)
 from checks.worker.profile_parts import ProfileParts
 from checks.worker.protocol import (
     MAX_FINDINGS,
@@ -20,18 +32,22 @@ from checks.worker.protocol import (
     to_finding,
     to_progress,
 )
+from healthd.core.model import CheckResult
+from healthd.core.model.work_digests import digests_of
+from healthd.runner.settings import CheckInfo, Plan
 from healthd.runner.workers.process import Ended, Event, WorkerProcess
 
 MAX_ERROR_CHARACTERS = 4000
 MAX_ANSWERS = 1024
 MAX_EVIDENCE = 64
 
-# Ways in which a worker ends that no other process brought about.
-_SPONTANEOUS = frozenset({"Crashed", "Garbage", "DeviceLost"})
 # Reasons that say no more than that it failed: the output of the device's runtime may know why.
 _VAGUE = frozenset({"Crashed", "CheckError", "StartFailed", "Timeout"})
 # Reasons that an error raised in a check may carry: the machine did not let the check see something.
 _REASONS_OF_THE_HOST = frozenset({"NoData", "NoPermission", "MissingTool", "Timeout", "ColdCache"})
+
+# Reasons that prove a fault of the node; all others for having no outcome mean that its state is unknown.
+_FAILURES = frozenset({"Stuck", "MissingDevice", "DeviceLost"})
 
 OnStep = Callable[[str, str], None]
 
@@ -183,15 +199,97 @@ def last_line(output: str) -> str:
     return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1] if lines else "")
 
 
-def in_order_of_end(outcomes: Iterable[Outcome]) -> list[Missing]:
-    """
-    The ranks without an outcome, numbered in the order in which they ended spontaneously.
+# --- from outcomes to a result: pure. What is missing, silent or passed only after a crash is never a pass -----------
 
-    A death is seen a moment later than its effect on the other ranks, which then raise: a rank that raised came first
-    only when it did so clearly earlier.
+
+def compose(
+    info: CheckInfo,
+    plan: Plan,
+    outcomes: Sequence[Outcome],
+    *,
+    judgement: Outcome | None,
+    injected: bool,
+    machine: Callable[[], str | None] = lambda: None,
+) -> CheckResult:
     """
-    lost = [(outcome, outcome.missing) for outcome in outcomes if outcome.missing is not None]
-    first = [(o, m) for o, m in lost if m.reason in _SPONTANEOUS or not o.worker_lost]
-    first.sort(key=lambda item: item[0].ended - (0.25 if item[1].reason in _SPONTANEOUS else 0.0))
-    order = {id(outcome): number for number, (outcome, _) in enumerate(first)}
-    return [dataclasses.replace(missing, order=order.get(id(outcome))) for outcome, missing in lost]
+    The result of a check from the outcomes of all its workers and of its judge.
+
+    In a group the judge speaks for the ranks without an outcome; where it names no culprit, they are unknown.
+    """
+    grouped = info.scope is Scope.GROUP
+    judged = judgement is not None
+    found: list[Finding] = []
+    for outcome in outcomes:
+        if grouped and judged and outcome.missing is not None:
+            found.extend(outcome.findings)
+        else:
+            found.extend(_findings_of(outcome, judged=judged))
+    if judgement is not None:
+        found.extend(judgement.findings)
+        # Where all ranks say that they have nothing to compare, as the only rank of a node does, nothing is judged.
+        compared = any(outcome.evidence or outcome.missing is not None for outcome in outcomes)
+        if compared and not judgement.findings and judgement.missing is None and _none_bad(found):
+            found.append(_no_data("node", "its judge compared what was measured and gave no finding"))
+        if judgement.missing is not None:
+            text = f"comparing what was measured: {judgement.missing.message}"
+            found.append(make_finding(Status.UNKNOWN, judgement.missing.reason, text))
+        if grouped and _none_bad(judgement.findings):
+            found.extend(_finding_of(outcome.missing) for outcome in outcomes if outcome.missing is not None)
+    if not found:
+        found.append(_no_data("node", "nothing was measured"))
+    result = result_of(info.name, plan, found, [*outcomes, *([judgement] if judgement else [])], injected=injected)
+    digests = digests_of([item for outcome in outcomes for item in outcome.evidence], machine)
+    return dataclasses.replace(result, digests=digests) if digests else result
+
+
+def _findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
+    """The findings of one worker. With `judged`, evidence alone is enough, because a judge compares it."""
+    found = list(outcome.findings)
+    if outcome.missing is not None:
+        found.append(_finding_of(outcome.missing))
+    elif not found and not (judged and outcome.evidence):
+        found.append(_no_data(outcome.target, "the check ended without a finding"))
+    if outcome.crashes and outcome.missing is None:
+        # A probe that crashed is no healthier for having passed once: at best a warning, with both attempts.
+        text = f"attempt 1: {outcome.crashes[0]}; attempt {outcome.attempts} ended well"
+        found.append(make_finding(Status.WARN, "Crashed", shorten(text), outcome.target))
+    return found
+
+
+def _finding_of(missing: Missing) -> Finding:
+    """The finding for a target without an outcome: unknown, unless the reason proves a fault of the node."""
+    status = Status.FAIL if missing.reason in _FAILURES else Status.UNKNOWN
+    status = Status.SKIP if missing.reason == "Busy" else status
+    return make_finding(status, missing.reason, missing.message, missing.target, missing.action)
+
+
+def _no_data(target: str, message: str) -> Finding:
+    return make_finding(Status.UNKNOWN, "NoData", message, target)
+
+
+def _none_bad(findings: Sequence[Finding]) -> bool:
+    return all(SEVERITY[finding.status] < SEVERITY[Status.UNKNOWN] for finding in findings)
+
+
+def result_of(
+    check: str, plan: Plan, found: Sequence[Finding], outcomes: Sequence[Outcome], *, injected: bool
+) -> CheckResult:
+    """A result with these findings; times, attempts and errors are those of the outcomes."""
+    begun = [outcome for outcome in outcomes if outcome.started_at]
+    errors = [f"{outcome.target}: {outcome.error}" for outcome in outcomes if outcome.error]
+    return CheckResult(
+        check=check,
+        tier=plan.tier,
+        status=worst(finding.status for finding in found),
+        findings=tuple(found),
+        age_seconds=0.0,
+        started_at=min((outcome.started_at for outcome in begun), default=time.time()),
+        duration_seconds=(
+            max(outcome.ended for outcome in begun) - min(outcome.began for outcome in begun) if begun else 0.0
+        ),
+        attempts=max((outcome.attempts for outcome in outcomes), default=1),
+        compile_seconds=max((outcome.compile_seconds for outcome in outcomes), default=0.0),
+        error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
+        injected=injected,
+        executor=plan.executor,
+    )

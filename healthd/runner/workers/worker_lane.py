@@ -79,6 +79,20 @@ class WorkerLane:
         if self.process is not None:
             self._send_queued(self.process)
 
+    def ask(self, job: Job) -> asyncio.Future[Outcome]:
+        """Queue a command, and get its outcome; `finish` of the job is called before."""
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        finish = job.finish
+
+        def settle(outcome: Outcome) -> None:
+            finish(outcome)
+            if not answer.done():
+                answer.set_result(outcome)
+
+        job.finish = settle
+        self.submit(job)
+        return answer
+
     async def wait_idle(self) -> None:
         """Wait until the queue is empty."""
         await self._idle.wait()
