@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -47,6 +46,7 @@ class Worker:
             "judge": self.judge,
             "capture": self.capture,
             "catalogue": self.catalogue,
+            "host_catalogue": self.host_catalogue,
         }
         for line in lines:
             command = parse_json(line)
@@ -206,22 +206,18 @@ class Worker:
 
     def catalogue(self, command: Mapping[str, Any]) -> None:
         """Report each configured check, one line each."""
+        from checks.worker.loading import declare
+
         for check, origin in self._all().values():
-            self._results.send(
-                "catalogue",
-                name=check.name,
-                tier=check.tier.value,
-                scope=check.scope.value,
-                interval_seconds=check.interval_seconds,
-                timeout_seconds=check.timeout_seconds,
-                judged=check.judge is not None,
-                accelerators=check.accelerators,
-                accelerator_faults=list(check.accelerator_faults),
-                collective=check.collective,
-                series=[dataclasses.asdict(series) for series in check.series],
-                doc=check.doc[:8000],
-                origin=origin,
-            )
+            self._results.send("catalogue", **declare(check, origin))
+        self._results.send("done", dropped=0)
+
+    def host_catalogue(self, _: Mapping[str, Any]) -> None:
+        """The same for the built-in checks of the host alone; needs no setup."""
+        from checks.worker.loading import BUILT_IN, declare, load_host
+
+        for check in load_host().values():
+            self._results.send("catalogue", **declare(check, BUILT_IN))
         self._results.send("done", dropped=0)
 
     # --- common to commands -------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
 from healthd.runner import CheckInfo, Plan, ProgramSpec, RunnerSettings
 from healthd.runner.run_record import compose
+from healthd.runner.workers.launch import environment
 from healthd.runner.workers.outcome import Outcome, in_order_of_end
-from healthd.runner.workers.workers import environment
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import CHECKS, make_runner, run_checks, tracer, wait_gone, workers_left
