@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ NAME = "checks"
 HERE = Path(__file__).resolve().parent
 
 
-class Finder(MetaPathFinder):
+class Finder:
     """Finds the package in a folder; its modules are then found as those of any package."""
 
     def __init__(self, folder: Path) -> None:

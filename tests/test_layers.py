@@ -21,7 +21,7 @@ MOST_LINES = 300
 ROOMS = {
     "healthd": {"bundled_checks"},
     "healthd.bundled_checks": set[str](),
-    "healthd.__main__": {"cli"},
+    "healthd.__main__": {"cli", "runner"},
     "healthd.core": set[str](),
     "healthd.steps": set[str](),
     "healthd.training": set[str](),

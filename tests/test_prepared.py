@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from checks.worker.worker import NICE
-from healthd.runner.workers.workers import WORKER
+from healthd.runner.workers.launch import WORKER
 from tests import prepared
 from tests.runner.runner_kit import below_guard
 

@@ -4,7 +4,6 @@ What the kernel says through other doors than text files: its log, its clock. On
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import os
@@ -73,6 +72,7 @@ def parse_line(line: str) -> LogLine:
 
 def read_clock() -> ClockState:
     """adjtimex(2) without changing anything. Raises OSError."""
+    import ctypes
 
     class Timex(ctypes.Structure):
         _fields_ = [

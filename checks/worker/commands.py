@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -47,6 +47,7 @@ class Worker:
             "judge": self.judge,
             "capture": self.capture,
             "catalogue": self.catalogue,
+            "host_catalogue": self.host_catalogue,
         }
         for line in lines:
             command = parse_json(line)
@@ -66,7 +67,9 @@ class Worker:
         with suppress(Exception):
             from checks.worker.loading import load_host
 
+            gc.disable()  # what is imported stays
             load_host()
+        gc.enable()
 
     def setup(self, command: Mapping[str, Any]) -> None:
         """Prepare for commands: hold and open the device, if this worker has one; then report ready."""
@@ -123,7 +126,7 @@ class Worker:
 
     def warm(self, command: Mapping[str, Any]) -> None:
         """Compile what is not compiled yet, by running those checks once unjudged; one process at a time does this."""
-        from checks.worker.compiling import Stopwatch
+        from checks.worker.device_counts import Stopwatch
 
         compiling = self._compiling
         if compiling is None:
@@ -149,12 +152,10 @@ class Worker:
 
     def run(self, command: Mapping[str, Any]) -> None:
         """Run one check on this worker's device, or on the node."""
-        from checks.worker.compiling import Stopwatch, with_fallbacks
-        from checks.worker.fault_injection import apply_faults
-        from checks.worker.faults import Fault
+        from checks.worker.device_counts import Stopwatch, with_fallbacks
 
         check = self._check(command["check"])
-        faults = [Fault(*fault) for fault in command["faults"]]
+        faults = _faults(command)
         context = self._context(check, command, faults)
         target = f"rank:{context.group.rank}" if context.group else self._setup["target"] or "node"
         self._results.send("started", check=check.name)
@@ -162,17 +163,14 @@ class Worker:
             self._compiling.require(check.name)
             self._compiling.started(check.name)
         watch = Stopwatch(self._device)
-        items: Iterator[Any] = (
-            apply_faults(
-                faults,
-                lambda: check.run(context),
-                target=target,
-                group=context.group is not None,
-                output=self._results.output,
-            )
-            if faults
-            else check.run(context)
-        )
+        items: Iterator[Any]
+        if faults:
+            from checks.worker.fault_injection import apply_faults
+
+            group, output = context.group is not None, self._results.output
+            items = apply_faults(faults, lambda: check.run(context), target=target, group=group, output=output)
+        else:
+            items = check.run(context)
         dropped = self._results.stream(items if context.group else with_fallbacks(self._device, items))
         seconds = watch.seconds()
         if self._compiling is not None:
@@ -206,22 +204,18 @@ class Worker:
 
     def catalogue(self, command: Mapping[str, Any]) -> None:
         """Report each configured check, one line each."""
+        from checks.worker.loading import declare
+
         for check, origin in self._all().values():
-            self._results.send(
-                "catalogue",
-                name=check.name,
-                tier=check.tier.value,
-                scope=check.scope.value,
-                interval_seconds=check.interval_seconds,
-                timeout_seconds=check.timeout_seconds,
-                judged=check.judge is not None,
-                accelerators=check.accelerators,
-                accelerator_faults=list(check.accelerator_faults),
-                collective=check.collective,
-                series=[dataclasses.asdict(series) for series in check.series],
-                doc=check.doc[:8000],
-                origin=origin,
-            )
+            self._results.send("catalogue", **declare(check, origin))
+        self._results.send("done", dropped=0)
+
+    def host_catalogue(self, _: Mapping[str, Any]) -> None:
+        """The same for the built-in checks of the host alone; needs no setup."""
+        from checks.worker.loading import BUILT_IN, declare, load_host
+
+        for check in load_host().values():
+            self._results.send("catalogue", **declare(check, BUILT_IN))
         self._results.send("done", dropped=0)
 
     # --- common to commands -------------------------------------------------------------------------------------------
@@ -250,13 +244,14 @@ class Worker:
 
     def _context(self, check: Check, command: Mapping[str, Any], faults: Sequence[Fault]) -> Context[Any]:
         from checks.contract import Context, Group, Tier, load_params
-        from checks.worker.faults import COUNTING_CHECK, without_missing
         from checks.worker.protocol import to_limits, to_previous
 
         group = command["group"]
         inventory = self._inventory
-        if check.name == COUNTING_CHECK:
-            inventory = without_missing(inventory, faults)
+        if faults:
+            from checks.worker.faults import COUNTING_CHECK, without_missing
+
+            inventory = without_missing(inventory, faults) if check.name == COUNTING_CHECK else inventory
         return Context(
             host=self._on(),
             params=load_params(check.params_type, command["params"]),
@@ -282,6 +277,15 @@ class Worker:
 
         sets = self._setup.get("learned")
         return choose(sets, **self._identity) if sets and self._identity else {}
+
+
+def _faults(command: Mapping[str, Any]) -> list[Fault]:
+    """The faults that are injected into the check."""
+    if not command["faults"]:
+        return []
+    from checks.worker.faults import Fault
+
+    return [Fault(*fault) for fault in command["faults"]]
 
 
 def _profiling(command: Mapping[str, Any]) -> Profiling | None:

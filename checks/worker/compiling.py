@@ -1,5 +1,5 @@
 """
-Compilation in a worker: whether its graphs are compiled, compiling them once, and how long that took.
+Compilation in a worker: whether its graphs are compiled, and compiling them once.
 
 Only for accelerators that compile, and where a cache of healthd's own is configured; otherwise there is nothing to do.
 See `checks.accelerators.neuron.cache` for the cache itself.
@@ -7,15 +7,13 @@ See `checks.accelerators.neuron.cache` for the cache itself.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
-from checks.contract import Device, Finding, Status
 from checks.profiling.programs import programs_in, programs_of, remember
 
 REMEDY = "run 'healthd warm' on this node, or 'healthd warm --import' with a bundle of a node like it"
@@ -140,32 +138,3 @@ def cache_of(root: Path, inventory: Mapping[str, Any], target: str | None, optio
 
         flags, lnc = flags_of(options), lnc_of(inventory, options)
     return CompileCache(root, make_key(inventory, target, flags, lnc, read_versions()))
-
-
-class Stopwatch:
-    """How long a device has compiled since the start of the stopwatch: by its own count, else by the clock."""
-
-    def __init__(self, device: Device | None) -> None:
-        self._count = getattr(device, "compile_seconds", None)
-        self._started = time.monotonic()
-        self._before = self._count() if self._count is not None else None
-
-    def seconds(self, *, first_run: bool = False) -> float:
-        """Seconds of compilation; without a count of the device 0.0, or with `first_run` the whole time."""
-        if self._count is not None and self._before is not None:
-            return max(0.0, float(self._count()) - float(self._before))
-        return time.monotonic() - self._started if first_run else 0.0
-
-
-def with_fallbacks(device: Device | None, items: Iterator[Any]) -> Iterator[Any]:
-    """What a check yields, and an unknown finding where the host's processor did work of the device."""
-    fallbacks = getattr(device, "fallbacks", None)
-    if device is None or fallbacks is None:
-        yield from items
-        return
-    fallbacks()
-    yield from items
-    names: Sequence[str] = fallbacks()
-    if names:
-        text = f"the host's processor did {', '.join(names[:8])} for the device, so the device was not tested with it"
-        yield Finding(status=Status.UNKNOWN, reason="HostFallback", message=text, target=device.target)

@@ -6,12 +6,16 @@ What cannot be loaded is one line that names the file, the entry point or the pr
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from checks.contract import Check
+
+BUILT_IN = "built-in"
+"""The origin of the checks that come with healthd."""
 
 
 def load_builtin() -> dict[str, Check]:
@@ -60,7 +64,7 @@ def load_all(setup: Mapping[str, Any]) -> dict[str, tuple[Check, str]]:
         found[check.name] = (check, origin)
 
     for check in load_builtin().values():
-        add(check, "built-in")
+        add(check, BUILT_IN)
     for path in setup["extra_files"]:
         for check in load_file(path):
             add(check, path)
@@ -75,6 +79,24 @@ def load_all(setup: Mapping[str, Any]) -> dict[str, tuple[Check, str]]:
         add(make_program_check(**{**program, "argv": tuple(program["argv"])}), program["argv"][0])
     _loaded[id(setup)] = found
     return found
+
+
+def declare(check: Check, origin: str) -> dict[str, Any]:
+    """Plain values of what a check declares, as `healthd.runner.catalogue` reads them."""
+    return {
+        "name": check.name,
+        "tier": check.tier.value,
+        "scope": check.scope.value,
+        "interval_seconds": check.interval_seconds,
+        "timeout_seconds": check.timeout_seconds,
+        "judged": check.judge is not None,
+        "accelerators": check.accelerators,
+        "accelerator_faults": list(check.accelerator_faults),
+        "collective": check.collective,
+        "series": [dataclasses.asdict(series) for series in check.series],
+        "doc": check.doc[:8000],
+        "origin": origin,
+    }
 
 
 def load_file(path: str) -> list[Check]:

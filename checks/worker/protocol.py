@@ -1,10 +1,10 @@
 """
 The protocol between a worker and the runner: JSON, one object a line, bounded on both sides.
 
-To the worker (standard input): `load`, `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`; the end of the input
-means exit. From the worker (a descriptor of its own): `ready`, `surveyed`, `warmed`, `started`, `progress`, `finding`,
-`evidence`, `profile`, `done`, `raised`, `catalogue`. Each line from the worker has the `id` of the command that it
-answers.
+To the worker (standard input): `load`, `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`, `host_catalogue`; the
+end of the input means exit. From the worker (a descriptor of its own): `ready`, `surveyed`, `warmed`, `started`,
+`progress`, `finding`, `evidence`, `profile`, `done`, `raised`, `catalogue`. Each line from the worker has the `id` of
+the command that it answers.
 
 Reading is strict: what is not exactly a record of the contract raises ProtocolError, and is garbage to the runner.
 """

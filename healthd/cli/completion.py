@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 SHELLS = ("bash", "zsh", "fish")
 PROGRAM = "healthd"
@@ -24,6 +27,8 @@ def completion(shell: str | None) -> int:
     bash: eval "$(healthd completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc; fish: healthd completion fish >
     ~/.config/fish/completions/healthd.fish. Names of nodes are asked of the aggregator of HEALTHD_AGGREGATOR.
     """
+    from click.shell_completion import get_completion_class
+
     from healthd.cli import healthd
 
     chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
@@ -36,6 +41,8 @@ def completion(shell: str | None) -> int:
 
 def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of nodes with their health, by the aggregator; nothing where it cannot be asked: Tab says no error."""
+    from click.shell_completion import CompletionItem
+
     from healthd.cli.settings.options import load_settings
     from healthd.core.errors import HealthdError
     from healthd.core.http.aggregator_client import Aggregator
@@ -58,6 +65,8 @@ def one_of(*values: str) -> Callable[[click.Context, click.Parameter, str], list
     """Completes these values, of an option whose text the settings judge."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         return [CompletionItem(value) for value in values if value.startswith(incomplete)]
 
     return complete
@@ -65,6 +74,8 @@ def one_of(*values: str) -> Callable[[click.Context, click.Parameter, str], list
 
 def complete_checks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of checks with their tier."""
+    from click.shell_completion import CompletionItem
+
     from checks.discover import builtin_checks
 
     found = builtin_checks().items()

@@ -24,7 +24,7 @@ from healthd.runner.settings import CheckInfo, OnProfile, OnProgress, OnResult, 
 from healthd.runner.survey import to_survey
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.process import WorkerProcess
-from healthd.runner.workers.worker_lane import ask_node
+from healthd.runner.workers.worker_lane import ask_node, ask_prestarted
 from healthd.runner.workers.workers import Unreaped, Workers
 
 if TYPE_CHECKING:
@@ -87,10 +87,18 @@ class Runner:
                     raise ConfigError(f"checks: {outcome.missing.message}")
                 self._catalogue = catalogue_of(outcome.answers)
             elif tier is Tier.PASSIVE:
-                self._catalogue, self._catalogue_tier = builtin_catalogue(HOST_PACKAGES), Tier.PASSIVE
+                self._catalogue, self._catalogue_tier = await self._host_catalogue(), Tier.PASSIVE
             else:
                 self._catalogue = builtin_catalogue()
         return self._catalogue
+
+    async def _host_catalogue(self) -> dict[str, CheckInfo]:
+        """The built-in checks of the host: a prestarted worker has imported them already, and lists them."""
+        if self._prestarted is not None:
+            outcome = await ask_prestarted(self._prestarted, "host_catalogue", _CATALOGUE_SECONDS)
+            if outcome.missing is None:
+                return catalogue_of(outcome.answers)
+        return builtin_catalogue(HOST_PACKAGES)
 
     @contextlib.asynccontextmanager
     async def prestarted(self) -> AsyncIterator[None]:

@@ -17,6 +17,8 @@ from healthd.cli.settings.options import load_check_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 from healthd.runner import Plan, Runner, RunnerSettings
+from healthd.runner.catalogue import builtin_catalogue
+from healthd.runner.workers import launch
 from tests.cli.cli_kit import environment
 from tests.node.node_kit import eventually
 from tests.runner.runner_kit import workers_left
@@ -28,6 +30,22 @@ try:
     main(sys.argv[1:])
 except SystemExit:
     sys.stderr.write(" ".join(sys.modules))
+"""
+AHEAD = """
+import sys
+from healthd import __main__ as front
+from healthd.runner.workers.launch import start_ahead
+from tests.runner.runner_kit import workers_left
+
+def start():
+    start_ahead()
+    sys.stderr.write(f"started: {len(workers_left())}\\n")
+
+front.start_ahead = start
+try:
+    front.main()
+except SystemExit:
+    sys.stderr.write(f"left: {len(workers_left())}\\n")
 """
 HEAVY = {"rich", "httpx", "sqlalchemy", "fastapi", "starlette", "uvicorn", "torch", "grpc"}
 OF_OTHERS = {
@@ -95,6 +113,59 @@ def test_a_prestarted_worker_that_is_not_used_is_ended() -> None:
         assert workers_left() == []
 
     asyncio.run(play())
+
+
+def variables_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
+def test_the_worker_that_was_started_ahead_of_the_settings_is_the_prestarted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path))
+        async with runner.prestarted():
+            ahead = workers_left()
+            catalogue = await runner.catalogue(Tier.PASSIVE)
+            assert catalogue == builtin_catalogue(HOST_PACKAGES)
+            assert len(ahead) == 1
+            assert workers_left() == ahead  # it has listed its checks, and no other was started
+            (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))
+            assert result.error is None
+        assert workers_left() == []
+
+    monkeypatch.delenv("HEALTHD_PROBE_PYTHON", raising=False)
+    launch.start_ahead()
+    asyncio.run(play())
+
+
+def test_a_worker_that_was_started_ahead_and_is_not_the_one_of_the_settings_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        runner = Runner(RunnerSettings(accelerator="cpu", run_dir=tmp_path, env={"PROBED": "1"}))
+        async with runner.prestarted():
+            (worker,) = workers_left()
+            assert "PROBED=1" in variables_of(int(worker.split()[0]))
+        assert workers_left() == []
+
+    monkeypatch.delenv("HEALTHD_PROBE_PYTHON", raising=False)
+    launch.start_ahead()
+    asyncio.run(play())
+
+
+def test_a_check_starts_its_worker_ahead_and_leaves_none_when_it_does_not_come_to_run(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", AHEAD, "check", "--no-such-option"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    lines = said.stderr.splitlines()
+    assert (lines[0], lines[-1]) == ("started: 1", "left: 0")
+    assert "no such option" in said.stderr.lower()
 
 
 def test_an_interpreter_that_is_not_there_is_told_by_the_run(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_every_optional_requirement_is_named_by_the_extra_that_messages_name(whe
 
 
 def test_the_installed_command_says_its_version(installed: Path) -> None:
-    assert PROJECT["project"]["scripts"]["healthd"] == "healthd.cli:main"
+    assert PROJECT["project"]["scripts"]["healthd"] == "healthd.__main__:main"
     from healthd import __version__
 
     assert __version__ in run(installed / "bin/healthd", "--version", cwd=installed)

@@ -8,15 +8,16 @@ import sys
 
 from checks.host.descendants import first_child, parent_of
 from healthd.runner.collective.node_collective import signs_of_life
+from healthd.runner.workers.launch import Launch, command
 from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.worker_lane import WorkerLane
-from healthd.runner.workers.workers import WORKER, Unreaped, Workers
+from healthd.runner.workers.workers import Unreaped, Workers
 from tests.node.node_kit import eventually
 from tests.runner.runner_kit import make_runner
 
 
 async def started() -> WorkerProcess:
-    child = WorkerProcess([sys.executable, "-I", "-S", WORKER], {})
+    child = WorkerProcess(Launch(command(sys.executable, alone=True), {}))
     await eventually(lambda: child.worker_pid != child.pid, 60)
     return child
 

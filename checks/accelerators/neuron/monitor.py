@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -58,6 +57,8 @@ def read_monitor(host: Host, *, timeout_seconds: float) -> Reading | None:
         "neuron_runtimes": [{"tag_filter": ".*", "metrics": metrics}],
         "system_metrics": [groups],
     }
+    import tempfile  # slow to import, and few nodes come here
+
     with tempfile.TemporaryDirectory(prefix="healthd-") as folder:
         path = os.path.join(folder, "neuron-monitor.json")
         with open(path, "w", encoding="utf-8") as file:

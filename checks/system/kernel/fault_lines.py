@@ -76,13 +76,13 @@ PATTERNS = (
     Pattern("lockup", r"soft lockup|hard LOCKUP|rcu.*detected (expedited )?stall", _FAIL, Action.REBOOT, HOUR),
     Pattern(
         "kernel bug",
-        r"^(BUG: |Oops: |general protection fault\b|kernel BUG at |Internal error: )",
+        r"^BUG: |^Oops: |^general protection fault\b|^kernel BUG at |^Internal error: ",
         _FAIL,
         Action.REBOOT,
     ),
     Pattern("out of memory", r"Out of memory: Killed process|oom-kill:", _WARN, Action.INSPECT, HOUR),
     # Disks and file systems.
-    Pattern("disk error", r"(critical (medium|target) error|I/O error), dev \w+", _FAIL, Action.REPLACE),
+    Pattern("disk error", r"critical (medium|target) error, dev \w+|I/O error, dev \w+", _FAIL, Action.REPLACE),
     Pattern("disk error", r"nvme.*(controller is down|Removing after probe failure)", _FAIL, Action.REPLACE),
     Pattern("slow disk", r"nvme.*(timeout, (aborting|reset controller)|Abort status)", _WARN, Action.INSPECT, HOUR),
     Pattern("file system error", r"EXT4-fs error|EXT4-fs .*Remounting filesystem read-only", _FAIL, Action.INSPECT),
@@ -183,5 +183,6 @@ def find_fault(text: str, benign: Sequence[str] = (), devices: Sequence[str] | N
 
 _BLOCK_DEVICE = re.compile(r"error, dev (\w+)", re.ASCII)
 
-# One pass over a line finds out whether it can be of any kind: nearly none is.
-_INTERESTING = re.compile("|".join(f"(?:{pattern.regex})" for pattern in PATTERNS))
+# One pass over a line finds out whether it can be of any kind: nearly none is. It leaves out the anchors (^ and \b), so
+# that every alternative begins with a letter: the engine then skips to such letters, which is five times as fast.
+_INTERESTING = re.compile("|".join(re.sub(r"\\b|\^", "", pattern.regex) for pattern in PATTERNS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -101,7 +101,7 @@ class SyncEndpoint:
         body = await read_body(
             receive,
             headers,
-            max_bytes=self._max_bytes + REPORT_OF_RANK_BYTES * self._ranks_of(node),
+            max_bytes=self._max_bytes_of(node, headers),
             timeout_seconds=self._settings.read_timeout_seconds,
         )
         request = decode(body, SyncRequest, what="sync")
@@ -116,6 +116,17 @@ class SyncEndpoint:
         if request.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:
             self._on_state(taken.state)
         return encode(answer)
+
+    def _max_bytes_of(self, node: str, headers: Mapping[bytes, bytes]) -> int:
+        """
+        How long a body may be: more where ranks of the node may report.
+
+        Nearly all are short and say so: to know the ranks, the node's state must be decoded.
+        """
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length[:20]) <= self._max_bytes:
+            return self._max_bytes
+        return self._max_bytes + REPORT_OF_RANK_BYTES * self._ranks_of(node)
 
     def _ranks_of(self, node: str) -> int:
         """How many ranks may report, of a node that has told of its devices; 0 of one that was not heard yet."""

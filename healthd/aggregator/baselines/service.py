@@ -82,8 +82,9 @@ class Learner:
             if not self._loaded.is_set() and not await self._load():
                 await asyncio.sleep(TURN_SECONDS)
                 continue
-            await asyncio.sleep(TURN_SECONDS)
-            for _ in range(min(LOOKS_EACH_TURN, len(self._queue))):
+            # One look at a time: a millisecond is the longest that a gate waits for them.
+            await asyncio.sleep(TURN_SECONDS / LOOKS_EACH_TURN if self._queue else TURN_SECONDS)
+            if self._queue:
                 self._next()
             if self._fleet.clock() >= self._learn_at:
                 self._learn_at = self._fleet.clock() + LEARN_SECONDS
@@ -102,10 +103,9 @@ class Learner:
 
     async def learn(self) -> tuple[Series, ...]:
         """Look at all nodes and learn now; the series that changed. StoreError when they could not be kept."""
-        for index, node in enumerate(tuple(self._fleet.names())):
+        for node in tuple(self._fleet.names()):
             self._look(node)
-            if index % LOOKS_EACH_TURN == LOOKS_EACH_TURN - 1:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
         return await self._learn()
 
     async def decide(self, names: Sequence[str], state: State, *, by: str) -> tuple[Series, ...]:
@@ -166,9 +166,9 @@ class Learner:
     def _look(self, name: str) -> None:
         """Take in what a node measured; and whose baselines concern it."""
         self._due[name] = self._fleet.clock() + SOON_SECONDS
-        view = self._fleet.view(name)
-        state = view.node.current() if view is not None else None
-        if view is None or state is None:
+        node = self._fleet.node(name)
+        state = node.current() if node is not None else None
+        if node is None or state is None:
             self.forget(name)
             return
         kind = sampling.kind_of(state)
@@ -176,9 +176,10 @@ class Learner:
             return
         kind = self._kinds[name] = self._known.setdefault(kind, kind)  # one record for all nodes of a kind
         self._fleet.set_learned(name, self.book.limits_of(kind))
-        if view.node.duplicate or not view.node.confirmed:
+        if node.duplicate or not node.confirmed:
             return
-        seen = dataclasses.replace(state, health=view.health, quarantine=view.node.quarantine or state.quarantine)
+        health = self._fleet.health_of(name)
+        seen = dataclasses.replace(state, health=health, quarantine=node.quarantine or state.quarantine)
         self._take_in(kind, seen)
 
     def _take_in(self, kind: Kind, state: NodeState) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +139,10 @@ class CheckSettings:
         for folder in self.probe.directories:
             check_folder(folder, "check file", ending=".py")
         programs = [program.command[0] for program in self.programs.values() if program.command]
+        if not programs and self.probe.python is None:
+            return
+        import shutil
+
         for program in [*programs, *([str(self.probe.python)] if self.probe.python is not None else [])]:
             found = shutil.which(program)
             if found is not None:

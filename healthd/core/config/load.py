@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthd.core.config.schema import fields, is_record, key_of, leaves, nearest, records_by_name
-from healthd.core.config.toml_text import parse_toml
 from healthd.core.config.values import leaf
 from healthd.core.errors import ConfigError, words_of
 
@@ -80,7 +79,9 @@ def _read(file: Path) -> str:
 
 
 def _parse(file: Path, text: str) -> dict[str, Any]:
-    import tomllib
+    import tomllib  # most commands have no file to parse
+
+    from healthd.core.config.toml_text import parse_toml
 
     try:
         return parse_toml(text)

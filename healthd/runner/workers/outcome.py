@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from checks.accelerators.neuron.errors import diagnose, telling_line
 from checks.contract import (
     SEVERITY,
     Action,
@@ -186,8 +185,12 @@ def explain(reason: str, message: str, output: str) -> tuple[str, str, Action | 
 
     `output` is the last output of the worker. The action is None where the default action of the reason holds.
     """
+    if reason not in _VAGUE:
+        return reason, message, None
+    from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
+
     text = f"{message}\n{output}"
-    found = diagnose(text) if reason in _VAGUE else None
+    found = diagnose(text)
     if found is None:
         return reason, message, None
     return found.reason, shorten(found.message(telling_line(text))), found.action

@@ -11,15 +11,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 from checks.host.descendants import first_child
 from checks.worker.protocol import LineDecoder, ProtocolError
+from healthd.runner.workers.launch import Launch
 
 READ_BYTES = 64 * 1024
 LAST_OUTPUT_BYTES = 4096
@@ -45,32 +43,12 @@ class WorkerProcess:
     A worker under the guard (`checks.host.guard`) that leads its session and kills everything that it started.
 
     Must be created in the main thread while a loop runs there: the worker dies with the thread that started it.
-    Raises OSError when the interpreter cannot be started.
     """
 
-    def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
-    ) -> None:
+    def __init__(self, launched: Launch) -> None:
         self._loop = asyncio.get_running_loop()
-        self.started = time.monotonic()
-        self._results, result_end = os.pipe()
-        try:
-            self._process = popen(
-                [*argv, str(result_end), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                env=dict(env),
-                cwd="/",
-                pass_fds=(result_end,),
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(self._results)
-            raise
-        finally:
-            os.close(result_end)
+        self.started = launched.started
+        self._process, self._results = launched.process, launched.results
         self.pid = self._process.pid
         """The pid of the guard."""
         self.reaped = asyncio.Event()

@@ -11,23 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import checks
 from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.learned import hardware_in
-from checks.training.environment import NUMERIC_PREFIXES
 from checks.worker.protocol import from_limits
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
+from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
 from healthd.runner.workers.process import WorkerProcess
-
-WORKER = str(Path(next(iter(checks.__path__))).resolve() / "worker" / "worker.py")
-
-# What a job or a launcher sets for its own processes and would change ours: another rank, a preloaded library.
-_DROPPED = frozenset(
-    {"LD_PRELOAD", "LD_AUDIT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-)
-# The same for what would give healthy devices other bits than those of other nodes; `env` of [probe] may set it.
-_DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_", *NUMERIC_PREFIXES)
 
 
 class Unreaped:
@@ -94,8 +84,11 @@ class Workers:
 
     def prestart(self) -> WorkerProcess:
         """Start the node's worker and let it import its checks, for a later run to `adopt`. Raises OSError."""
+        ahead = take_ahead(self._command(None), self._env)
+        if ahead is not None:
+            return WorkerProcess(ahead)
         process = self.spawn(None)
-        process.send(b'{"kind":"load","id":0}\n')
+        process.send(LOAD)
         return process
 
     def adopt(self, process: WorkerProcess) -> None:
@@ -108,12 +101,15 @@ class Workers:
         if target is None and self._prestarted is not None:
             process, self._prestarted = self._prestarted, None
             return process
-        # Without site-packages the interpreter starts a third faster; only checks from outside may need them.
-        alone = target is None and not (self.settings.third_party or self.settings.directories)
-        process = WorkerProcess([self.python, "-I", *(["-S"] if alone else []), WORKER], self._env, popen=self._popen)
+        process = WorkerProcess(Launch(self._command(target), self._env, popen=self._popen))
         self._processes = [(name, other) for name, other in self._processes if not other.reaped.is_set()]
         self._processes.append((target or "node", process))
         return process
+
+    def _command(self, target: str | None) -> list[str]:
+        # Only checks from outside may need site-packages.
+        alone = target is None and not (self.settings.third_party or self.settings.directories)
+        return command(self.python, alone=alone)
 
     def note_survey(self, answer: Mapping[str, Any]) -> None:
         """Use this answer to a survey for the setup of new workers."""
@@ -248,19 +244,6 @@ def worker_targets(inventory: Mapping[str, Any]) -> list[str]:
     named = inventory.get("workers")
     found = [device["target"] for device in inventory.get("devices") or ()] if named is None else named
     return [str(target) for target in found]
-
-
-def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of workers: ours without the variables of a job's processes, the interpreter's tools first."""
-    env = {
-        name: value for name, value in own.items() if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
-    }
-    # Not resolved: in a virtual environment the interpreter is a link, and its tools are beside the link.
-    folder = os.path.dirname(python)
-    path = env.get("PATH") or os.defpath
-    env["PATH"] = f"{folder}{os.pathsep}{path}" if folder else path
-    env.update(extra)
-    return env
 
 
 def check_files(directories: tuple[Path, ...]) -> list[str]:

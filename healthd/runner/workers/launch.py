@@ -1,0 +1,114 @@
+"""
+Starts worker processes: their command, their environment and their pipes.
+
+Imports next to nothing: `healthd check` starts the node's worker before it loads itself, and both load side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import checks
+from checks.training.environment import NUMERIC_PREFIXES
+
+WORKER = os.path.join(os.path.realpath(next(iter(checks.__path__))), "worker", "worker.py")
+LOAD = b'{"kind":"load","id":0}\n'
+"""The command by which the node's worker imports its checks."""
+
+# What a job or a launcher sets for its own processes and would change ours: another rank, a preloaded library.
+_DROPPED = frozenset(
+    {"LD_PRELOAD", "LD_AUDIT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+# The same for what would give healthy devices other bits than those of other nodes; `env` of [probe] may set it.
+_DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_", *NUMERIC_PREFIXES)
+
+
+class Launch:
+    """A worker that was started, and our end of the pipe of its results. Raises OSError when it cannot be started."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+    ) -> None:
+        self.argv, self.env = list(argv), dict(env)
+        self.started = time.monotonic()
+        self.results, result_end = os.pipe()
+        try:
+            self.process = popen(
+                [*argv, str(result_end), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                env=self.env,
+                cwd="/",
+                pass_fds=(result_end,),
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self.results)
+            raise
+        finally:
+            os.close(result_end)
+
+
+def command(python: str, *, alone: bool) -> list[str]:
+    """The command of a worker. `alone`: without site-packages, with which the interpreter takes a third longer."""
+    return [python, "-I", *(["-S"] if alone else []), WORKER]
+
+
+def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of workers: ours without the variables of a job's processes, the interpreter's tools first."""
+    env = {
+        name: value for name, value in own.items() if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    }
+    # Not resolved: in a virtual environment the interpreter is a link, and its tools are beside the link.
+    folder = os.path.dirname(python)
+    path = env.get("PATH") or os.defpath
+    env["PATH"] = f"{folder}{os.pathsep}{path}" if folder else path
+    env.update(extra)
+    return env
+
+
+# --- ahead of the settings --------------------------------------------------------------------------------------------
+
+_ahead: Launch | None = None  # one that nobody has taken yet
+
+
+def start_ahead() -> None:
+    """
+    Start the node's worker as it is where no setting changes it, and let it import its checks.
+
+    Nothing that a setting names is run: whether it may be is decided when the settings have been read.
+    """
+    global _ahead
+    if "HEALTHD_PROBE_PYTHON" in os.environ:  # nobody would take it
+        return
+    with contextlib.suppress(OSError):
+        _ahead = Launch(command(sys.executable, alone=True), environment(sys.executable, {}, os.environ))
+        if _ahead.process.stdin is not None:
+            _ahead.process.stdin.write(LOAD)
+
+
+def take_ahead(argv: Sequence[str], env: Mapping[str, str]) -> Launch | None:
+    """The worker that was started ahead, where it is the one that these would start; any other is ended."""
+    global _ahead
+    if _ahead is None or (_ahead.argv, _ahead.env) != (list(argv), env):
+        end_ahead()
+        return None
+    found, _ahead = _ahead, None
+    return found
+
+
+def end_ahead() -> None:
+    """End the worker that was started ahead, where nobody has taken it."""
+    global _ahead
+    if _ahead is not None:
+        with _ahead.process:  # closes its pipes and waits
+            _ahead.process.kill()  # the guard; what it guards dies with it
+        os.close(_ahead.results)
+        _ahead = None
