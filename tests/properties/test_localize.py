@@ -166,4 +166,4 @@ def test_members_that_always_fail_are_named_exactly(count: int, data: st.DataObj
     values = [label for name in bad for label in problem.labels.get(name, {}).values()]
     shared = len(set(values)) < len(values)
     odd = len(bad) > 2 and len(bad) % 2 == 1  # the same without labels
-    assert verdict.rounds <= (4 if 4 * len(bad) <= count else 7) + (shared or odd) + (len(bad) == 3)
+    assert verdict.rounds <= (4 if 4 * len(bad) <= count else 7) + shared + odd + (len(bad) == 3)
