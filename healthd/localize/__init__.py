@@ -29,8 +29,7 @@ from healthd.localize.model import (
 )
 from healthd.localize.rounds import by_rounds, final
 from healthd.localize.search import Found
-from healthd.localize.sequence import Sequence, one_by_one
-from healthd.localize.verdict import from_rounds, from_sequence
+from healthd.localize.verdict import verdict_of
 
 __all__ = [
     "Bounds",
@@ -63,9 +62,8 @@ class Course:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._ev = Evidence(problem)
-        self._found, self._sequence = Found(), Sequence()
-        one = problem.one_after_another
-        self._steps = one_by_one(self._ev, self._sequence) if one else by_rounds(self._ev, self._found)
+        self._found = Found()
+        self._steps = by_rounds(self._ev, self._found)
         self._groups: list[Ids] | None = None  # None: the first whole was not given yet
         self._verdict: Verdict | None = None
 
@@ -87,10 +85,10 @@ class Course:
         if not groups:
             return self.conclude(spent=False)
         bounds = self.problem.bounds
-        if (last or self._ev.rounds + 1 == bounds.max_rounds) and not self.problem.one_after_another:
+        if last or self._ev.rounds + 1 == bounds.max_rounds:
             groups, why = final(self._ev, groups, why)
         self._groups = groups[: bounds.max_tests - self._ev.asked]
-        if not self._groups or (self._ev.rounds >= bounds.max_rounds and not self.problem.one_after_another):
+        if not self._groups or self._ev.rounds >= bounds.max_rounds:
             return self.conclude()
         named = tuple(tuple(self._ev.names[v] for v in group) for group in self._groups)
         return NextRound(number=self._ev.rounds + 1, groups=named, why=why)
@@ -99,10 +97,7 @@ class Course:
         """The verdict on what is known now, final. `spent`: ended by a bound or by the caller, which it says."""
         if self._verdict is None:
             self._steps.close()
-            if self.problem.one_after_another:
-                self._verdict = from_sequence(self._ev, self._sequence, spent=spent)
-            else:
-                self._verdict = from_rounds(self._ev, self._found, spent=spent)
+            self._verdict = verdict_of(self._ev, self._found, spent=spent)
         return self._verdict
 
     def _note_missing(self, given: list[GroupOutcome]) -> None:

@@ -21,10 +21,11 @@ WITNESSES, SMALL = 3, 128  # in a fleet of so many at most, who is named is trie
 DOUBT_WITNESSES = 6  # the same wherever the network is at fault too
 
 LARGE_PART = 4  # members of a part, of whom who is to be named is tried with two
+FEW_MEMBERS = 16  # in a fleet of so many, who is to be named is tried with all members of a smaller part
 
 FIRST_ROUNDS = 4  # three and more who are to be named are tried with each other in each of these
 SECOND_OTHER = 6  # rounds in which a second other is looked for
-FEW = 5  # who is to be named is tried with one other; where more than these and a quarter are, with more
+FEW = 5  # who is to be named is tried with one other; with two where more than these and a quarter are, or two or three
 
 Failures = list[tuple[int, int]]  # of a member: partner (itself: alone) and number of the test
 
@@ -205,7 +206,8 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     Nobody who never passed is accused before it was tried with those to whom it could belong.
 
     These are one other at least who is to be named, all that the first rounds allow, and a member of each part of the
-    network. One or two in a small fleet are tried with a third clean partner too.
+    network. One or two in a small fleet are tried with a third clean partner too. Two are tried with each other twice:
+    they may be cut off together, and have failed once by chance.
     """
     named = {v for v in found.accused if not ev.passes[v]}
     heard = {v for v in named if ev.silent[v] < 2}
@@ -214,23 +216,32 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
         for label in ev.labels[v]:
             by_label.setdefault(label, set()).add(v)
     share = len(named) / len(ev.job)
-    some = len(named) > FEW and share > 0.25 and ev.rounds < SECOND_OTHER
-    others = 6 if share > 0.5 else 2 if some or (len(named) == 3 and share < 0.4) else 1
-    if ev.rounds < FIRST_ROUNDS and len(named) > 2:
-        others = FIRST_ROUNDS
+    others = _others(len(named), share, ev.rounds)
     taken = found.blamed() | set(found.awaiting) | {v for pair in found.odd for v in pair}
     clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < 2 and o not in taken]
     for v in named:
         met = named.intersection(ev.met[v])
+        tried = sum(ev.own((min(o, v), max(o, v)))[0] for o in met)
+        most = len(heard - {v})
         near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
-        lonely = len(met) < min(others, len(heard) - (v in heard)) or (near and near.isdisjoint(met))
+        lonely = tried < min(others, 2 if most == 1 else most) or (near and near.isdisjoint(met))
         fails = {o for o, n in found.accused[v] if not ev.tests[n].slow}
         heard_of = {o for o in ev.met[v] if not fails or not ev.is_soft((min(o, v), max(o, v)))}
-        unmet = any(len(part & heard_of) < _enough_of(part) for part in parts_of(found))
+        unmet = any(len(part & heard_of) < _enough_of(ev, part) for part in parts_of(found))
         if ev.met[v] and _wants_witness(ev, v, found, share, clean):
             found.wanting.add(v)
         if (ev.met[v] and lonely) or unmet or v in found.wanting:
             found.pending[v] = found.accused.pop(v)
+
+
+def _others(named: int, share: float, rounds: int) -> int:
+    """In how many tests each of so many who are to be named meets another one of them."""
+    if share > 0.5:
+        return 6
+    if named > 2 and rounds < FIRST_ROUNDS:
+        return FIRST_ROUNDS
+    few = named < 4 or (named > FEW and share > 0.25)
+    return 2 if few and rounds < (FIRST_ROUNDS if named == 2 and share <= 0.25 else SECOND_OTHER) else 1
 
 
 def _wants_witness(ev: Evidence, v: int, found: Judged, share: float, clean: list[int]) -> bool:
@@ -244,18 +255,19 @@ def _wants_witness(ev: Evidence, v: int, found: Judged, share: float, clean: lis
     wanted = 2
     if found.odd or found.paths or found.trunks or found.apart:
         wanted = DOUBT_WITNESSES
-    elif len(ev.job) <= SMALL and share * len(ev.job) < 3 and ev.rounds < (5 if share > 0.25 else WITNESSES):
-        wanted = WITNESSES
+    elif len(ev.job) <= SMALL and (share * len(ev.job) < 2 or (share > 0.25 and share * len(ev.job) < 3)):
+        wanted = WITNESSES if ev.rounds < (5 if share > 0.25 else WITNESSES) else 2
     return v not in ev.shown and len(failed) < wanted and any(o not in ev.met[v] for o in clean)
 
 
-def _enough_of(part: frozenset[int]) -> int:
-    return 1 if len(part) < LARGE_PART else 2
+def _enough_of(ev: Evidence, part: frozenset[int]) -> int:
+    """With how many members of a part who is to be named is tried: of a large one with two, for chance."""
+    return 2 if len(part) >= LARGE_PART else len(part) if len(ev.job) <= FEW_MEMBERS else 1
 
 
 def wants_part(ev: Evidence, v: int, part: frozenset[int]) -> bool:
-    """Whether one who is to be named was tried with too few members of a part: of a large one with two, for chance."""
-    return len(part.intersection(ev.met[v])) < _enough_of(part)
+    """Whether one who is to be named was tried with too few members of a part."""
+    return len(part.intersection(ev.met[v])) < _enough_of(ev, part)
 
 
 def parts_of(found: Judged) -> list[frozenset[int]]:

@@ -84,7 +84,6 @@ class Problem:
 
     `members` of the job, and idle ones that joined once it failed: they help, and are judged by the same rules.
     `labels`: topology, e.g. `{"n1": {"switch": "s7"}}`; absent where nothing is known. `seed` decides every shuffle.
-    `one_after_another`: tests cannot run at once; see `sequence`.
     """
 
     members: tuple[str, ...]
@@ -92,7 +91,6 @@ class Problem:
     seed: int = 0
     noise: Noise = Noise()
     bounds: Bounds = Bounds()
-    one_after_another: bool = False
 
     def __post_init__(self) -> None:
         names = self.members

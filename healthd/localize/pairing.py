@@ -159,7 +159,7 @@ def near_pairs(ev: Evidence, members: Sequence[int]) -> list[Ids]:
             used |= {v, other}
             pairs.append((v, other))
     left = [v for v in members if v not in used]
-    return pairs + [(a, b) for a, b in _fresh_any(ev, left) if b not in ev.met[a]]
+    return pairs + [(a, b) for a, b in _fresh_any(ev, left) if b not in ev.met[a] or len(members) == 2]
 
 
 def among_themselves(ev: Evidence, members: Sequence[int]) -> list[Ids]:

@@ -10,13 +10,12 @@ from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, Scale
 from healthd.localize.network import Trunk
 from healthd.localize.rounds import rest_of, rest_state
 from healthd.localize.search import Found
-from healthd.localize.sequence import Sequence, proof
 from healthd.localize.targets import SILENT
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 
 
-def from_rounds(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
+def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     """What rounds of disjoint groups have shown. `spent`: ended by a bound or by the caller."""
     judged = judge(ev)
     remain = rest_of(ev, judged)
@@ -62,50 +61,6 @@ def from_rounds(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
         rest_passed=passed,
         decided=decided,
         reasons=tuple(reasons),
-        rounds=ev.rounds,
-        tests=ev.asked,
-    )
-
-
-def from_sequence(ev: Evidence, state: Sequence, *, spent: bool) -> Verdict:
-    """What tests one after another have shown, under the deterministic hypothesis."""
-    culprits = tuple(
-        Culprit(
-            member=ev.names[v],
-            manner=Manner.SLOW if _slow(ev, [n for _, n in ev.counted(v)]) else Manner.ALWAYS,
-            failed_with=ev.say(proof(ev, state, v)),
-            failed=sum(test.bad and v in test.members for test in ev.tests),
-            passed=0,
-        )
-        for v in sorted(state.culprits)
-        if not state.contradiction and state.rest_passed is not False and proof(ev, state, v)
-    )
-    reasons = [_say_culprit(culprit) for culprit in culprits]
-    one_of: tuple[tuple[str, ...], ...] = ()
-    if state.contradiction or state.rest_passed is False:
-        reasons.append(
-            "a group failed whose parts all passed: no member fails always, so nobody is accused; localise by rounds"
-        )
-    else:
-        unproved = [pair for pair in state.culprits.items() if not proof(ev, state, pair[0])]
-        one_of = tuple(ev.say(part) for part in (state.tainted, *state.aside, *unproved) if part)
-        reasons += [_say_one_of(part) for part in one_of]
-    if spent:
-        reasons.append("ended before everything was told apart: the bound on tests, or of the time, is reached")
-    rest = () if state.contradiction else tuple(state.clean)
-    if state.done and not state.culprits:
-        rest = ev.job
-    return Verdict(
-        culprits=culprits,
-        paths=(),
-        groups=(),
-        scale=None,
-        one_of=one_of,
-        not_measured=(),
-        rest=ev.say(rest),
-        rest_passed=state.rest_passed,
-        decided=state.done,
-        reasons=tuple(reasons) or ("all members passed together",),
         rounds=ev.rounds,
         tests=ev.asked,
     )

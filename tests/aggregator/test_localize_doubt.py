@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -78,11 +80,41 @@ def test_two_failures_do_not_accuse_where_the_rest_fails_without_the_member() ->
     assert not accused(verdict_on(Problem(members=members), *history, rest))
 
 
-def test_two_that_are_cut_off_beside_a_bad_node_meet_before_anybody_is_accused() -> None:
-    bad, cut = frozenset(["n0002"]), frozenset(["n0006", "n0007"])
+@pytest.mark.parametrize("count", [6, 8])
+def test_two_that_are_cut_off_beside_a_bad_node_meet_before_anybody_is_accused(count: int) -> None:
+    bad, cut = frozenset(["n0002"]), frozenset(names(count)[-2:])
     for seed in range(100):
-        verdict, _ = play(Fleet(seed=seed, bad=bad, cuts=(cut,)), problem_of(8, seed=seed))
+        verdict, _ = play(Fleet(seed=seed, bad=bad, cuts=(cut,)), problem_of(count, seed=seed))
         assert accused(verdict) <= bad, seed
+
+
+class Unlucky(Fleet):
+    """The first test of those that are cut off fails by chance."""
+
+    def run(self, groups: Sequence[tuple[str, ...]], number: int) -> list[GroupOutcome]:
+        outcomes = super().run(groups, number)
+        (cut,) = self.cuts
+        for i, one in enumerate(outcomes):
+            if cut == frozenset(one.members) and self.failures_left is None:
+                self.failures_left = 1_000_000
+                outcomes[i] = dataclasses.replace(one, outcome=FAIL)
+        return outcomes
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_two_that_are_cut_off_and_fail_together_by_chance_are_tried_again(count: int) -> None:
+    for seed in range(50):
+        cut = frozenset(names(count)[:2])
+        verdict, _ = play(Unlucky(seed=seed, cuts=(cut,)), problem_of(count, seed=seed))
+        assert not accused(verdict), seed
+
+
+def test_one_that_is_cut_off_with_two_meets_both_of_them() -> None:
+    """Its path to one of them is bad as well."""
+    cut, path = frozenset(["n0000", "n0001", "n0002"]), frozenset(["n0000", "n0001"])
+    for seed in range(100):
+        verdict, _ = play(Fleet(seed=seed, cuts=(cut,), paths=frozenset([path])), problem_of(8, seed=seed))
+        assert not accused(verdict), seed
 
 
 def test_a_bound_leaves_the_largest_group_that_passed_to_run_and_nothing_decided() -> None:

@@ -49,7 +49,7 @@ def fleet_of(row: Row, run: int) -> tuple[Fleet, Problem]:
     """The fleet of a run, drawn from its number, and what is to be localised."""
     rng = random.Random(f"{row.kind}:{row.members}:{row.culprits}:{run}")
     problem = problem_of(row.members + row.borrowed, seed=run, switch=row.switch, noise=row.noise, told=row.told,
-                         max_rounds=row.limit, one_after_another=row.serial)  # fmt: skip
+                         max_rounds=row.limit)  # fmt: skip
     job = dataclasses.replace(problem, members=problem.members[: row.members])
     return row.make(rng, job, run), problem
 
@@ -98,7 +98,6 @@ def is_met(row: Row, score: Score, *, sure: float = 0.0) -> bool:
         score.right >= row.exact * score.runs - slack(row.exact)
         and score.accused <= row.false * score.runs + slack(row.false)
         and (row.rounds is None or score.most_rounds <= row.rounds)
-        and (row.tests is None or score.tests <= row.tests * score.runs)
     )
 
 
@@ -120,7 +119,6 @@ def line(row: Row, score: Score) -> str:
     """A row of the table."""
     aims = [f"right {100 * row.exact:g} %" if row.exact else "", f"accused {100 * row.false:g} %" if row.false else ""]
     aims += [f"{row.rounds} rounds"] if row.rounds else []
-    aims += [f"{row.tests:g} tests"] if row.tests else []
     said = ", ".join(filter(None, aims)) + (": met" if is_met(row, score) else ": MISSED")
     cells = (
         row.kind,
@@ -134,7 +132,7 @@ def line(row: Row, score: Score) -> str:
         f"{score.accused} in {score.runs}" if score.accused else "0",
         f"{1e3 * score.slowest_seconds:.0f} ms",
         said if has_aim(row) else "shown",
-        row.others or ("" if row.serial or row.members > 512 else beside(row, min(50, score.runs))),
+        row.others or ("" if row.members > 512 else beside(row, min(50, score.runs))),
     )
     return "| " + " | ".join(cells) + " |"
 

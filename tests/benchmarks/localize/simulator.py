@@ -174,7 +174,6 @@ def problem_of(
     seed: int,
     switch: int = 0,
     noise: float = 0.0,
-    one_after_another: bool = False,
     max_rounds: int = 40,
     told: str = "right",
 ) -> Problem:
@@ -186,5 +185,4 @@ def problem_of(
         seed=seed,
         noise=Noise(false_alarm_ratio=noise),
         bounds=Bounds(max_rounds=max_rounds),
-        one_after_another=one_after_another,
     )

@@ -19,7 +19,7 @@ class Row:
     One line of the table. `members` are those of the job, `borrowed` idle nodes beside them.
 
     `told` is how right the labels are, see `switches`; `limit` bounds the rounds. Aims: `rounds` bounds the rounds,
-    `exact` the share of right verdicts, `tests` the mean of tests, `false` the share of fleets in which a healthy
+    `exact` the share of right verdicts, `false` the share of fleets in which a healthy
     member is accused. A row without any is there for its own sake.
     """
 
@@ -33,11 +33,9 @@ class Row:
     switch: int = 0
     told: str = "right"
     noise: float = 0.0
-    serial: bool = False
     first: Outcome | None = None
     rounds: int | None = None
     exact: float = 1.0
-    tests: float | None = None
     false: float = 0.0
     limit: int = 40
     others: str = ""
@@ -160,10 +158,6 @@ def usual_rows() -> Iterator[Row]:
               others="CHS and NVSentinel accuse the healthy")  # fmt: skip
     yield Row(kind="always, 2 and an idle third", members=2, runs=100, make=bad(1), right=exactly, culprits="1",
               borrowed=1, others="CHS accuses 1.0 healthy nodes")  # fmt: skip
-    for count, limit in ((1, None), (2, None), (5, 45.0), (10, None)):
-        yield Row(kind="one after another", members=232, runs=400 if count == 5 else 60, make=bad(count), right=exactly,
-                  culprits=str(count), serial=True, tests=limit,
-                  others="CHS 125.9, CRE about 55 (claimed); least 32.3" if count == 5 else "")  # fmt: skip
     for members, runs in (
         (3, 2000),
         (4, 4000),
