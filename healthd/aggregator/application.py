@@ -230,10 +230,10 @@ async def targets(request: Request, pool: str | None = None) -> Answer[list[Targ
     health, but only when it is one.
     """
     found = []
-    for target in parts_of(request).fleet.targets():
-        labels = {"node": target.node, "pool": target.pool or "", "instance_type": target.instance_type or ""}
-        if target.address and _ADDRESS.fullmatch(target.address) and pool in (None, labels["pool"]):
-            found.append(TargetGroup(targets=(target.address,), labels=labels))
+    for state in parts_of(request).fleet.states():
+        own = {"node": state.node, "pool": state.labels.get("pool", ""), "instance_type": state.instance_type or ""}
+        if state.address and _ADDRESS.fullmatch(state.address) and pool in (None, own["pool"]):
+            found.append(TargetGroup(targets=(state.address,), labels=own))
     return Answer(found)
 
 

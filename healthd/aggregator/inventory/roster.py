@@ -14,7 +14,7 @@ from healthd.aggregator.inventory.node_record import NodeRecord
 from healthd.aggregator.inventory.peer_findings import PeerFindings
 from healthd.aggregator.model import Duplicate, FleetNode
 from healthd.core.errors import HealthdError
-from healthd.core.model import Health, Order, Quarantine, Reason
+from healthd.core.model import Health, NodeState, Order, Quarantine, Reason
 
 # A node that was silent for so long gives its place to a new one when the roster is full.
 FORGET_AFTER_SECONDS = 86400.0
@@ -32,16 +32,6 @@ class NodeView:
     health: Health
     reasons: tuple[Reason, ...]
     orders: tuple[Order, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Where a node serves its own metrics, as it says; `address` None when it does not."""
-
-    node: str
-    address: str | None
-    pool: str | None
-    instance_type: str | None
 
 
 class Roster:
@@ -120,18 +110,11 @@ class Roster:
             heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
             yield record.health(now, silent), heard, record.quarantine
 
-    def targets(self) -> Iterator[Target]:
-        """Every node that has sent a state, by name, with where it says that it listens."""
+    def states(self) -> Iterator[NodeState]:
+        """What every node says of itself, by name, of those that have."""
         for name in self._names:
-            kept = self._records[name].state
-            if kept is not None:
-                state = kept.open()
-                yield Target(
-                    node=name,
-                    address=state.address,
-                    pool=state.labels.get("pool"),
-                    instance_type=state.instance_type,
-                )
+            if (kept := self._records[name].state) is not None:
+                yield kept.open()
 
     def label_of(self, name: str, label: str) -> str | None:
         """The value of a label of a node; None where it has none."""

@@ -33,7 +33,6 @@ class NodeRow:
     node: str
     key_hash: str | None
     labels: Mapping[str, str]
-    first_seen: float
     last_seen: float
     duplicate: Duplicate | None = None
 
@@ -86,7 +85,6 @@ def load(connection: Connection) -> Loaded:
                 node=r.node,
                 key_hash=r.key_hash,
                 labels=wire.decode(r.labels.encode(), dict[str, str], what=f"labels of {r.node}"),
-                first_seen=r.first_seen,
                 last_seen=r.last_seen,
                 duplicate=None
                 if r.duplicate is None

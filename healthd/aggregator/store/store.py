@@ -12,9 +12,9 @@ import contextlib
 import importlib.resources
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -120,22 +120,19 @@ class Store:
 
     def load(self) -> Loaded:
         """What an aggregator starts from. Blocks."""
-        done = threading.Event()
-        box: list[Any] = []
+        done: Future[Loaded] = Future()
 
         def deliver(value: Any, error: Exception | None) -> None:
-            box.extend((value, error))
-            done.set()
+            if error is None:
+                done.set_result(value)
+            else:
+                done.set_exception(error)
 
         job = Job(rows.load, deliver, write=False, seconds=LONG_SECONDS)
         self._writer.submit(job)
-        if not done.wait(LONG_SECONDS):
+        if not wait([done], LONG_SECONDS).done:
             self._writer.expire(job)
-        done.wait()
-        if box[1] is not None:
-            raise box[1]
-        loaded: Loaded = box[0]
-        return loaded
+        return done.result()
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Commit them all or none; returns once they are on disk."""
