@@ -1,8 +1,9 @@
-"""Threads of `asyncio.to_thread` that nobody waits for at the end: a call that hangs must not keep a service alive."""
+"""Threads that nobody waits for at the end: a call that hangs must not keep a process alive."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import queue
 import threading
@@ -75,3 +76,26 @@ def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    """
+    The result of blocking work, in a thread of its own that no end of the program waits for.
+
+    The loop's own threads are waited for at its end. A read of a dying machine's /proc may never return, and a held
+    request must not keep a hook that is told to end.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        settle: Callable[[], None]
+        try:
+            settle = functools.partial(future.set_result, work())
+        except Exception as error:  # noqa: BLE001 - it is passed on
+            settle = functools.partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

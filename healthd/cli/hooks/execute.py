@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,8 @@ from pathlib import Path
 from healthd.cli.hooks.stopping import Stopped
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr
-from healthd.core.errors import HealthdError
 from healthd.core.model import Decision, Join
+from healthd.core.threads import in_thread
 
 PLACE = Path("/tmp")  # short: a socket lies below
 PREFIX = "healthd-gate-"
@@ -65,9 +64,7 @@ def sweep(place: Path = PLACE) -> None:
 async def _both(
     settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], folder: Path
 ) -> Decision:
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Decision] = loop.create_future()
-    threading.Thread(target=_speak, args=(loop, answer, ask), name="the gate's hook", daemon=True).start()
+    answer = in_thread("the gate's hook", ask)
     member = 0
     while True:
         current = join()
@@ -112,24 +109,3 @@ async def _run(settings: Settings, join: Join, job: str, folder: Path) -> None:
     sync = dataclasses.replace(node.sync, executor=join.member, ca_file=settings.gate.ca_file, backoff_max_seconds=1.0)
     runner = settings.runner(in_job=True, in_fleet=join.size > 1)
     await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), runner)
-
-
-def _speak(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Decision], ask: Callable[[], Decision]) -> None:
-    """In a thread that nobody waits for: a held request must not keep a hook that is told to end."""
-
-    def settle(decision: Decision | None, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if decision is not None:
-            answer.set_result(decision)
-        else:
-            answer.set_exception(error or HealthdError("the gate gave no answer"))
-
-    decision: Decision | None = None
-    failure: BaseException | None = None
-    try:
-        decision = ask()
-    except Exception as error:  # noqa: BLE001 - raised again where it is awaited
-        failure = error
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-        loop.call_soon_threadsafe(settle, decision, failure)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,6 +15,7 @@ from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.aggregator_client import USAGE as REFUSED_FOR_GOOD
 from healthd.core.http.aggregator_client import Endpoint, RefusedError
 from healthd.core.http.gate_client import GateClient
+from healthd.core.threads import in_thread
 from healthd.hooks.preflight import Task
 
 T = TypeVar("T")
@@ -111,32 +111,10 @@ async def tell_difference(task: Task) -> None:
 
 
 async def call(task: Task, work: Callable[[GateClient], T]) -> T:
-    """
-    Speak to the aggregator in a thread that nobody waits for.
+    """Speak to the aggregator in a thread that nobody waits for."""
 
-    The default executor's threads are joined at the end, and a held request would keep a keeper that should be gone.
-    """
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
+    def speak() -> T:
+        with GateClient(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
+            return work(aggregator)
 
-    def settle(value: T | None, error: Exception | None) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(value)  # type: ignore[arg-type]
-
-    def speak() -> None:
-        value: T | None = None
-        failure: Exception | None = None
-        try:
-            with GateClient(Endpoint(url=task.url, token=task.token, ca_file=None)) as aggregator:
-                value = work(aggregator)
-        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-            loop.call_soon_threadsafe(settle, value, failure)
-
-    threading.Thread(target=speak, name="line to the main node", daemon=True).start()
-    return await result
+    return await in_thread("line to the main node", speak)

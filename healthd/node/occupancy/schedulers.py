@@ -10,17 +10,15 @@ Each reader is a pure parser with little around it, and runs in a thread that is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import fnmatch
-import functools
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from healthd.core.threads import in_thread
 from healthd.node.clock import Clock
 from healthd.node.occupancy import ecs, kubelet, slurm
 from healthd.node.occupancy.model import NO_SCHEDULERS, Reading, Scheduled, Workload
@@ -156,25 +154,3 @@ def _complain(name: str, future: asyncio.Future[Any]) -> None:
     """Log the exception of a reader, which must raise none; its scheduler counts as not answering."""
     if not future.cancelled() and (error := future.exception()) is not None:
         log.error("look at %s: %s: %s", name, type(error).__name__, error, exc_info=error)
-
-
-def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """
-    The result of blocking work, in a thread of its own that no end of the program waits for.
-
-    The loop's own threads are waited for at its end, and a read of a dying machine's /proc may never return.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def run() -> None:
-        settle: Callable[[], None]
-        try:
-            settle = functools.partial(future.set_result, work())
-        except Exception as error:  # noqa: BLE001 - it is passed on
-            settle = functools.partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
