@@ -22,7 +22,8 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
     The share of tests that healthy members fail, as learnt: from pairs that failed though both ends pass elsewhere.
 
     Pairs with a member in common count once, since that member may be the cause; `without`: pairs of these do not
-    count, since whether they fail by chance is the question. The setting is an upper bound.
+    count, since whether they fail by chance is the question. What earlier searches have seen counts as well; the
+    setting is an upper bound.
     """
     used = set(without)
     count = 0
@@ -30,9 +31,10 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
         if a not in used and b not in used and not ev.is_soft((a, b)):
             used |= {a, b}
             count += 1
-    bound = ev.problem.noise.false_alarm_ratio
-    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + count + 2 * math.sqrt(count)  # an upper estimate
-    return min(bound or MOST_CHANCE, known / (CHANCE_TESTS + ev.passed + count))
+    noise = ev.problem.noise
+    bound, failed = noise.false_alarm_ratio, noise.seen_failed + count
+    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + failed + 2 * math.sqrt(failed)  # an upper estimate
+    return min(bound or MOST_CHANCE, known / (CHANCE_TESTS + noise.seen_tests + ev.passed + count))
 
 
 def is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float) -> bool:

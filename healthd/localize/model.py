@@ -44,19 +44,24 @@ class Noise:
     What may go wrong although nothing is broken, and how broken things behave.
 
     The share of healthy groups that fail is learnt, from what passes on repetition. `false_alarm_ratio` is an upper
-    bound for it; 0: none is set. `flaky_fail_ratio`: how often a flaky member makes its group fail, which decides how
+    bound for it; 0: none is set. `seen_failed` of `seen_tests` healthy groups have failed in earlier searches of the
+    same fleet. `flaky_fail_ratio`: how often a flaky member makes its group fail, which decides how
     long one is looked for. `budget_ratio`: false accusations accepted for each validation of a whole healthy fleet.
     """
 
     false_alarm_ratio: float = 0.0
     flaky_fail_ratio: float = 0.5
     budget_ratio: float = 0.001
+    seen_failed: float = 0.0
+    seen_tests: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.false_alarm_ratio < self.flaky_fail_ratio < 1 and 0 < self.budget_ratio < 1):
             raise BadInputError(
                 "localisation: noise must have 0 <= false_alarm_ratio < flaky_fail_ratio < 1 and 0 < budget_ratio < 1"
             )
+        if not 0 <= self.seen_failed <= self.seen_tests:
+            raise BadInputError("localisation: noise must have 0 <= seen_failed <= seen_tests")
 
 
 @dataclass(frozen=True, kw_only=True)

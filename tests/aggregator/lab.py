@@ -140,11 +140,11 @@ class Lab:
                 assert order.collective is not None
                 orders[seat.node] = (order.id, order.collective)
             for name, (order_id, collective) in orders.items():
-                report = self._report(name, collective, group.members)
+                report = self.report(name, collective, group.members)
                 if report is not None:
                     self.told.setdefault(name, {})[order_id] = report
 
-    def _report(self, name: str, order: CollectiveOrder, members: tuple[str, ...]) -> OrderReport | None:
+    def report(self, name: str, order: CollectiveOrder, members: tuple[str, ...]) -> OrderReport | None:
         kinds = {self.bad[one] for one in members if one in self.bad}
         mine = self.bad.get(name)
         if mine == "silent":

@@ -26,6 +26,8 @@ from healthd.aggregator.gate.snapshot import ReadOnce
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import Effect, FleetNode, Gate, Phase, Snapshot, WakeAt
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.validations import NO_CHANCE_SEEN
+from healthd.aggregator.validation.chance_seen import add
 from healthd.core.evidence import reason
 from healthd.core.model import NodeState, Reason
 
@@ -57,6 +59,7 @@ class Stepper:
         self._rules = rules
         self._bulkheads = bulkheads
         self._judge = JudgeCache()
+        self._chance = NO_CHANCE_SEEN
 
     def next_due(self) -> float:
         """When the next gate is due."""
@@ -87,6 +90,7 @@ class Stepper:
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
             judge=self._judge,
+            chance=self._chance,
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()
@@ -159,6 +163,8 @@ class Stepper:
         if fault is not None:
             after, effects = self._hold_faulty(gate, snapshot, fault)
             states = ()
+        for ended in after.ended[len(gate.ended) :]:
+            self._chance = add(self._chance, ended)
         at = next((effect.at for effect in effects if isinstance(effect, WakeAt)), math.inf)
         if after.phase is Phase.WAITING and after.request.pool is not None:
             # Any node of a pool may concern this gate, so it looks now and then; the more gates wait, the less often.

@@ -156,6 +156,7 @@ def _start_validation(context: StepContext) -> Reject | None:
         deadline=max(context.now, deadline_of(context) - TO_ANSWER_SECONDS),
         checks=checks,
         left_out=left_out,
+        chance=context.snapshot.chance,
     )
     context.move(Event.VALIDATION_STARTED, Validating(reserved=gate.reserved, validation=validation))
     return None

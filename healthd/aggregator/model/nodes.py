@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from checks.contract import Tier
 from healthd.aggregator.model.claims import Claim, Override
+from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.core.evidence import aged
 from healthd.core.model import Health, NodeState, OrderReport, Quarantine, Reason
 
@@ -104,3 +105,5 @@ class Snapshot:
     judge: Judge
     doubted: frozenset[str] = frozenset()
     """Nodes that a validation named lately and that nothing has spoken for since."""
+    chance: ChanceSeen = NO_CHANCE_SEEN
+    """How often healthy groups have failed in past validations, since the aggregator started."""

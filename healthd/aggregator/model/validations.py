@@ -82,6 +82,17 @@ class Tested:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChanceSeen:
+    """Of so many tests of healthy groups in past validations, how many failed by chance; the oldest count less."""
+
+    failed: float = 0.0
+    tests: float = 0.0
+
+
+NO_CHANCE_SEEN = ChanceSeen()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Validation:
     """
     Collectives over `members` together, and the search for who is at fault when they fail.
@@ -91,7 +102,7 @@ class Validation:
     with what is known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
     `launch` is how nccom-test gets onto the nodes (carried, ssh, slurm); None: ranks of torch run the collectives.
     `checks` are what groups run; empty: the policy's collectives. `left_out` says in sentences what they do not run,
-    because a member does not know it.
+    because a member does not know it. `chance` is what was known of chance when it began.
     """
 
     id: str
@@ -112,5 +123,6 @@ class Validation:
     launch: str | None = None
     checks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    chance: ChanceSeen = NO_CHANCE_SEEN
     verdict: Verdict | None = None
     ended_at: float | None = None

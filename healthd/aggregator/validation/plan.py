@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import Tested, Validation
+from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Tested, Validation
 from healthd.aggregator.validation import nccom
 from healthd.aggregator.validation.groups import waiting, wake_at, watch
 from healthd.aggregator.validation.rank_assignment import (
@@ -57,11 +57,13 @@ def begin(
     deadline: float,
     checks: tuple[str, ...] = (),
     left_out: tuple[str, ...] = (),
+    chance: ChanceSeen = NO_CHANCE_SEEN,
 ) -> Validation:
     """
     A validation of `members`, in this order of ranks, that has not started a group yet.
 
     `checks` are what its groups run; none: the policy's collectives. `left_out` is for people: what they do not run.
+    `chance` is what past validations have seen of it.
     """
     ranks = {node: ranks_of(nodes.get(node)) for node in members}
     launch = nccom.launch_mode(members, nodes, policy, checks or policy.collective_checks)
@@ -78,6 +80,7 @@ def begin(
         launch=launch,
         checks=checks,
         left_out=left_out,
+        chance=chance,
     )
 
 
@@ -221,10 +224,13 @@ def _labels(names: Iterable[str], nodes: Nodes, policy: Policy) -> dict[str, Map
 def _problem(validation: Validation, policy: Policy) -> Problem:
     # Borrowed partners passed their own checks; whether they are good together with others is yet to be seen. So they
     # are members of the problem.
+    chance = validation.chance
     return Problem(
         members=(*validation.members, *validation.partners),
         labels=validation.labels,
         seed=validation.seed,
-        noise=Noise(false_alarm_ratio=policy.collective_noise_ratio),
+        noise=Noise(
+            false_alarm_ratio=policy.collective_noise_ratio, seen_failed=chance.failed, seen_tests=chance.tests
+        ),
         bounds=Bounds(max_rounds=policy.most_rounds),
     )

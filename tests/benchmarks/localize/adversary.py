@@ -1,7 +1,7 @@
 """
 Fleets that nobody tuned for: several faults of any kind at once, noise, labels that lie. Who is accused?
 
-    python -m tests.benchmarks.localize.adversary [--fleets N] [--from SEED] [--only WORD] [--show]
+    python -m tests.benchmarks.localize.adversary [--fleets N] [--from SEED] [--only WORD] [--show] [--taught N]
 
 Each fleet is drawn from its number. Only fleets whose whole fails are played, as a fleet that passes is never searched.
 The table counts those in which a healthy member is accused: by faults, by size, and by how the accused failed.
@@ -10,6 +10,7 @@ The table counts those in which a healthy member is accused: by faults, by size,
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 from collections import Counter
@@ -125,12 +126,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--draws", type=int, default=200, metavar="N", help="of the first whole, until it fails; else passed"
     )
+    parser.add_argument(
+        "--taught", type=int, default=0, metavar="N", help="tests of healthy groups that were seen before; default 0"
+    )
     arguments = parser.parse_args(argv)
     played: Counter[tuple[str, str]] = Counter()
     wrong: Counter[tuple[str, str]] = Counter()
     passed = 0
     for number in range(arguments.start, arguments.start + arguments.fleets):
         fleet, problem, borrowed, said = draw(number)
+        seen = {"seen_failed": arguments.taught * fleet.alarm_ratio, "seen_tests": arguments.taught}
+        problem = dataclasses.replace(problem, noise=dataclasses.replace(problem.noise, **seen))
         whole = problem.members[: len(problem.members) - borrowed]
         if arguments.only not in said:
             continue
