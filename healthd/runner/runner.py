@@ -22,9 +22,9 @@ from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
 from healthd.runner.settings import CheckInfo, OnProfile, OnProgress, OnResult, Plan, RunnerSettings, Survey
 from healthd.runner.survey import to_survey
+from healthd.runner.workers.node_lane import ask_node, ask_prestarted
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.process import WorkerProcess
-from healthd.runner.workers.worker_lane import ask_node, ask_prestarted
 from healthd.runner.workers.workers import Unreaped, Workers
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from healthd.runner.collective.rank_group import group_over_nodes
 from healthd.runner.compilation import compile_over_nodes
 from healthd.runner.device_claim import ClaimError, DeviceClaim
 from healthd.runner.settings import CheckInfo, OnProgress, RunProgress, Survey
+from healthd.runner.workers.node_lane import ask_node
 from healthd.runner.workers.outcome import Outcome
-from healthd.runner.workers.worker_lane import WorkerLane, ask_node
+from healthd.runner.workers.worker_lane import WorkerLane
 from healthd.runner.workers.workers import Workers
 
 FRESH_SURVEY_SECONDS = 1.0

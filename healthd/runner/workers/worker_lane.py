@@ -287,27 +287,3 @@ class WorkerLane:
             outcome.ended = self._free_at
         report("ended", outcome.missing.reason if outcome.missing else "done")
         return outcome
-
-
-async def ask_node(workers: Workers, kind: str, timeout_seconds: float) -> Outcome:
-    """The outcome of one command to a worker of the node of its own, which ends with it."""
-    outcomes: list[Outcome] = []
-    lane = WorkerLane(workers, None)
-    lane.submit(Job(check=kind, command={"kind": kind}, timeout_seconds=timeout_seconds, finish=outcomes.append))
-    lane.close()
-    await lane.serve()
-    return outcomes[0]
-
-
-async def ask_prestarted(process: WorkerProcess, kind: str, timeout_seconds: float) -> Outcome:
-    """The outcome of one command to a worker of the node without a lane; it is killed when it does not answer."""
-    outcome = Outcome(target="node")
-    process.send(json.dumps({"kind": kind, "id": 0}).encode() + b"\n")
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            while not outcome.add_event(await process.next_event(), 0, process, lambda *_: None):
-                pass
-    except (TimeoutError, ProtocolError) as error:
-        process.kill()
-        outcome.fail_with_worker("Garbage", str(error))
-    return outcome
