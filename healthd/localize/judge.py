@@ -206,8 +206,8 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     Nobody who never passed is accused before it was tried with those to whom it could belong.
 
     These are one other at least who is to be named, all that the first rounds allow, and a member of each part of the
-    network. One or two in a small fleet are tried with a third clean partner too. Two are tried with each other twice:
-    they may be cut off together, and have failed once by chance.
+    network. One in a small fleet is tried with a third clean partner too, and two but of 8 to 16. Two are tried with
+    each other twice: they may be cut off together, and have failed once by chance.
     """
     named = {v for v in found.accused if not ev.passes[v]}
     heard = {v for v in named if ev.silent[v] < 2}
@@ -255,7 +255,7 @@ def _wants_witness(ev: Evidence, v: int, found: Judged, share: float, clean: lis
     wanted = 2
     if found.odd or found.paths or found.trunks or found.apart:
         wanted = DOUBT_WITNESSES
-    elif len(ev.job) <= SMALL and (share * len(ev.job) < 2 or (share > 0.25 and share * len(ev.job) < 3)):
+    elif len(ev.job) <= SMALL and share * len(ev.job) < (3 if share > 0.25 or len(ev.job) > FEW_MEMBERS else 2):
         wanted = WITNESSES if ev.rounds < (5 if share > 0.25 else WITNESSES) else 2
     return v not in ev.shown and len(failed) < wanted and any(o not in ev.met[v] for o in clean)
 
