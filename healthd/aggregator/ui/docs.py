@@ -8,7 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from healthd.aggregator.ui import docs_view, rendering
+from healthd.aggregator.ui import rendering
+from healthd.aggregator.ui.docs_view import contents_of
 from healthd.aggregator.ui.route import PageRoute
 from healthd.aggregator.ui.session import visitor_of
 from healthd.core.wire import encode
@@ -30,7 +31,7 @@ async def docs(request: Request) -> Response:
     visitor = visitor_of(request)
     described = await _described(request)
     # Also beside the loop: it is by far the longest page.
-    return await asyncio.to_thread(lambda: rendering.page("docs.html", visitor=visitor, docs=described, view=docs_view))
+    return await asyncio.to_thread(lambda: rendering.page("docs.html", visitor=visitor, docs=contents_of(described)))
 
 
 async def _described(request: Request) -> dict[str, Any]:
