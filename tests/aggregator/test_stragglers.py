@@ -239,8 +239,8 @@ class LateLab(Lab):
     late: Mapping[str, float] = dataclasses.field(default_factory=dict)
     once: bool = False
 
-    def _report(self, name: str, order: Any, members: tuple[str, ...]) -> Any:
-        found = super()._report(name, order, members)
+    def report(self, name: str, order: Any, members: tuple[str, ...]) -> Any:
+        found = super().report(name, order, members)
         ready = self.late.get(name, 0.001) if not self.once or len(self.groups) == 1 else 0.001
         ranks = []
         for rank in found.ranks if found is not None else ():
