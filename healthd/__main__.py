@@ -17,13 +17,15 @@ def main() -> None:
     A check needs the node's worker whatever its settings are; started before the rest of healthd is imported, it
     imports its checks meanwhile.
     """
-    # What is imported stays: the usual 700 would have it looked through a hundred times, a tenth of the start.
-    gc.set_threshold(GARBAGE_THRESHOLD)
     if sys.argv[1:2] == ["check"] and None not in (sys.stdin, sys.stdout, sys.stderr):
         start_ahead()
     try:
+        usual = gc.get_threshold()
+        # What is imported stays: it would be looked through a hundred times, a tenth of the start.
+        gc.set_threshold(GARBAGE_THRESHOLD)
         from healthd.cli import main as run
 
+        gc.set_threshold(*usual)
         run()
     finally:
         end_ahead()

@@ -282,4 +282,6 @@ def _get(url: str) -> httpx.Response:
     """The answer of a service of ours, without loading the authorities of the machine each time."""
     import httpx
 
-    return httpx.get(url, timeout=5.0, trust_env=False, verify=url.startswith("https:"))
+    from healthd.core.http.tls import verification
+
+    return httpx.get(url, timeout=5.0, trust_env=False, verify=verification(url))

@@ -92,8 +92,9 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
         settle: Callable[[], None]
         try:
             settle = functools.partial(future.set_result, work())
-        except Exception as error:  # noqa: BLE001 - it is passed on
-            settle = functools.partial(future.set_exception, error)
+        except Exception as error:  # noqa: BLE001 - it is passed on, but for what a future refuses
+            told = RuntimeError("StopIteration") if isinstance(error, StopIteration) else error
+            settle = functools.partial(future.set_exception, told)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 

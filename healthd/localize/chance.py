@@ -22,8 +22,8 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
     The share of tests that healthy members fail, as learnt: from pairs that failed though both ends pass elsewhere.
 
     Pairs with a member in common count once, since that member may be the cause; `without`: pairs of these do not
-    count, since whether they fail by chance is the question. What earlier searches have seen counts as well; the
-    setting is an upper bound.
+    count, since whether they fail by chance is the question. What earlier searches have seen only raises the estimate:
+    a network that was good for weeks may be bad today. The setting is an upper bound.
     """
     used = set(without)
     count = 0
@@ -32,9 +32,16 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
             used |= {a, b}
             count += 1
     noise = ev.problem.noise
-    bound, failed = noise.false_alarm_ratio, noise.seen_failed + count
-    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + failed + 2 * math.sqrt(failed)  # an upper estimate
-    return min(bound or MOST_CHANCE, known / (CHANCE_TESTS + noise.seen_tests + ev.passed + count))
+    bound, tests = noise.false_alarm_ratio, ev.passed + count
+    here = _estimate(count, tests, bound)
+    ever = _estimate(count + noise.seen_failed, tests + noise.seen_tests, bound)
+    return min(bound or MOST_CHANCE, max(here, ever))
+
+
+def _estimate(failed: float, tests: float, bound: float) -> float:
+    """An upper estimate of the share that fails, of so many failures in so many tests."""
+    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + failed + 2 * math.sqrt(failed)
+    return known / (CHANCE_TESTS + tests)
 
 
 def is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float) -> bool:

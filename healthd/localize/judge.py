@@ -222,7 +222,7 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     for v in named:
         met = named.intersection(ev.met[v])
         tried = sum(ev.own((min(o, v), max(o, v)))[0] for o in met)
-        most = len(heard - {v})
+        most = len(heard) - (v in heard)
         near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
         lonely = tried < min(others, 2 if most == 1 else most) or (near and near.isdisjoint(met))
         fails = {o for o, n in found.accused[v] if not ev.tests[n].slow}

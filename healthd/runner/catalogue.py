@@ -8,6 +8,7 @@ from typing import Any
 from checks.contract import Check
 from checks.discover import PACKAGES, builtin_checks
 from healthd.core import wire
+from healthd.core.errors import BadInputError, ConfigError
 from healthd.runner.settings import CheckInfo
 
 BUILT_IN = "built-in"
@@ -37,6 +38,12 @@ def info_of(check: Check, origin: str) -> CheckInfo:
 
 
 def catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
-    """The catalogue as a worker lists it, by name."""
-    found = wire.convert(answers, tuple[CheckInfo, ...], what="the worker's list of checks")
-    return {info.name: info for info in found}
+    """The catalogue as a worker lists it, by name. ConfigError names a check whose declaration has a wrong type."""
+    found = {}
+    for answer in answers:
+        try:
+            info = wire.convert(answer, CheckInfo, what=f"check {answer.get('name')} of {answer.get('origin')}")
+        except BadInputError as error:
+            raise ConfigError(f"checks: {error}; mend what @check is given") from None
+        found[info.name] = info
+    return found

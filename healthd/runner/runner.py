@@ -95,9 +95,13 @@ class Runner:
     async def _host_catalogue(self) -> dict[str, CheckInfo]:
         """The built-in checks of the host: a prestarted worker has imported them already, and lists them."""
         if self._prestarted is not None:
-            outcome = await ask_prestarted(self._prestarted, "host_catalogue", _CATALOGUE_SECONDS)
+            settings = self.settings
+            outcome = await ask_prestarted(self._prestarted, "host_catalogue", settings.start_timeout_seconds)
             if outcome.missing is None:
                 return catalogue_of(outcome.answers)
+            if outcome.worker_lost:  # the run starts another
+                process, self._prestarted = self._prestarted, None
+                await process.wait_gone(settings.kill_grace_seconds)
         return builtin_catalogue(HOST_PACKAGES)
 
     @contextlib.asynccontextmanager

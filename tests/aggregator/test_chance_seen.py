@@ -12,6 +12,8 @@ from healthd.aggregator.validation.chance_seen import MOST_TESTS, add
 from healthd.core.model import Decision, Order, OrderReport, Verdict
 from healthd.localize import Noise, Outcome, Problem
 from healthd.localize import Verdict as Found
+from healthd.localize.chance import chance_of
+from healthd.localize.evidence import Evidence
 from tests.aggregator.lab import POLICY, Lab, inventory
 from tests.aggregator.test_engine import Running, running
 from tests.aggregator.test_localize import accused, seen, verdict_on
@@ -73,7 +75,8 @@ def test_the_aggregator_tells_the_next_search_what_the_last_ones_saw_of_chance()
             second, decision = await decide(run, nodes=FOUR, job="next")
             assert decision.decision is Verdict.ADMIT
             (after,) = second.validations
-            assert after.chance == ChanceSeen(failed=1, tests=len(validation.history) - 1)
+            pairs = [one for one in validation.history if len(one.members) == 2]
+            assert after.chance == ChanceSeen(failed=1, tests=len(pairs))
 
     asyncio.run(main())
 
@@ -91,13 +94,13 @@ def test_members_that_a_verdict_names_say_nothing_of_chance() -> None:
     found = verdict_on(problem, *history)
     assert accused(found) == {"a"}
     tested = [model.Tested(members=one.members, outcome=one.outcome, round=one.round, seconds=1.0) for one in history]
-    assert add(NO_CHANCE_SEEN, validation(found, *tested)) == ChanceSeen(failed=0, tests=4)
+    assert add(NO_CHANCE_SEEN, validation(found, *tested)) == ChanceSeen(failed=0, tests=3)
     assert add(NO_CHANCE_SEEN, validation(None, *tested)) == NO_CHANCE_SEEN
 
 
 def test_only_so_many_tests_are_remembered() -> None:
     passed = verdict_on(Problem(members=tuple("abcd")), seen(0, "abcd", PASS))
-    one = validation(passed, model.Tested(members=FOUR, outcome=PASS, round=0, seconds=1.0))
+    one = validation(passed, model.Tested(members=FOUR[:2], outcome=PASS, round=1, seconds=1.0))
     many = ChanceSeen(failed=8, tests=MOST_TESTS)
     assert add(many, one) == ChanceSeen(failed=4, tests=(MOST_TESTS + 1) / 2)
 
@@ -113,3 +116,12 @@ def test_where_healthy_groups_are_known_to_fail_at_times_two_failures_accuse_nob
     assert not accused(verdict_on(taught, *history))
     calm = dataclasses.replace(problem, noise=Noise(seen_tests=2000))
     assert accused(verdict_on(calm, *history)) == {"a"}
+
+
+def test_good_weeks_do_not_make_a_network_trusted_that_is_bad_today() -> None:
+    today = Evidence(Problem(members=tuple("abcdefgh")))
+    weeks = Evidence(Problem(members=tuple("abcdefgh"), noise=Noise(seen_tests=2000)))
+    odd = [(0, 1), (2, 3)]
+    assert chance_of(weeks, odd) == chance_of(today, odd) > 0.25 - 1e-9
+    bad = Evidence(Problem(members=tuple("abcdefgh"), noise=Noise(seen_failed=100, seen_tests=2000)))
+    assert chance_of(bad, ()) > chance_of(today, ())

@@ -194,8 +194,43 @@ def test_a_database_of_another_schema_is_refused(url: str) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     engine.dispose()
-    with pytest.raises(StoreError, match=r"another version of healthd \(schema 9999\); upgrade healthd"):
+    with pytest.raises(StoreError, match=r"\(schema 9999\); upgrade healthd, or use another"):
         Store.open(url)
+
+
+def test_tables_of_somebody_else_are_not_taken_over(url: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE events (x INTEGER)")
+    with pytest.raises(StoreError, match="events"):
+        Store.open(url)
+    assert sa.inspect(engine).get_table_names() == ["events"]
+    engine.dispose()
+
+
+def test_more_records_go_in_one_transaction_than_a_statement_has_parameters(url: str) -> None:
+    names = [f"n{number}" for number in range(70_000)]
+
+    async def main() -> None:
+        store = Store.open(url)
+        await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=QUARANTINE) for name in ("n1", "kept")])
+        await store.write([PutRecord(kind=Kind.QUARANTINE, key=name, record=None) for name in names])
+        assert set(store.load().quarantines) == {"kept"}
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_a_record_of_a_newer_healthd_is_told_at_the_start(url: str) -> None:
+    Store.open(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO records (kind, key, record) VALUES ('wish', 'n1', '{}')")
+    engine.dispose()
+    store = Store.open(url)
+    with pytest.raises(HealthdError, match="n1 is of kind 'wish', which a newer healthd wrote; upgrade healthd"):
+        store.load()
+    store.close()
 
 
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_database_that_is_damaged_or_newer_is_refused_in_one_line(cluster: Clust
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     aggregator.log.unlink()
-    assert "is of another version of healthd (schema 9999); upgrade healthd" in refuses(aggregator, 1)
+    assert "(schema 9999); upgrade healthd, or use another database" in refuses(aggregator, 1)
 
 
 @needs_root

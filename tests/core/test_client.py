@@ -16,6 +16,7 @@ from healthd.core import wire
 from healthd.core.errors import ConfigError, UnreachableError, connection_words
 from healthd.core.http.aggregator_client import Endpoint, RefusedError, read_token
 from healthd.core.http.gate_client import GateClient, NotAdmittedError
+from healthd.core.http.tls import verification
 from healthd.core.model import AdmittedNode, Decision, GateRequest, Verdict
 from tests.patience import PATIENCE
 
@@ -253,3 +254,9 @@ def test_where_nobody_answers_the_message_says_what_to_do() -> None:
     assert "nothing listens there" in connection_words(OSError("All connection attempts failed"))  # what anyio says
     with aggregator("http://no-such-host.invalid:8090") as line, pytest.raises(UnreachableError, match="to DNS or"):
         line.call("GET", "/v1/fleet")
+
+
+def test_only_a_url_that_is_plainly_without_tls_is_not_verified() -> None:
+    assert verification("http://node:8080") is False
+    for url in ("https://node:8080", "HTTPS://node:8080", "Https://node", "HTTP://node"):
+        assert verification(url)

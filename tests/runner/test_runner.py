@@ -401,6 +401,9 @@ def test_catalogue_tells_every_check_and_where_it_is_from() -> None:
         ("import no_such_module\n", "ModuleNotFoundError"),
         ("from checks.contract import *\n@check(tier='passive', interval_seconds=1, timeout_seconds=1)\n"
          "def matmul(ctx): yield\n", "two checks are named matmul"),
+        ("from checks.contract import *\n@check(tier='passive', interval_seconds=1, timeout_seconds=1, "
+         "accelerators=1)\n"
+         "def own(ctx): yield\n", "check own of"),
     ],
 )  # fmt: skip
 def test_check_file_that_cannot_be_loaded_is_an_error_with_its_name(tmp_path: Path, text: str, words: str) -> None:

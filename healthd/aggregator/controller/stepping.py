@@ -26,7 +26,7 @@ from healthd.aggregator.gate.snapshot import ReadOnce
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import Effect, FleetNode, Gate, Phase, Snapshot, WakeAt
 from healthd.aggregator.model.policy import Policy
-from healthd.aggregator.model.validations import NO_CHANCE_SEEN
+from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.aggregator.validation.chance_seen import add
 from healthd.core.evidence import reason
 from healthd.core.model import NodeState, Reason
@@ -59,7 +59,7 @@ class Stepper:
         self._rules = rules
         self._bulkheads = bulkheads
         self._judge = JudgeCache()
-        self._chance = NO_CHANCE_SEEN
+        self._chance: dict[str | None, ChanceSeen] = {}  # by pool: another has another network; None: nodes by name
 
     def next_due(self) -> float:
         """When the next gate is due."""
@@ -90,19 +90,20 @@ class Stepper:
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
             judge=self._judge,
-            chance=self._chance,
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()
         freed_before = len(batch.freed)
         for gate_id in sorted(dirty):
             with contained(Where.GATE, gate_id):
+                gate = self._fleet_state.gates[gate_id]
                 seen = dataclasses.replace(
                     snapshot,
                     claims=self._fleet_state.current_claims(),
                     doubted=self._rules.doubted() | {one.node for one in batch.accused},
+                    chance=self._chance.get(gate.request.pool, NO_CHANCE_SEEN),
                 )
-                self._step(batch, self._fleet_state.gates[gate_id], seen, failing.get(gate_id))
+                self._step(batch, gate, seen, failing.get(gate_id))
         made_room = len(batch.freed) > freed_before
         if made_room:
             self.dirty.update(self._waiting())
@@ -164,7 +165,8 @@ class Stepper:
             after, effects = self._hold_faulty(gate, snapshot, fault)
             states = ()
         for ended in after.ended[len(gate.ended) :]:
-            self._chance = add(self._chance, ended)
+            pool = gate.request.pool
+            self._chance[pool] = add(self._chance.get(pool, NO_CHANCE_SEEN), ended)
         at = next((effect.at for effect in effects if isinstance(effect, WakeAt)), math.inf)
         if after.phase is Phase.WAITING and after.request.pool is not None:
             # Any node of a pool may concern this gate, so it looks now and then; the more gates wait, the less often.

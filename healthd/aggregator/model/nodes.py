@@ -106,4 +106,4 @@ class Snapshot:
     doubted: frozenset[str] = frozenset()
     """Nodes that a validation named lately and that nothing has spoken for since."""
     chance: ChanceSeen = NO_CHANCE_SEEN
-    """How often healthy groups have failed in past validations, since the aggregator started."""
+    """How often healthy pairs have failed in past validations of the pool, since memory was last built from disk."""

@@ -23,6 +23,7 @@ from healthd.aggregator.store.tables import (
     RECORDS,
 )
 from healthd.core import wire
+from healthd.core.errors import BadInputError
 from healthd.core.model import NodeState, Quarantine
 
 
@@ -68,8 +69,11 @@ def load(connection: Connection) -> Loaded:
     open_leases = (
         select(LEASES.c.id, LEASES.c.record).where(LEASES.c.state != LeaseState.CLOSED.value).order_by(LEASES.c.id)
     )
+    kinds = {kind.value for kind in Kind}
     records: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
     for r in connection.execute(select(RECORDS)):
+        if r.kind not in kinds:
+            raise BadInputError(f"a record {r.key} is of kind {r.kind!r}, which a newer healthd wrote; upgrade healthd")
         kind = Kind(r.kind)
         records[kind][r.key] = wire.decode(r.record.encode(), _RECORDS[kind], what=f"{kind.value} of {r.key}")
     return Loaded(

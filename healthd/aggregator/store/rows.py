@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, select, tuple_, update
+from sqlalchemy import Connection, Table, bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from healthd.aggregator.model import Gate, LeaseRow
@@ -66,9 +66,10 @@ def _forget_nodes(connection: Connection, changes: Sequence[ForgetNode]) -> None
 
 def _put_records(connection: Connection, changes: Sequence[PutRecord]) -> None:
     last = {(c.kind.value, c.key): c.record for c in changes}
-    gone = [key for key, record in last.items() if record is None]
-    if gone:
-        connection.execute(delete(RECORDS).where(tuple_(RECORDS.c.kind, RECORDS.c.key).in_(gone)))
+    gone = [{"of_kind": kind, "of_key": key} for (kind, key), record in last.items() if record is None]
+    if gone:  # one statement each: a database bounds the parameters of one
+        one = (RECORDS.c.kind == bindparam("of_kind")) & (RECORDS.c.key == bindparam("of_key"))
+        connection.execute(delete(RECORDS).where(one), gone)
     kept = [
         {"kind": kind, "key": key, "record": wire.encode(record).decode()}
         for (kind, key), record in last.items()

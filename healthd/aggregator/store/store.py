@@ -242,15 +242,15 @@ class Store:
         if current - known:
             versions = ", ".join(sorted(current - known))
             raise StoreError(
-                f"{self._session.place} is of another version of healthd (schema {versions}); upgrade healthd or use "
-                "another database"
+                f"{self._session.place} is of a newer healthd, or of a development version before 0.1.0 (schema "
+                f"{versions}); upgrade healthd, or use another database"
             )
         try:
             with connection.begin():
                 if current:
                     command.upgrade(config, "head")
                 else:
-                    METADATA.create_all(connection)
+                    METADATA.create_all(connection, checkfirst=False)  # a table of somebody else is never taken over
                     connection.execute(LEADERSHIP.insert().values(id=1, term=0, holder="", renewed=0.0))
                     command.stamp(config, "head")
         except CommandError as error:

@@ -21,18 +21,20 @@ def _count(validation: Validation) -> tuple[int, int]:
     """
     How many groups of healthy members failed by chance, and how many had an outcome.
 
-    Only where all that remain passed together: else a cause that was not found is counted. Only pairs that passed as
-    well as failed; those with a member in common count once, since that member may be the cause.
+    Only where all that remain passed together: else a cause that was not found is counted. Only pairs; of those that
+    failed, the ones that passed too, and those with a member in common once, since that member may be the cause.
     """
     verdict = validation.verdict
     if verdict is None or verdict.rest_passed is not True or verdict.scale is not None:
         return 0, 0
+    if any(one.injected for one in validation.history):  # a fault that was lifted meanwhile looks like chance
+        return 0, 0
     named, used = _named(verdict), set[str]()
-    known = [one for one in validation.history if named.isdisjoint(one.members) and not one.injected]
+    known = [one for one in validation.history if len(one.members) == 2 and named.isdisjoint(one.members)]
     passed = [frozenset(one.members) for one in known if one.outcome is Outcome.PASS]
     failed = 0
     for one in known:
-        mended = one.outcome is Outcome.FAIL and len(one.members) == 2 and frozenset(one.members) in passed
+        mended = one.outcome is Outcome.FAIL and frozenset(one.members) in passed
         if mended and used.isdisjoint(one.members):
             used.update(one.members)
             failed += 1

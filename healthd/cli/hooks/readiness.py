@@ -38,10 +38,12 @@ def ask_readiness(url: str, query: Mapping[str, str]) -> Fitness:
 def _ask(url: str, query: Mapping[str, str]) -> Fitness:
     import httpx
 
+    from healthd.core.http.tls import verification
+
     path = f"{url.rstrip('/')}/readyz"
     end = time.monotonic() + TIMEOUT_SECONDS
     try:
-        verify = path.startswith("https:")
+        verify = verification(path)
         with httpx.stream(
             "GET", path, params=dict(query), timeout=TIMEOUT_SECONDS, trust_env=False, verify=verify
         ) as answer:

@@ -79,9 +79,7 @@ class Aggregator:
                 f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
             )
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-        # To load the authorities of the machine takes 30 ms; a CA file that cannot be used is told without TLS too.
-        wanted = endpoint.ca_file is not None or endpoint.url.startswith("https:")
-        verify: Any = tls.trusting(endpoint.ca_file) if wanted else False
+        verify = tls.verification(endpoint.url, endpoint.ca_file)
         self.url = endpoint.url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, headers=headers, verify=verify, trust_env=False)
 

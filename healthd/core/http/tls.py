@@ -33,7 +33,18 @@ def trusting(ca_file: Path | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
     except (OSError, ssl.SSLError) as error:
+        if ca_file is None:
+            raise ConfigError(f"the CAs of this system cannot be loaded: {words_of(error)}; name a --ca-file") from None
         raise ConfigError(f"{ca_file}: not a CA file: {words_of(error)}; name another with --ca-file") from None
+
+
+def verification(url: str, ca_file: Path | None = None) -> ssl.SSLContext | bool:
+    """
+    How a client verifies the other side of `url`: by a CA file, else by the authorities of the system.
+
+    False without TLS, for which all authorities would be loaded in vain; a bad CA file is told there too.
+    """
+    return trusting(ca_file) if ca_file is not None or not url.startswith("http://") else False
 
 
 def setting_to_change(url: str, error: Exception) -> str | None:

@@ -110,12 +110,14 @@ def _get(url: str, timeout_seconds: float) -> bytes:
     """The body of an answer with status 200. OSError for everything else, however slowly it comes."""
     import httpx
 
+    from healthd.core.http.tls import verification
+
     until = time.monotonic() + timeout_seconds
     try:
         # No proxy of the environment: the agent is on this host.
         with (
             httpx.Client(
-                trust_env=False, verify=url.startswith("https:"), timeout=timeout_seconds, follow_redirects=False
+                trust_env=False, verify=verification(url), timeout=timeout_seconds, follow_redirects=False
             ) as client,
             client.stream("GET", url) as answer,
         ):

@@ -76,6 +76,7 @@ def environment(python: str, extra: Mapping[str, str], own: Mapping[str, str]) -
 
 # --- ahead of the settings --------------------------------------------------------------------------------------------
 
+REAP_SECONDS = 1.0
 _ahead: Launch | None = None  # one that nobody has taken yet
 
 
@@ -86,7 +87,7 @@ def start_ahead() -> None:
     Nothing that a setting names is run: whether it may be is decided when the settings have been read.
     """
     global _ahead
-    if "HEALTHD_PROBE_PYTHON" in os.environ:  # nobody would take it
+    if not sys.executable or "HEALTHD_PROBE_PYTHON" in os.environ:  # nobody would take it
         return
     with contextlib.suppress(OSError):
         _ahead = Launch(command(sys.executable, alone=True), environment(sys.executable, {}, os.environ))
@@ -108,7 +109,12 @@ def end_ahead() -> None:
     """End the worker that was started ahead, where nobody has taken it."""
     global _ahead
     if _ahead is not None:
-        with _ahead.process:  # closes its pipes and waits
-            _ahead.process.kill()  # the guard; what it guards dies with it
-        os.close(_ahead.results)
-        _ahead = None
+        found, _ahead = _ahead, None
+        found.process.kill()  # the guard; what it guards dies with it
+        for pipe in (found.process.stdin, found.process.stdout, found.process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        os.close(found.results)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that a dying disk holds is not waited for
+            found.process.wait(REAP_SECONDS)
