@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from checks.contract import SEVERITY, Action, Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason
 from healthd.core.text import span
+
+
+class Judged(NamedTuple):
+    """What the evidence of a node says of one tier: reasons are worst first."""
+
+    health: Health
+    reasons: tuple[Reason, ...]
+    age_seconds: float | None
+    """The age of the oldest result that was counted; None where nothing was counted."""
 
 
 def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
@@ -44,14 +54,11 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
     return health_of(reasons), sorted_reasons(reasons)
 
 
-def judge_tier(
-    state: NodeState, tier: Tier, max_age_seconds: float, *, require: tuple[str, ...] = ()
-) -> tuple[Health, tuple[Reason, ...], float | None]:
+def judge_tier(state: NodeState, tier: Tier, max_age_seconds: float, *, require: tuple[str, ...] = ()) -> Judged:
     """
     The strict answer: is there evidence of `tier`, not older than asked, for every applicable check?
 
-    `require` names checks that must be among them. Returns health, reasons (worst first) and the age in seconds of the
-    oldest result that was counted (None when there is none). Only NotApplicable takes a check out of the set.
+    `require` names checks that must be among them. Only NotApplicable takes a check out of the set.
     """
     results = {result.check: result for result in state.results}
     specs = [spec for spec in state.checks if spec.tier.rank <= tier.rank]
@@ -80,7 +87,7 @@ def judge_tier(
     if not any(result.check in wanted for result in counted) and not reasons:
         reasons.append(reason("NoChecks", f"no check of tier {tier.value} has measured anything", node=state.node))
     oldest = max((result.age_seconds for result in counted), default=None)
-    return health_of(reasons), sorted_reasons(reasons), oldest
+    return Judged(health_of(reasons), sorted_reasons(reasons), oldest)
 
 
 def expired(spec: CheckSpec, result: CheckResult) -> bool:

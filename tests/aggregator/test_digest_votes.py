@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from checks.contract import Action, Evidence, Status, Tier
 from healthd.aggregator.auth import key_hash
 from healthd.aggregator.baselines.peer_events import PeerEvents
-from healthd.aggregator.gate.judging import JudgeCache
+from healthd.aggregator.gate.eligibility import judge
 from healthd.aggregator.inventory.compact_state import CompactState
 from healthd.aggregator.inventory.digest_comparison import MOST_OF_NODE, DigestComparison
 from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
@@ -388,8 +388,8 @@ class Nodes:
         """As shown, as a gate judges it, and why."""
         view = self.fleet.view(name)
         assert view is not None
-        judged = JudgeCache()(view.node, tier, 3600.0, ())
-        strict = JudgeCache()(view.node, tier, 3600.0, ("train_step",) if tier is not Tier.PASSIVE else ())
+        judged = judge(view.node, tier, 3600.0, ())
+        strict = judge(view.node, tier, 3600.0, ("train_step",) if tier is not Tier.PASSIVE else ())
         assert judged.health is strict.health
         return view.health, judged.health, [one.code for one in view.reasons]
 

@@ -9,7 +9,8 @@ import pytest
 
 from checks.contract import Blame, Status, Tier
 from healthd.aggregator.gate import decisions
-from healthd.aggregator.gate.judging import JudgeCache, judge
+from healthd.aggregator.gate.eligibility import judge
+from healthd.aggregator.inventory.executors import joined
 from healthd.aggregator.model import (
     Claim,
     ClaimKind,
@@ -222,34 +223,28 @@ def test_a_fault_that_is_not_the_nodes_makes_it_unknown_never_unhealthy(blame: B
     assert decision.excluded[0].reasons[0].blame is blame
 
 
-def test_the_memory_of_verdicts_gives_the_same_verdicts() -> None:
-    memory = JudgeCache()
-    for behind in (0.0, 3000.0, 3594.0, 3595.0, 3596.0, 9000.0):
-        for results in (good_results(), with_wrong(), (), good_results(age=float("nan"))):
+def test_remembered_verdicts_are_those_of_the_strict_question_and_never_younger_than_the_truth() -> None:
+    for results in (good_results(), with_wrong(), ()):
+        seen = node("n1", state("n1", results), oldest_seconds=5.0)
+        for behind in (0.0, 3000.0, 3594.0, 3595.0, 3596.0, 9000.0):
+            now = dataclasses.replace(seen, behind_seconds=behind)
+            strict = judge(dataclasses.replace(now, oldest_seconds=None), Tier.QUICK, 3600.0, ())
             for _ in range(2):
-                fleet_node = node(
-                    "n1",
-                    state("n1", results),
-                    behind_seconds=behind,
-                    version=hash((behind, len(results), str(results))),
-                )
-                one = judge(fleet_node, Tier.QUICK, 3600.0, ())
-                two = memory(fleet_node, Tier.QUICK, 3600.0, ())
-                assert (one.health, one.reasons) == (two.health, two.reasons)
+                found = judge(now, Tier.QUICK, 3600.0, ())
+                assert (found.health, found.reasons) == (strict.health, strict.reasons)
+                if strict.age_seconds is not None:
+                    assert found.age_seconds is not None
+                    assert found.age_seconds >= strict.age_seconds
+    nan = node("n1", state("n1", good_results(age=float("nan"))), oldest_seconds=math.inf)
+    assert judge(nan, Tier.QUICK, 3600.0, ()).health is Health.UNKNOWN
 
 
-def test_the_memory_of_verdicts_outlives_new_ages_and_is_never_younger_than_the_truth() -> None:
-    memory = JudgeCache()
-    for age in (5.0, 3000.0, 3599.0, 3601.0, 9000.0):
-        for version, results in enumerate((good_results(age=age), with_wrong(age))):
-            seen = node("n1", state("n1", results), version=version, oldest_seconds=age)
-            one, two = judge(seen, Tier.QUICK, 3600.0, ()), memory(seen, Tier.QUICK, 3600.0, ())
-            assert one.health is two.health
-            if one.age_seconds is not None:
-                assert two.age_seconds is not None
-                assert two.age_seconds >= one.age_seconds
-    nan = node("n1", state("n1", good_results(age=float("nan"))), version=3, oldest_seconds=math.inf)
-    assert memory(nan, Tier.QUICK, 3600.0, ()).health is Health.UNKNOWN
+def test_the_evidence_of_a_daemon_with_a_hook_grows_old_as_any_other() -> None:
+    """What was fresh at the first look is not fresh for as long as both send nothing but ages."""
+    daemon, hook = node("n1"), node("n1", oldest_seconds=5.0)
+    assert judge(joined(daemon, hook), Tier.QUICK, 3600.0, ()).health is Health.HEALTHY
+    daemon, hook = (dataclasses.replace(one, behind_seconds=4000.0) for one in (daemon, hook))
+    assert judge(joined(daemon, hook), Tier.QUICK, 3600.0, ()).health is Health.UNKNOWN
 
 
 def test_a_nodes_own_fault_comes_before_what_is_only_not_known() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from checks.contract import Blame, Finding, Status, Tier
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate import machine as gates
-from healthd.aggregator.gate.judging import judge
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.model import Claim, Effect, FleetNode, Gate, Override, Snapshot
 from healthd.aggregator.model.policy import Policy
@@ -148,7 +147,6 @@ def view(
         overrides=overrides or {},
         recovering=recovering,
         settling=settling,
-        judge=judge,
         doubted=frozenset(doubted),
     )
 

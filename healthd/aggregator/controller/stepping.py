@@ -19,7 +19,6 @@ from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.state.quarantines import Quarantines
 from healthd.aggregator.gate import decisions, members, name_resolution
-from healthd.aggregator.gate.judging import JudgeCache
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.reservation import StepContext, deadline_of
 from healthd.aggregator.gate.snapshot import ReadOnce
@@ -58,7 +57,6 @@ class Stepper:
         self._reconciler = reconciler
         self._rules = rules
         self._bulkheads = bulkheads
-        self._judge = JudgeCache()
         self._chance: dict[str | None, ChanceSeen] = {}  # by pool: another has another network; None: nodes by name
 
     def next_due(self) -> float:
@@ -89,7 +87,6 @@ class Stepper:
             overrides=dict(self._fleet_state.overrides),
             recovering=self._reconciler.recovering(now),
             settling=self._reconciler.settling(now),
-            judge=self._judge,
         )
         failing = self.set_executors(now)
         dirty |= failing.keys()

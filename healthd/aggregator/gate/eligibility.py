@@ -11,11 +11,11 @@ import enum
 import math
 from dataclasses import dataclass
 
-from checks.contract import Status
+from checks.contract import Status, Tier
 from healthd.aggregator.gate import name_resolution
-from healthd.aggregator.model import ClaimKind, FleetNode, Gate, Judged, RunStatus, Snapshot
+from healthd.aggregator.model import ClaimKind, FleetNode, Gate, RunStatus, Snapshot
 from healthd.aggregator.model.policy import Policy
-from healthd.core.evidence import reason
+from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
 
 
@@ -104,16 +104,10 @@ def _assess_known(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNod
 
 def _with_fault(found: Assessment, gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode) -> Assessment:
     """Where a rule keeps a node out, put first what is wrong with the node now, if anything is."""
-    kept = node.quarantine
-    if (
-        found.eligibility is not Eligibility.EXCLUDED
-        or node.state is None
-        or (kept is not None and kept.owner_kind != "rule")
-    ):
+    by_person = node.quarantine is not None and node.quarantine.owner_kind != "rule"
+    if found.reasons[0].code != "Quarantined" or by_person or node.state is None:
         return found
-    if found.reasons[0].code != "Quarantined":
-        return found
-    judged = snapshot.judge(node, gate.terms.tier, gate.terms.max_age_seconds, policy.require)
+    judged = judge(node, gate.terms.tier, gate.terms.max_age_seconds, policy.require)
     if judged.health is not Health.UNHEALTHY:
         return found
     return dataclasses.replace(found, reasons=(*judged.reasons, *found.reasons), age_seconds=judged.age_seconds)
@@ -205,6 +199,26 @@ def _is_own_allocation(gate: Gate, allocation: Allocation, node: str) -> bool:
     return bool(allocation.holder) and allocation.holder in (gate.request.job, gate.workload_on(node))
 
 
+def judge(node: FleetNode, tier: Tier, max_age_seconds: float, require: tuple[str, ...]) -> Judged:
+    """
+    What the evidence of a node says of a tier as of now: as `judge_tier`, at the price of a look-up where it can be.
+
+    While even the oldest result is young enough, the verdict that leaves ages out is also the strict one; it is
+    remembered with the evidence. Its age is then that of the oldest result, which may belong to a heavier tier, so it
+    is never younger than the truth.
+    """
+    if node.state is None:
+        why = reason("NotYetRun", "nothing reported yet", node=node.node)
+        return Judged(health=Health.UNKNOWN, reasons=(why,), age_seconds=None)
+    oldest = math.nan if node.oldest_seconds is None else node.oldest_seconds + node.behind_seconds
+    if not oldest <= max_age_seconds:  # also where nobody counted
+        return judge_tier(aged(node.state, node.behind_seconds), tier, max_age_seconds, require=require)
+    found = node.judged.get((tier, require))
+    if found is None:
+        found = node.judged[tier, require] = judge_tier(node.state, tier, math.inf, require=require)
+    return found if found.age_seconds is None else found._replace(age_seconds=oldest)
+
+
 def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode, state: NodeState) -> Assessment:
     """What the evidence of the node says for this gate."""
     name, terms = node.node, gate.terms
@@ -216,7 +230,7 @@ def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode
     if run is not None:
         # A run that this gate ordered stays valid for it while it waits for other nodes.
         max_age = max(max_age, snapshot.now - run.ordered_at)
-    judged = snapshot.judge(node, terms.tier, max_age, policy.require)
+    judged = judge(node, terms.tier, max_age, policy.require)
     if judged.health is Health.UNHEALTHY or (judged.health is Health.DEGRADED and not policy.admit_degraded):
         return Assessment(
             node=name, eligibility=Eligibility.EXCLUDED, reasons=judged.reasons, age_seconds=judged.age_seconds
@@ -266,7 +280,7 @@ def _run_in_progress(
     if status is not None and status in FINAL_STATUSES:
         message = report.message if report is not None else ""
         why = reason("Busy", f"{name} did not run tier {gate.terms.tier.value}: {message or status}", node=name)
-        judged = Judged(health=judged.health, reasons=(why, *judged.reasons), age_seconds=judged.age_seconds)
+        judged = judged._replace(reasons=(why, *judged.reasons))
         return _needs_run(policy, name, judged, run.round, run_over=True)
     until = run.ordered_at + run.deadline_seconds
     if now >= until:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from checks.contract import Finding, Status, Tier, worst
 from healthd.aggregator.inventory.machine_identity import failing, machine_of
-from healthd.aggregator.model import Judged
+from healthd.aggregator.model.nodes import Verdicts
 from healthd.core.evidence import health_of, judge_tier, reason_of, sorted_reasons
 from healthd.core.model import CheckResult, Health, Lease, NodeState, Reason
 from healthd.core.wire import decode, encode
@@ -31,8 +31,6 @@ EVIDENCE = ("inventory", "reasons", "checks", "results")
 
 AMENDED = ("job_steps",)
 """Checks whose results may be amended beside those that have digests."""
-# The tiers that gates usually ask for; others are judged on demand.
-JUDGED_TIERS = (Tier.PASSIVE, Tier.QUICK)
 _HEALTH_RANK: Mapping[Health, int] = {health: rank for rank, health in enumerate(Health)}
 
 
@@ -40,7 +38,8 @@ class CompactState:
     """
     A state whose ages are as of `at`, by the clock of the registry.
 
-    `stale_at` is when the first result expires if nothing more is heard.
+    `stale_at` is when the first result expires if nothing more is heard. `judged` is the memory of verdicts on this
+    evidence, see `FleetNode`.
     """
 
     __slots__ = (
@@ -82,17 +81,17 @@ class CompactState:
             (sys.intern(r.check), r.age_seconds, bounds[r.check]) for r in state.results if r.check in bounds
         )
         self._counted = tuple((sys.intern(r.check), r.age_seconds) for r in state.results)
-        # Judged now, while the state is decoded, so that no gate has to decode it again.
-        self.judged = {tier: _judged(state, tier) for tier in JUDGED_TIERS}
+        # Judged now, while the state is decoded, for the tier that gates ask for most.
+        self.judged: Verdicts = {(Tier.QUICK, ()): judge_tier(state, Tier.QUICK, math.inf)}
         self.stale_at = self._stale_at()
         self._oldest_seconds: float | None = None
-        tiers = {spec.name: spec.tier for spec in state.checks}
-        self._amendable = {
-            sys.intern(r.check): (tiers[r.check], r.injected)
+        checks = {spec.name for spec in state.checks}
+        self._amendable = {  # whether a fault was injected, by check
+            sys.intern(r.check): r.injected
             for r in state.results
-            if r.check in tiers and (r.digests or r.check in AMENDED)
+            if r.check in checks and (r.digests or r.check in AMENDED)
         }
-        self._own = (self.health, self.judged, self.failing)
+        self._own = (self.health, self.failing)
         self._added: Mapping[str, tuple[Finding, ...]] = {}
 
     def amend(self, findings: Mapping[str, tuple[Finding, ...]]) -> bool:
@@ -105,30 +104,19 @@ class CompactState:
         if added == self._added:
             return False
         self._added = added
-        self.health, self.judged, self.failing = self._own
-        if not added:
-            return True
-        self.health = max(self.health, health_of(self._reasons()), key=_HEALTH_RANK.__getitem__)
-        self.failing = self.failing or any(one.status is Status.FAIL for some in added.values() for one in some)
-        judged = {}
-        for tier, own in self.judged.items():
-            reasons = self._reasons(tier)
-            judged[tier] = Judged(
-                health=max(own.health, health_of(reasons), key=_HEALTH_RANK.__getitem__),
-                reasons=sorted_reasons((*reasons, *own.reasons)),
-                age_seconds=own.age_seconds,
-            )
-        self.judged = judged
+        self.judged = {}  # another one: who was given the former judges by the former evidence
+        health, failing = self._own
+        self.health = max(health, health_of(self._reasons()), key=_HEALTH_RANK.__getitem__)
+        self.failing = failing or any(one.status is Status.FAIL for some in added.values() for one in some)
         return True
 
-    def _reasons(self, tier: Tier = Tier.SOAK) -> tuple[Reason, ...]:
-        """What was added to checks of a tier and lighter ones, as reasons."""
+    def _reasons(self) -> tuple[Reason, ...]:
+        """What was added, as reasons."""
         node = self._rest["node"]
         return tuple(
-            reason_of(node, check, one, one.status, injected=self._amendable[check][1])
+            reason_of(node, check, one, one.status, injected=self._amendable[check])
             for check, some in self._added.items()
             for one in some
-            if self._amendable[check][0].rank <= tier.rank
         )
 
     @property
@@ -212,9 +200,3 @@ def _with_age(record: R, age_seconds: float) -> R:
     copy: R = object.__new__(type(record))
     copy.__dict__.update(record.__dict__, age_seconds=age_seconds)
     return copy
-
-
-def _judged(state: NodeState, tier: Tier) -> Judged:
-    """The verdict on a state without a bound of age."""
-    health, reasons, age = judge_tier(state, tier, math.inf)
-    return Judged(health=health, reasons=reasons, age_seconds=age)

@@ -42,7 +42,7 @@ from healthd.aggregator.model.gates import (
     Waiting,
     phase_of,
 )
-from healthd.aggregator.model.nodes import Duplicate, FleetNode, Judge, Judged, Snapshot
+from healthd.aggregator.model.nodes import Duplicate, FleetNode, Snapshot
 
 __all__ = [
     "Accuse",
@@ -60,8 +60,6 @@ __all__ = [
     "Grant",
     "GrantLease",
     "Granting",
-    "Judge",
-    "Judged",
     "LeaseRow",
     "LeaseState",
     "Member",

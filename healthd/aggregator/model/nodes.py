@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checks.contract import Tier
 from healthd.aggregator.model.claims import Claim, Override
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
-from healthd.core.evidence import aged
-from healthd.core.model import Health, NodeState, OrderReport, Quarantine, Reason
+from healthd.core.evidence import Judged, aged
+from healthd.core.model import NodeState, OrderReport, Quarantine
 
 MOST_COMPILE_SECONDS = 7200.0
 """More is not waited for, whatever a node says: six times what a node allows for by default."""
+
+Verdicts = dict[tuple[Tier, tuple[str, ...]], Judged]
+"""What was found of the evidence of a node, by tier and required checks, with ages left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +25,13 @@ class FleetNode:
 
     `state` is as it was received: `behind_seconds` is to be added to every age in it (None of a state: the node is
     known from the store only). `version` is another number whenever the evidence is another, and `oldest_seconds` the
-    age of the oldest result, as it was received; None where nobody counted: then `version` must be
-    another for new ages too. `judged` are verdicts by tier that leave ages out. `machine` and `failing` say what the
-    rules would read of the state (`healthd.aggregator.inventory.machine_identity`), None where nobody has looked.
-    `heard_seconds` is how long ago the node was last heard, None: never since this aggregator started. `confirmed`
-    means two-way contact, so that its ages are bounded; a node that is not confirmed is never admitted.
-    `quarantine` is the aggregator's word. `orders` holds the last report on every order that is not yet
-    acknowledged. `issuer` is the database that the node took orders from before its last sync.
+    age of the oldest result, as it was received; None where nobody counted. `judged` is a memory: who judges this
+    evidence adds to it. `machine` and `failing` say what the rules would read of the state
+    (`healthd.aggregator.inventory.machine_identity`), None where nobody has looked. `heard_seconds` is how long ago the
+    node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so that its ages
+    are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word. `orders` holds
+    the last report on every order that is not yet acknowledged. `issuer` is the database that the node took orders from
+    before its last sync.
     """
 
     node: str
@@ -42,7 +45,7 @@ class FleetNode:
     orders: Mapping[str, OrderReport]
     issuer: str | None
     oldest_seconds: float | None = None
-    judged: Mapping[Tier, Judged] = field(default_factory=dict)
+    judged: Verdicts = field(default_factory=dict, compare=False)
     machine: str | None = None
     failing: bool | None = None
 
@@ -70,19 +73,6 @@ class Duplicate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What the evidence of a node says of one tier: `age_seconds` is that of the oldest result that was counted."""
-
-    health: Health
-    reasons: tuple[Reason, ...]
-    age_seconds: float | None
-
-
-Judge = Callable[[FleetNode, Tier, float, tuple[str, ...]], Judged]
-"""(node, tier, max_age_seconds, required checks) -> verdict: `gate.eligibility.judge`, or a memory of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """The fleet at one moment: all that a step of a gate may see. Nothing in it changes."""
 
@@ -102,7 +92,6 @@ class Snapshot:
     """Why nothing may be admitted; None in good days."""
     settling: str | None
     """Why nothing may be called impossible yet: nodes have not had time to report. None later on."""
-    judge: Judge
     doubted: frozenset[str] = frozenset()
     """Nodes that a validation named lately and that nothing has spoken for since."""
     chance: ChanceSeen = NO_CHANCE_SEEN
