@@ -12,7 +12,7 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult, OrderReport
-from healthd.node.checks.active_run import DeviceUse, ResultRecorder
+from healthd.node.checks.active_run import DeviceUse
 from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.checks.timetable import PassiveTimetable, QuickFacts, quick_due_at
 from healthd.node.http.control_socket import without
@@ -394,11 +394,9 @@ def test_set_fault_runs_what_it_touches_and_clearing_drops_what_it_latched(tmp_p
 
 def test_a_fault_at_a_place_of_a_check_is_a_fault_of_that_check(tmp_path: Path) -> None:
     placed = "matmul.block1.gelu@cpu:0=corrupt:0.001/10000"  # as train_step has them: the names here are another's
-    recorder = ResultRecorder(
-        NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=NODE_BOOT), lambda: None
-    )
-    assert recorder.set_faults((placed,)) == {"matmul"}
-    assert recorder.set_faults(()) == {"matmul"}
+    store = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=NODE_BOOT)
+    assert store.set_faults((placed,)) == {"matmul"}
+    assert store.set_faults(()) == {"matmul"}
     assert without([placed, "load=fail"], ["matmul"]) == ("load=fail",)
 
 

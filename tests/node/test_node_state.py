@@ -247,12 +247,12 @@ def test_digest_ignores_ages_times_and_measured_values_and_nothing_that_decides(
     assert digest_of(one.snapshot()) == before
     seen = {before}
     for change in (
+        lambda: one.set_faults(("disk=fail",)),
         lambda: one.record(result("disk", finding(Status.WARN))),
         lambda: one.record(result("disk", injected=True)),
         lambda: one.record(result("matmul", tier=Tier.DEEP)),
         lambda: one.set_survey(survey(holders=None)),
         lambda: one.set_leases(((lease(), 0.0),)),
-        lambda: one.set_faults(("disk=fail",)),
         lambda: one.set_running("quick"),
         lambda: time.move(100),  # stale now
     ):

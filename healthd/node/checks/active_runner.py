@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from healthd.core.model import OrderReport, OrderStatus
+from healthd.core.model import CheckResult, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, is_cancelling
-from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse, ResultRecorder
+from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse
 from healthd.node.occupancy.occupancy import Occupancy
 from healthd.node.state.store import NodeStore
 from healthd.runner import Plan
@@ -28,7 +28,6 @@ class ActiveRunner:
         store: NodeStore,
         runner: CheckRunner,
         occupancy: Occupancy,
-        recorder: ResultRecorder,
         *,
         executor: str,
         tasks: Tasks,
@@ -38,7 +37,6 @@ class ActiveRunner:
         self._store = store
         self._runner = runner
         self._occupancy = occupancy
-        self._recorder = recorder
         self._executor = executor
         self._tasks = tasks
         self._on_start = on_start
@@ -83,8 +81,14 @@ class ActiveRunner:
         for ordered in run.orders:
             ordered.report(OrderReport(status=OrderStatus.RUNNING))
         plan = Plan(tier=run.tier, checks=run.checks, executor=self._executor, order=order_id)
+        faults, record = self._store.start_run()
+
+        def on_result(result: CheckResult) -> None:
+            self._occupancy.note_survey()  # that of the run is known by now
+            run.count(result, valid=record(result))
+
         try:
-            work = self._runner.run(plan, faults=self._recorder.faults(), on_result=self._recorder.listener(run.orders))
+            work = self._runner.run(plan, faults=faults, on_result=on_result)
             run.task = self._tasks.start(f"run of {run.tier.value}", work)
             try:
                 await self._watch_allocations(run, run.task)

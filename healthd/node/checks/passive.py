@@ -6,8 +6,9 @@ import asyncio
 import math
 
 from checks.contract import Tier
+from healthd.core.model import CheckResult
 from healthd.core.tasks import LONGEST_SLEEP_SECONDS, wait_for
-from healthd.node.checks.active_run import CheckRunner, ResultRecorder
+from healthd.node.checks.active_run import CheckRunner
 from healthd.node.checks.catalogue import in_tier
 from healthd.node.checks.timetable import PassiveTimetable
 from healthd.node.clock import Clock
@@ -27,7 +28,6 @@ class PassiveRounds:
         settings: NodeSettings,
         *,
         occupancy: Occupancy,
-        recorder: ResultRecorder,
         clock: Clock,
         phase_ratio: float,
     ) -> None:
@@ -36,7 +36,6 @@ class PassiveRounds:
         self._runner = runner
         self._settings = settings
         self._occupancy = occupancy
-        self._recorder = recorder
         self._clock = clock
         self._table = PassiveTimetable(store.specs, now=clock.boot(), phase_ratio=phase_ratio)
         self._round_at = -math.inf
@@ -61,7 +60,13 @@ class PassiveRounds:
             await self._occupancy.refresh()
             return
         plan = Plan(tier=Tier.PASSIVE, checks=due, executor=self._settings.executor)
-        work = self._runner.run(plan, faults=self._recorder.faults(), on_result=self._recorder.listener(()))
+        faults, record = self._store.start_run()
+
+        def on_result(result: CheckResult) -> None:
+            self._occupancy.note_survey()  # that of the round is known by now
+            record(result)
+
+        work = self._runner.run(plan, faults=faults, on_result=on_result)
         await asyncio.gather(work, self._occupancy.ask_schedulers())
         self._occupancy.note_survey()
 

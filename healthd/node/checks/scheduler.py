@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from checks.contract import Tier
 from healthd.core.model import OrderReport, OrderStatus
 from healthd.core.tasks import LONGEST_SLEEP_SECONDS, Tasks, wait_for
-from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse, Report, ResultRecorder, SchedulerReader
+from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse, Report, SchedulerReader
 from healthd.node.checks.active_runner import ActiveRunner
 from healthd.node.checks.passive import PassiveRounds
 from healthd.node.checks.timetable import QuickFacts, quick_due_at
@@ -57,13 +57,11 @@ class Scheduler:
             in_use_by_us=lambda: self._active.run_with_devices is not None or self._active.use is not None,
             on_change=self._wake.set,
         )
-        self._recorder = ResultRecorder(store, self._occupancy.note_survey)
         self._passive = PassiveRounds(
             store,
             runner,
             settings,
             occupancy=self._occupancy,
-            recorder=self._recorder,
             clock=clock,
             phase_ratio=phase_ratio,
         )
@@ -71,7 +69,6 @@ class Scheduler:
             store,
             runner,
             self._occupancy,
-            self._recorder,
             executor=settings.executor,
             tasks=tasks,
             on_start=self._note_start,
@@ -168,7 +165,7 @@ class Scheduler:
 
         Drops results that earlier faults have changed; the checks whose faults change run at once.
         """
-        touched = self._recorder.set_faults(faults)
+        touched = self._store.set_faults(faults)
         self._passive.force()
         if self._occupancy.needs_devices(touched):
             self._forced = True

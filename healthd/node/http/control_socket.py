@@ -28,7 +28,7 @@ from checks.contract import Tier
 from checks.worker.faults import check_of, check_target, parse_fault
 from healthd.core import wire
 from healthd.core.errors import BadInputError, HealthdError, UnreachableError
-from healthd.core.model import FINAL_STATUSES, CheckSpec, NodeState, OrderReport
+from healthd.core.model import FINAL_STATUSES, CheckSpec, Inventory, NodeState, OrderReport
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.http.problems import handlers, json_response, problem
 from healthd.node.state.profiles import ProfileFolder, ProfileRecord
@@ -78,13 +78,15 @@ def check_faults(faults: Sequence[str], specs: Sequence[CheckSpec]) -> tuple[str
     return found
 
 
-def check_targets(faults: Sequence[str], devices: Sequence[str], workers: Sequence[str] = ()) -> None:
-    """BadInputError for a fault on a device that is not there; nothing is known before the first look."""
+def check_targets(faults: Sequence[str], inventory: Inventory | None) -> None:
+    """BadInputError for a fault on a device that is not there; nothing is known before the first survey."""
+    if inventory is None or not inventory.devices:
+        return
+    devices = [device.target for device in inventory.devices]
     try:
-        for text in faults if devices else ():
-            fault = parse_fault(text)
+        for fault in map(parse_fault, faults):
             if not (fault.target or "").startswith("rank:"):  # it may be a rank of a group over several nodes
-                check_target(fault, devices, workers)
+                check_target(fault, devices, inventory.workers)
     except ValueError as error:
         raise BadInputError(str(error)) from None
 
@@ -124,7 +126,7 @@ class ControlApi:
         if not asked:
             raise BadInputError("faults: name at least one, as CHECK[@TARGET]=KIND[:VALUE]")
         faults = check_faults((*self._store.faults, *asked), self._store.specs)
-        check_targets(faults, self._store.devices, self._store.rank_targets)
+        check_targets(faults, self._store.inventory)
         log.warning("faults in force: %s", ", ".join(faults))
         self._scheduler.set_faults(faults)
         return json_response(FaultList(faults=faults))

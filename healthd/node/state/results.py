@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from checks.contract import Status
 from healthd.core.model import CheckResult, CheckSpec, Quarantine
+from healthd.node.clock import Clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +92,15 @@ class ResultLog:
         """The current result of a check; None where there is no evidence."""
         return self._current.get(check)
 
-    def history(self, check: str) -> tuple[StampedResult, ...]:
-        """Recent results, newest first, and the last ones that did not pass."""
+    def history(self, check: str, clock: Clock) -> tuple[CheckResult, ...]:
+        """Recent results, newest first, and the last ones that did not pass; ages of an earlier boot are unbounded."""
         history = self._history.get(check)
-        return () if history is None else history.all()
+        return () if history is None else tuple(self._with_age(stamped, clock) for stamped in history.all())
+
+    def _with_age(self, stamped: StampedResult, clock: Clock) -> CheckResult:
+        if stamped.boot_id == self._boot_id and self._boot_id is not None:
+            return stamped.as_of(clock.boot())
+        return dataclasses.replace(stamped.result, age_seconds=max(0.0, clock.wall() - stamped.result.started_at))
 
     def drop_injected(self) -> None:
         """Drop the current results that an injected fault has changed."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from checks.accelerators import find_descriptor
 from checks.contract import Status
+from checks.worker.faults import Fault, check_of, parse_fault
 from healthd.core.evidence import judge_health
-from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Lease, NodeState, Quarantine
+from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Inventory, Lease, NodeState, Quarantine
 from healthd.node.clock import Clock
 from healthd.node.occupancy import NO_SCHEDULERS, Scheduled
 from healthd.node.occupancy.model import allocations
@@ -52,7 +53,6 @@ class NodeStore:
         self.address: str | None = settings.address
         self.hostname = files.host_name(settings.host_root)
         self._peer_address: str | None = None
-        self.started_at = clock.boot()
         self._listeners: list[Callable[[], None]] = []
         self._results = ResultLog(boot_id=boot_id, history_results=settings.history_results)
         self.runs = collections.Counter[Status]()
@@ -71,6 +71,7 @@ class NodeStore:
         self._quarantine_known = False
         self.faults: tuple[str, ...] = settings.faults
         """The injected faults in force."""
+        self._faults_changed: dict[str, int] = {}  # the version at which the faults of a check last changed
         self.running: str | None = None
         """The active run under way, in words; None for no run."""
         self._cached: tuple[int, float, NodeState] | None = None
@@ -81,6 +82,21 @@ class NodeStore:
     def listen(self, callback: Callable[[], None]) -> None:
         """Call this after every change."""
         self._listeners.append(callback)
+
+    def start_run(self) -> tuple[tuple[Fault, ...], Callable[[CheckResult], bool]]:
+        """
+        The faults of a run that starts now, and what takes its results: it records one, or returns False for one that
+        does not count, because the faults of its check have changed since.
+        """
+        started = self.version
+
+        def record(result: CheckResult) -> bool:
+            valid = started >= self._faults_changed.get(result.check, 0)
+            if valid:
+                self.record(result)
+            return valid
+
+        return tuple(parse_fault(text) for text in self.faults), record
 
     def record(self, result: CheckResult) -> None:
         """Record a finished check."""
@@ -126,10 +142,14 @@ class NodeStore:
             self.quarantine, self._quarantine_known = quarantine, True
             self._touch()
 
-    def set_faults(self, faults: tuple[str, ...]) -> None:
-        """Replace the injected faults in force."""
+    def set_faults(self, faults: tuple[str, ...]) -> set[str]:
+        """Replace the injected faults in force and drop the results that faults have changed; the affected checks."""
+        affected = {check_of(text) for text in {*faults} ^ {*self.faults}}
         self.faults = faults
+        self._results.drop_injected()
         self._touch()
+        self._faults_changed.update(dict.fromkeys(affected, self.version))
+        return affected
 
     def set_peer_address(self, address: str | None) -> None:
         """Record the IP address by which the ranks of other nodes reach those of this one."""
@@ -142,11 +162,6 @@ class NodeStore:
         if running != self.running:
             self.running = running
             self._touch()
-
-    def drop_injected(self) -> None:
-        """Drop the results that injected faults have changed."""
-        self._results.drop_injected()
-        self._touch()
 
     def _touch(self) -> None:
         self.version += 1
@@ -175,14 +190,9 @@ class NodeStore:
         return stamped is not None and hidden_holders(stamped.result) is not None
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """The targets of the devices; empty before the first survey."""
-        return () if self._survey is None else tuple(device.target for device in self._survey.inventory.devices)
-
-    @property
-    def rank_targets(self) -> tuple[str, ...]:
-        """The targets that checks run on: devices, or their cores; empty before the first survey."""
-        return () if self._survey is None else self._survey.inventory.rank_targets
+    def inventory(self) -> Inventory | None:
+        """The devices; None before the first survey."""
+        return self._survey.inventory if self._survey is not None else None
 
     @property
     def quarantine_unknown(self) -> str:
@@ -194,7 +204,7 @@ class NodeStore:
     @property
     def accelerator(self) -> str | None:
         """The kind of devices; None before the first survey."""
-        return self._survey.inventory.accelerator if self._survey is not None else None
+        return self.inventory.accelerator if self.inventory is not None else None
 
     @property
     def allocated(self) -> tuple[Allocation, ...]:
@@ -213,14 +223,8 @@ class NodeStore:
         return self._results.get(check)
 
     def history(self, check: str) -> tuple[CheckResult, ...]:
-        """See `ResultLog.history`; ages of an earlier boot are unbounded."""
-        return tuple(self._with_age(stamped) for stamped in self._results.history(check))
-
-    def _with_age(self, stamped: StampedResult) -> CheckResult:
-        if stamped.boot_id == self.boot_id and self.boot_id is not None:
-            return stamped.as_of(self.clock.boot())
-        age_seconds = max(0.0, self.clock.wall() - stamped.result.started_at)
-        return dataclasses.replace(stamped.result, age_seconds=age_seconds)
+        """See `ResultLog.history`."""
+        return self._results.history(check, self.clock)
 
     def snapshot(self) -> NodeState:
         """The node, at most a second old and never older than the last change: what outlets show."""
@@ -237,7 +241,9 @@ class NodeStore:
         state = self._render(now)
         self._cached = (self.version, now, state)
         if state.health is not self._health:
-            self._log_health(state)
+            self._health = state.health
+            why = f": {state.reasons[0].message}" if state.reasons else ""
+            log.info("%s is %s%s", state.node, state.health.value, why)
         return state
 
     def _render(self, now: float) -> NodeState:
@@ -270,12 +276,6 @@ class NodeStore:
         )
         health, reasons = judge_health(blank)
         return dataclasses.replace(blank, health=health, reasons=reasons)
-
-    def _log_health(self, state: NodeState) -> None:
-        """Log each change of the health in one line."""
-        why = f": {state.reasons[0].message}" if state.reasons else ""
-        log.info("%s is %s%s", state.node, state.health.value, why)
-        self._health = state.health
 
     # --- over a restart -----------------------------------------------------------------------------------------------
 
