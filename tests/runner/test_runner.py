@@ -16,9 +16,10 @@ from checks.contract import Status
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
 from healthd.runner import CheckInfo, Plan, ProgramSpec, RunnerSettings
+from healthd.runner.run_record import compose
 from healthd.runner.workers.launch import environment
 from healthd.runner.workers.node_lane import in_order_of_end
-from healthd.runner.workers.outcome import Outcome, compose
+from healthd.runner.workers.outcome import Outcome
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import CHECKS, make_runner, run_checks, tracer, wait_gone, workers_left

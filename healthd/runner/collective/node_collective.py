@@ -201,8 +201,9 @@ class _SilenceWatch:
 
 def signs_of_life(lanes: Sequence[WorkerLane]) -> tuple[float, dict[int, float]]:
     """When a rank last reported, and how long the threads of the ranks and of this process waited for a processor."""
-    pids = [os.getpid(), *(lane.process.worker_pid for lane in lanes if lane.process is not None)]
-    return max(lane.last_event_at for lane in lanes), waited_seconds(pids)
+    processes = [lane.process for lane in lanes if lane.process is not None]
+    waited = waited_seconds([os.getpid(), *(process.worker_pid for process in processes)])
+    return max((process.last_event_at for process in processes), default=0.0), waited
 
 
 def _report_times(began: float, outcomes: Sequence[Outcome]) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from checks.contract import Missing
-from checks.worker.protocol import ProtocolError, from_evidence, from_missing
+from checks.worker.protocol import from_evidence, from_missing
 from healthd.runner.run_record import RunRecord
 from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.outcome import Outcome
@@ -91,16 +91,8 @@ async def ask_node(workers: Workers, kind: str, timeout_seconds: float) -> Outco
 
 async def ask_prestarted(process: WorkerProcess, kind: str, timeout_seconds: float) -> Outcome:
     """The outcome of one command to a worker of the node without a lane; it is killed when it does not answer."""
-    outcome = Outcome(target="node")
     process.send(json.dumps({"kind": kind, "id": 0}).encode() + b"\n")
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            while not outcome.add_event(await process.next_event(), 0, process, lambda *_: None):
-                pass
-    except (TimeoutError, ProtocolError) as error:
-        process.kill()
-        outcome.fail_with_worker("Garbage", str(error))
-    return outcome
+    return await Outcome(target="node").read(process, 0, timeout_seconds)
 
 
 def in_order_of_end(outcomes: Iterable[Outcome]) -> list[Missing]:

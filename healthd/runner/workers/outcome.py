@@ -1,25 +1,21 @@
-"""Assembles what one worker reported from its events, and the result of a check from what all its workers reported."""
+"""Reads what one worker reports for a check, and says why where it reports nothing."""
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from checks.contract import (
-    SEVERITY,
     Action,
     Evidence,
     Finding,
     Missing,
     Profile,
     Progress,
-    Scope,
-    Status,
-    make_finding,
-    worst,
 )
 from checks.worker.profile_parts import ProfileParts
 from checks.worker.protocol import (
@@ -31,9 +27,6 @@ from checks.worker.protocol import (
     to_finding,
     to_progress,
 )
-from healthd.core.model import CheckResult
-from healthd.core.model.work_digests import digests_of
-from healthd.runner.settings import CheckInfo, Plan
 from healthd.runner.workers.process import Ended, Event, WorkerProcess
 
 MAX_ERROR_CHARACTERS = 4000
@@ -44,9 +37,6 @@ MAX_EVIDENCE = 64
 _VAGUE = frozenset({"Crashed", "CheckError", "StartFailed", "Timeout"})
 # Reasons that an error raised in a check may carry: the machine did not let the check see something.
 _REASONS_OF_THE_HOST = frozenset({"NoData", "NoPermission", "MissingTool", "Timeout", "ColdCache"})
-
-# Reasons that prove a fault of the node; all others for having no outcome mean that its state is unknown.
-_FAILURES = frozenset({"Stuck", "MissingDevice", "DeviceLost"})
 
 OnStep = Callable[[str, str], None]
 
@@ -103,6 +93,40 @@ class Outcome:
         """As `fail`, when the worker process is lost too."""
         self.worker_lost = True
         return self.fail(reason, message, error=error, action=action)
+
+    async def read(
+        self,
+        process: WorkerProcess,
+        command_id: int,
+        timeout_seconds: float,
+        *,
+        begin: float | None = None,
+        on_step: OnStep = lambda *_: None,
+    ) -> Outcome:
+        """
+        Read the events of a command, and kill a worker that is late or sends garbage. Returns itself.
+
+        The time counts from `begin` (monotonic; None: now). Where it is infinite, killing a late worker is up to the
+        caller.
+        """
+        left = timeout_seconds if begin is None else begin + timeout_seconds - time.monotonic()
+        try:
+            async with asyncio.timeout(None if left == math.inf else max(0.0, left)):
+                while not self.add_event(await process.next_event(), command_id, process, on_step):
+                    pass
+        except TimeoutError:
+            process.kill()
+            seen = f"; last seen: {self.last_step}" if self.progress else ""
+            text = f"did not end within {timeout_seconds:g} s{seen}"
+            reason, text, action = explain("Timeout", text, process.last_output())
+            self.fail_with_worker(reason, text, error=process.last_output() or None, action=action)
+        except ProtocolError as error:
+            process.kill()
+            self.fail_with_worker("Garbage", str(error), error=process.last_output() or None)
+        if self.missing is None:
+            self.ended = time.monotonic()
+        on_step("ended", self.missing.reason if self.missing else "done")
+        return self
 
     def add_event(self, event: Event, command_id: int, process: WorkerProcess, on_step: OnStep) -> bool:
         """
@@ -200,99 +224,3 @@ def last_line(output: str) -> str:
     """The most telling line of a process's output: that of a fatal error, else the last one."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1] if lines else "")
-
-
-# --- from outcomes to a result: pure. What is missing, silent or passed only after a crash is never a pass -----------
-
-
-def compose(
-    info: CheckInfo,
-    plan: Plan,
-    outcomes: Sequence[Outcome],
-    *,
-    judgement: Outcome | None,
-    injected: bool,
-    machine: Callable[[], str | None] = lambda: None,
-) -> CheckResult:
-    """
-    The result of a check from the outcomes of all its workers and of its judge.
-
-    In a group the judge speaks for the ranks without an outcome; where it names no culprit, they are unknown.
-    """
-    grouped = info.scope is Scope.GROUP
-    judged = judgement is not None
-    found: list[Finding] = []
-    for outcome in outcomes:
-        if grouped and judged and outcome.missing is not None:
-            found.extend(outcome.findings)
-        else:
-            found.extend(_findings_of(outcome, judged=judged))
-    if judgement is not None:
-        found.extend(judgement.findings)
-        # Where all ranks say that they have nothing to compare, as the only rank of a node does, nothing is judged.
-        compared = any(outcome.evidence or outcome.missing is not None for outcome in outcomes)
-        if compared and not judgement.findings and judgement.missing is None and _none_bad(found):
-            found.append(_no_data("node", "its judge compared what was measured and gave no finding"))
-        if judgement.missing is not None:
-            text = f"comparing what was measured: {judgement.missing.message}"
-            found.append(make_finding(Status.UNKNOWN, judgement.missing.reason, text))
-        if grouped and _none_bad(judgement.findings):
-            found.extend(_finding_of(outcome.missing) for outcome in outcomes if outcome.missing is not None)
-    if not found:
-        found.append(_no_data("node", "nothing was measured"))
-    result = result_of(info.name, plan, found, [*outcomes, *([judgement] if judgement else [])], injected=injected)
-    digests = digests_of([item for outcome in outcomes for item in outcome.evidence], machine)
-    return dataclasses.replace(result, digests=digests) if digests else result
-
-
-def _findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
-    """The findings of one worker. With `judged`, evidence alone is enough, because a judge compares it."""
-    found = list(outcome.findings)
-    if outcome.missing is not None:
-        found.append(_finding_of(outcome.missing))
-    elif not found and not (judged and outcome.evidence):
-        found.append(_no_data(outcome.target, "the check ended without a finding"))
-    if outcome.crashes and outcome.missing is None:
-        # A probe that crashed is no healthier for having passed once: at best a warning, with both attempts.
-        text = f"attempt 1: {outcome.crashes[0]}; attempt {outcome.attempts} ended well"
-        found.append(make_finding(Status.WARN, "Crashed", shorten(text), outcome.target))
-    return found
-
-
-def _finding_of(missing: Missing) -> Finding:
-    """The finding for a target without an outcome: unknown, unless the reason proves a fault of the node."""
-    status = Status.FAIL if missing.reason in _FAILURES else Status.UNKNOWN
-    status = Status.SKIP if missing.reason == "Busy" else status
-    return make_finding(status, missing.reason, missing.message, missing.target, missing.action)
-
-
-def _no_data(target: str, message: str) -> Finding:
-    return make_finding(Status.UNKNOWN, "NoData", message, target)
-
-
-def _none_bad(findings: Sequence[Finding]) -> bool:
-    return all(SEVERITY[finding.status] < SEVERITY[Status.UNKNOWN] for finding in findings)
-
-
-def result_of(
-    check: str, plan: Plan, found: Sequence[Finding], outcomes: Sequence[Outcome], *, injected: bool
-) -> CheckResult:
-    """A result with these findings; times, attempts and errors are those of the outcomes."""
-    begun = [outcome for outcome in outcomes if outcome.started_at]
-    errors = [f"{outcome.target}: {outcome.error}" for outcome in outcomes if outcome.error]
-    return CheckResult(
-        check=check,
-        tier=plan.tier,
-        status=worst(finding.status for finding in found),
-        findings=tuple(found),
-        age_seconds=0.0,
-        started_at=min((outcome.started_at for outcome in begun), default=time.time()),
-        duration_seconds=(
-            max(outcome.ended for outcome in begun) - min(outcome.began for outcome in begun) if begun else 0.0
-        ),
-        attempts=max((outcome.attempts for outcome in outcomes), default=1),
-        compile_seconds=max((outcome.compile_seconds for outcome in outcomes), default=0.0),
-        error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
-        injected=injected,
-        executor=plan.executor,
-    )

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import IO, Any
@@ -51,6 +52,8 @@ class WorkerProcess:
         self._process, self._results = launched.process, launched.results
         self.pid = self._process.pid
         """The pid of the guard."""
+        self.last_event_at = 0.0
+        """When a message of it was last read (monotonic)."""
         self.reaped = asyncio.Event()
         self._worker_pid: int | None = None
         self._events: deque[Event] = deque()
@@ -112,6 +115,7 @@ class WorkerProcess:
         event = self._events[0]
         if not isinstance(event, Ended):
             self._events.popleft()
+            self.last_event_at = time.monotonic()
             if not self._reading and not self._ended and len(self._events) < MAX_UNREAD_MESSAGES // 2:
                 self._reading = True
                 self._loop.add_reader(self._results, self._read_results)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checks.contract import Missing
-from checks.worker.protocol import ProtocolError, shorten
+from checks.worker.protocol import shorten
 from healthd.runner.settings import RunProgress
 from healthd.runner.workers.outcome import Outcome, explain, last_line
 from healthd.runner.workers.process import Ended, WorkerProcess
@@ -57,8 +57,6 @@ class WorkerLane:
         self.process: WorkerProcess | None = None
         self.cold = False
         """The present worker has graphs to compile before it can measure."""
-        self.last_event_at = 0.0
-        """When the worker last reported something about the command under way (monotonic)."""
         self._device = target
         self._workers = workers
         self._jobs: deque[Job] = deque()
@@ -124,7 +122,7 @@ class WorkerLane:
                 job.finish(outcome.fail(lost.reason, lost.message, action=lost.action))
             return
         job = self._jobs[0]
-        outcome = await self.collect(job, max(self._free_at, job.submitted) + job.timeout_seconds)
+        outcome = await self._read(job, max(self._free_at, job.submitted))
         again = (
             outcome.missing is not None
             and outcome.missing.reason == "Crashed"
@@ -252,13 +250,13 @@ class WorkerLane:
         process.send(json.dumps({**job.command, "check": job.check, "id": job.id}).encode() + b"\n")
 
     async def run_now(self, job: Job) -> Outcome:
-        """Run a command beside the queue; the caller kills a worker that is late."""
+        """Run a command beside the queue."""
         if self.process is not None:
             self._send(job, self.process)
-        return await self.collect(job, None)
+        return await self._read(job, job.submitted)
 
-    async def collect(self, job: Job, deadline: float | None) -> Outcome:
-        """The outcome of a command that was sent. `deadline` is monotonic; None: the caller kills the worker."""
+    async def _read(self, job: Job, begin: float) -> Outcome:
+        """The outcome of a command that was sent; its time counts from `begin` (monotonic)."""
         outcome = Outcome(target=self.target, attempts=max(job.attempts, self._starts), crashes=job.crashes)
         process = self.process
         if process is None:
@@ -269,21 +267,6 @@ class WorkerLane:
                 progress = RunProgress(check=job.check, target=self.target, event=event, text=text)
                 self._workers.report_progress(progress)
 
-        try:
-            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                while not outcome.add_event(await process.next_event(), job.id, process, report):
-                    self.last_event_at = time.monotonic()
-        except TimeoutError:
-            process.kill()
-            seen = f"; last seen: {outcome.last_step}" if outcome.progress else ""
-            text = f"did not end within {job.timeout_seconds:g} s{seen}"
-            reason, text, action = explain("Timeout", text, process.last_output())
-            outcome.fail_with_worker(reason, text, error=process.last_output() or None, action=action)
-        except ProtocolError as error:
-            process.kill()
-            outcome.fail_with_worker("Garbage", str(error), error=process.last_output() or None)
+        await outcome.read(process, job.id, job.timeout_seconds, begin=begin, on_step=report)
         self._free_at = time.monotonic()
-        if outcome.missing is None:
-            outcome.ended = self._free_at
-        report("ended", outcome.missing.reason if outcome.missing else "done")
         return outcome
