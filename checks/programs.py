@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from checks.contract import Check, Context, Finding, Measurement, NoParams, Scope, Status, Tier
+from checks.contract import Check, Context, Finding, Measurement, NoParams, Program, Scope, Status
 from checks.host.machine import Completed, HostError
 
 MAX_MESSAGE_CHARACTERS = 400
@@ -41,28 +41,18 @@ _UNITS = {
 _PERFDATA = re.compile(r"(?<!\S)('(?:[^']|'')+'|[^\s=']+)=([-+0-9.eE]+|U)([A-Za-z%]*)((?:;[^;\s]*){0,4})")
 
 
-def make_program_check(
-    name: str,
-    argv: tuple[str, ...],
-    protocol: str,
-    tier: str | Tier,
-    interval_seconds: float,
-    timeout_seconds: float,
-) -> Check:
+def make_program_check(name: str, program: Program) -> Check:
     """A check that runs a program and reads its exit code and words. Raises ValueError for what cannot be meant."""
-    if not argv:
+    if not program.command:
         raise ValueError(f"program {name!r} has no command; set programs.{name}.command")
     if not name.isidentifier():
         raise ValueError(f"program {name!r}: the name must be letters, digits and underscores: it names metrics")
-    readers: dict[str, Callable[[str, Completed], Finding]] = {"monitoring": read_monitoring, "npd": read_npd}
-    if protocol not in readers:
-        raise ValueError(f"program {name!r}: no protocol {protocol!r}; there are {', '.join(readers)}")
-    read = readers[protocol]
+    read = {"monitoring": read_monitoring, "npd": read_npd}[program.protocol]
 
     def run(ctx: Context[NoParams]) -> Iterator[Finding]:
         try:
             # A little less than the check's own time, so that it is the program that is named, and its group that ends.
-            yield read(name, ctx.host.run(argv, timeout_seconds=max(0.1, timeout_seconds - 0.5)))
+            yield read(name, ctx.host.run(program.command, timeout_seconds=max(0.1, program.timeout_seconds - 0.5)))
         except HostError as error:
             yield Finding(status=Status.UNKNOWN, reason=error.reason, message=str(error), target="node")
 
@@ -71,16 +61,11 @@ def make_program_check(
     return Check(
         name=name,
         run=run,
-        judge=None,
-        tier=Tier(tier),
-        interval_seconds=interval_seconds,
-        timeout_seconds=timeout_seconds,
+        tier=program.tier,
+        interval_seconds=program.interval_seconds,
+        timeout_seconds=program.timeout_seconds,
         scope=Scope.NODE,
-        accelerators=False,
-        accelerator_faults=(),
-        collective=False,
-        series=(),
-        doc=f"What the program {argv[0]} says ({protocol} protocol).",
+        doc=f"What the program {program.command[0]} says ({program.protocol} protocol).",
     )
 
 

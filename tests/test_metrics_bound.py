@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import healthd.node.http.metrics
 from checks.contract import Finding, Measurement, Status, Tier
+from checks.discover import builtin_checks
 from checks.limits import _UNITS
 from healthd.core.http.exposition import exposition
 from healthd.core.model import CheckResult
@@ -24,7 +25,6 @@ from healthd.node.checks.catalogue import enabled_checks
 from healthd.node.http.metrics import MAX_RANK_SERIES, registry_of
 from healthd.node.jobs.step_reports import MAX_JOBS, MAX_RANKS, StepReports
 from healthd.node.state.store import NodeStore
-from healthd.runner.catalogue import builtin_catalogue
 from healthd.steps.detector import WINDOW_STEPS
 from tests.node.node_kit import BOOT, MovedClock, finding, measured, result, settings, survey
 
@@ -32,7 +32,7 @@ MOST_SERIES = 600
 CORES = tuple(f"neuroncore:{number}" for number in range(32))
 DEVICES = tuple(f"neuron:{number}" for number in range(16))
 CHECKS = Path(__file__).parent.parent / "checks"
-COLLECTIVES = tuple(name for name, info in builtin_catalogue().items() if info.collective)
+COLLECTIVES = tuple(name for name, info in builtin_checks().items() if info.collective)
 STRANGE = 40  # values of a label that nobody has bounded
 
 
@@ -59,7 +59,7 @@ def series(book: NodeStore, reports: StepReports | None = None) -> list[str]:
 def book_of(folder: Path) -> NodeStore:
     """A node with every check that comes with healthd, none of them run."""
     chosen = settings(folder)
-    book = NodeStore(chosen, enabled_checks(builtin_catalogue(), chosen), clock=MovedClock().clock, boot_id=BOOT)
+    book = NodeStore(chosen, enabled_checks(builtin_checks(), chosen), clock=MovedClock().clock, boot_id=BOOT)
     book.set_survey(survey())
     return book
 
@@ -110,7 +110,7 @@ def test_node_of_32_cores_has_at_most_600_series_with_every_check_and_every_faul
         == 7 * 4
         == names["healthd_collective_bus_bandwidth_bytes_per_second"]
     )
-    assert names["healthd_check_status"] == 5 * len(builtin_catalogue())
+    assert names["healthd_check_status"] == 5 * len(builtin_checks())
     assert len(found) <= MOST_SERIES, names
 
 
@@ -125,7 +125,7 @@ def named_in(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             if node.value.startswith("_"):  # the rest of f"{check}_busbw_bytes_per_second"
-                found |= {check + node.value for check in builtin_catalogue()}
+                found |= {check + node.value for check in builtin_checks()}
             else:
                 found.add(node.value)
     return {name for name in found if name.endswith(endings)}
@@ -165,9 +165,7 @@ def test_no_measurement_makes_series_by_labels_that_are_not_bounded(tmp_path: Pa
         for value in range(STRANGE)
     )
     told = Finding(status=Status.PASS, reason=None, message="m", target=CORES[0], measurements=numbers)
-    extra = [
-        result(name, told, *measurements_of(name), *faults_of(name), tier=Tier.DEEP) for name in builtin_catalogue()
-    ]
+    extra = [result(name, told, *measurements_of(name), *faults_of(name), tier=Tier.DEEP) for name in builtin_checks()]
     after = series(everything(book_of(tmp_path), extra))
     added = sorted(set(after) - set(before))
     assert len(after) <= MOST_SERIES, added[:8]

@@ -22,15 +22,17 @@ from checks.contract.records import (
     Progress,
     make_finding,
 )
-from checks.contract.specs import Check, Judge, NoParams, Run, Series, check, load_params
+from checks.contract.specs import BUILT_IN, Check, CheckInfo, Judge, NoParams, Program, Run, Series, check, load_params
 from checks.contract.words import SEVERITY, Action, Blame, Scope, Status, Tier, worst
 
 __all__ = [
+    "BUILT_IN",
     "NO_LIMIT",
     "SEVERITY",
     "Action",
     "Blame",
     "Check",
+    "CheckInfo",
     "Context",
     "Device",
     "Evidence",
@@ -47,6 +49,7 @@ __all__ = [
     "Previous",
     "Profile",
     "Profiling",
+    "Program",
     "Progress",
     "Run",
     "Scope",

@@ -6,13 +6,15 @@ import dataclasses
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from checks.contract.context import Context
 from checks.contract.records import Evidence, Finding, Missing, Profile, Progress
 from checks.contract.words import Scope, Tier
 
 Run = Callable[[Context[Any]], Iterator["Finding | Evidence | Progress | Profile"]]
+BUILT_IN = "built-in"
+
 Judge = Callable[[Sequence[Evidence], Sequence[Missing]], Iterator[Finding]]
 
 
@@ -27,27 +29,65 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """One named measurement with a judgement: what `@check` makes of a generator function."""
+class Program:
+    """A check that is a program."""
+
+    command: tuple[str, ...]
+    """The program and its arguments; never a shell line."""
+
+    protocol: Literal["monitoring", "npd"] = "monitoring"
+    """monitoring: exit 0, 1, 2, 3 and perfdata. npd: the node-problem-detector's 0, 1, 2."""
+
+    tier: Tier = Tier.PASSIVE
+    """The lightest tier in which it runs. passive: it must not disturb a job."""
+
+    interval_seconds: float = 60.0
+    """How often the daemon runs it."""
+
+    timeout_seconds: float = 10.0
+    """After how long it is killed and unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckInfo:
+    """What a check declares, without its code."""
 
     name: str
-    run: Run
-    judge: Judge | None
+    """Unique among all checks."""
     tier: Tier
+    """The lightest tier whose runs contain it."""
+    scope: Scope
+    """Whether it runs on the node, on each device, or on a group of ranks."""
     interval_seconds: float
     """How often the daemon repeats it unprompted."""
     timeout_seconds: float
-    """Its time limit, from the moment the worker is ready."""
-    scope: Scope
+    """Its time limit on one worker, from the moment the worker is ready."""
     doc: str
-    accelerators: bool
+    """Its docstring."""
+    judged: bool = False
+    """It compares devices: its workers give evidence, which is judged afterwards."""
+    accelerators: bool = False
     """Whether it looks at accelerators and at nothing else, so that a fault of hardware that it finds is theirs."""
-    accelerator_faults: tuple[str, ...]
+    accelerator_faults: tuple[str, ...] = ()
     """`CODE: words` of a check that looks at more: findings of this reason that begin so are faults of accelerators."""
-    collective: bool
+    collective: bool = False
     """Whether it measures a collective, of which Prometheus gets bus bandwidth and time by size."""
-    series: tuple[Series, ...]
+    series: tuple[Series, ...] = ()
     """What Prometheus gets of its measurements of each device."""
+    origin: str = BUILT_IN
+    """Where it comes from: `BUILT_IN`, or a file, an entry point or a program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(CheckInfo):
+    """One named measurement with a judgement: what `@check` makes of a generator function."""
+
+    run: Run
+    judge: Judge | None = None
+
+    def info(self) -> CheckInfo:
+        """What it declares."""
+        return CheckInfo(**{field.name: getattr(self, field.name) for field in dataclasses.fields(CheckInfo)})
 
     @property
     def active(self) -> bool:
@@ -97,6 +137,7 @@ def check(
             name=run.__name__,
             run=run,
             judge=judge,
+            judged=judge is not None,
             tier=Tier(tier),
             interval_seconds=interval_seconds,
             timeout_seconds=timeout_seconds,

@@ -12,7 +12,7 @@ from checks.worker.results import ResultWriter
 
 if TYPE_CHECKING:
     from checks.accelerators import Accelerator
-    from checks.contract import Check, Context, Device, Limit, Missing, Profiling
+    from checks.contract import Check, Context, Device, Limit, Profiling
     from checks.host.machine import Host
     from checks.worker.compiling import Compiling
     from checks.worker.faults import Fault
@@ -192,30 +192,32 @@ class Worker:
 
     def judge(self, command: Mapping[str, Any]) -> None:
         """Let a check compare what its workers measured."""
-        from checks.worker.protocol import to_evidence, to_missing
+        from checks.contract import Evidence, Missing
+        from checks.worker.protocol import to_record
 
         check = self._check(command["check"])
         if check.judge is None:
             raise ValueError(f"{check.name} has no judge")
-        missing: list[Missing] = [to_missing(item) for item in command["missing"]]
+        evidence = [to_record(Evidence, item) for item in command["evidence"]]
+        missing = [to_record(Missing, item) for item in command["missing"]]
         self._results.send("started", check=check.name)
-        dropped = self._results.stream(check.judge([to_evidence(item) for item in command["evidence"]], missing))
+        dropped = self._results.stream(check.judge(evidence, missing))
         self._results.send("done", dropped=dropped)
 
     def catalogue(self, command: Mapping[str, Any]) -> None:
         """Report each configured check, one line each."""
-        from checks.worker.loading import declare
+        from checks.worker.loading import declare, load_all
 
-        for check, origin in self._all().values():
-            self._results.send("catalogue", **declare(check, origin))
+        for check in load_all(self._setup).values():
+            self._results.send("catalogue", **declare(check))
         self._results.send("done", dropped=0)
 
     def host_catalogue(self, _: Mapping[str, Any]) -> None:
         """The same for the built-in checks of the host alone; needs no setup."""
-        from checks.worker.loading import BUILT_IN, declare, load_host
+        from checks.worker.loading import declare, load_host
 
         for check in load_host().values():
-            self._results.send("catalogue", **declare(check, BUILT_IN))
+            self._results.send("catalogue", **declare(check))
         self._results.send("done", dropped=0)
 
     # --- common to commands -------------------------------------------------------------------------------------------
@@ -237,14 +239,9 @@ class Worker:
             self._checks[name] = load_check(name, self._setup)
         return self._checks[name]
 
-    def _all(self) -> dict[str, tuple[Check, str]]:
-        from checks.worker.loading import load_all
-
-        return load_all(self._setup)
-
     def _context(self, check: Check, command: Mapping[str, Any], faults: Sequence[Fault]) -> Context[Any]:
-        from checks.contract import Context, Group, Tier, load_params
-        from checks.worker.protocol import to_limits, to_previous
+        from checks.contract import Context, Group, Limit, Previous, Tier, load_params
+        from checks.worker.protocol import to_record
 
         group = command["group"]
         inventory = self._inventory
@@ -252,15 +249,16 @@ class Worker:
             from checks.worker.faults import COUNTING_CHECK, without_missing
 
             inventory = without_missing(inventory, faults) if check.name == COUNTING_CHECK else inventory
+        limits = {name: to_record(Limit, limit) for name, limit in self._setup["limits"].items()}
         return Context(
             host=self._on(),
             params=load_params(check.params_type, command["params"]),
             tier=Tier(command["tier"]),
             device=self._device_with(faults),
             group=Group(**{**group, "targets": tuple(group["targets"])}) if group else None,
-            previous=to_previous(command["previous"]),
+            previous=None if command["previous"] is None else to_record(Previous, command["previous"]),
             inventory=inventory,
-            limits={**self._learned(), **to_limits(self._setup["limits"])},
+            limits={**self._learned(), **limits},
             profiling=_profiling(command),
         )
 

@@ -12,17 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from checks.contract import Check
+from checks.contract import Check, Program, Tier
 
-BUILT_IN = "built-in"
 """The origin of the checks that come with healthd."""
-
-
-def load_builtin() -> dict[str, Check]:
-    """All checks that come with healthd."""
-    from checks.discover import builtin_checks
-
-    return builtin_checks()
 
 
 def load_check(name: str, setup: Mapping[str, Any]) -> Check:
@@ -33,7 +25,7 @@ def load_check(name: str, setup: Mapping[str, Any]) -> Check:
     """
     from checks.discover import find_builtin
 
-    found = load_host().get(name) or find_builtin(name) or load_all(setup).get(name, (None, ""))[0]
+    found = load_host().get(name) or find_builtin(name) or load_all(setup).get(name)
     if found is None:
         raise LookupError(f"no such check: {name}")
     return found
@@ -49,22 +41,22 @@ def load_host() -> dict[str, Check]:
 
 
 _of_the_host: dict[str, Check] = {}
-_loaded: dict[int, dict[str, tuple[Check, str]]] = {}
+_loaded: dict[int, dict[str, Check]] = {}
 
 
-def load_all(setup: Mapping[str, Any]) -> dict[str, tuple[Check, str]]:
-    """Every configured check with its origin. Two checks of one name are an error, whatever their origins."""
+def load_all(setup: Mapping[str, Any]) -> dict[str, Check]:
+    """Every configured check. Two checks of one name are an error, whatever their origins."""
     if id(setup) in _loaded:
         return _loaded[id(setup)]
-    found: dict[str, tuple[Check, str]] = {}
+    from checks.discover import builtin_checks
+
+    found = builtin_checks()
 
     def add(check: Check, origin: str) -> None:
         if check.name in found:
-            raise ValueError(f"two checks are named {check.name}: {found[check.name][1]} and {origin}; rename one")
-        found[check.name] = (check, origin)
+            raise ValueError(f"two checks are named {check.name}: {found[check.name].origin} and {origin}; rename one")
+        found[check.name] = dataclasses.replace(check, origin=origin)
 
-    for check in load_builtin().values():
-        add(check, BUILT_IN)
     for path in setup["extra_files"]:
         for check in load_file(path):
             add(check, path)
@@ -73,30 +65,18 @@ def load_all(setup: Mapping[str, Any]) -> dict[str, tuple[Check, str]]:
 
         for check in load_third_party(setup["third_party"]).values():
             add(check, "entry point")
-    for program in setup["programs"]:
+    for name, plain in setup["programs"].items():
         from checks.programs import make_program_check
 
-        add(make_program_check(**{**program, "argv": tuple(program["argv"])}), program["argv"][0])
+        program = Program(**{**plain, "command": tuple(plain["command"]), "tier": Tier(plain["tier"])})
+        add(make_program_check(name, program), "".join(program.command[:1]))
     _loaded[id(setup)] = found
     return found
 
 
-def declare(check: Check, origin: str) -> dict[str, Any]:
-    """Plain values of what a check declares, as `healthd.runner.catalogue` reads them."""
-    return {
-        "name": check.name,
-        "tier": check.tier.value,
-        "scope": check.scope.value,
-        "interval_seconds": check.interval_seconds,
-        "timeout_seconds": check.timeout_seconds,
-        "judged": check.judge is not None,
-        "accelerators": check.accelerators,
-        "accelerator_faults": list(check.accelerator_faults),
-        "collective": check.collective,
-        "series": [dataclasses.asdict(series) for series in check.series],
-        "doc": check.doc[:8000],
-        "origin": origin,
-    }
+def declare(check: Check) -> dict[str, Any]:
+    """Plain values of what a check declares, as the runner reads them."""
+    return {**dataclasses.asdict(check.info()), "doc": check.doc[:8000]}
 
 
 def load_file(path: str) -> list[Check]:

@@ -11,14 +11,17 @@ Reading is strict: what is not exactly a record of the contract raises ProtocolE
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from checks.contract import Action, Blame, Evidence, Finding, Limit, Measurement, Missing, Previous, Progress, Status
+from checks.contract import Action, Blame, Evidence, Finding, Measurement, Progress, Status
 from checks.json_text import parse_json
 from checks.printable import printable
+
+R = TypeVar("R")
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_FINDINGS = 256  # of one check in one worker; those above it are counted and reported
@@ -140,140 +143,78 @@ def from_progress(progress: Progress) -> dict[str, Any]:
     }
 
 
-def from_missing(missing: Missing) -> dict[str, Any]:
-    """Plain values of a missing target."""
-    return {
-        "target": missing.target,
-        "reason": missing.reason,
-        "message": missing.message,
-        "progress": [from_progress(item) for item in missing.progress],
-        "order": missing.order,
-    }
-
-
-def from_limits(limits: Mapping[str, Limit]) -> dict[str, Any]:
-    """Plain values of limits by name."""
-    return {name: {"lower": x.lower, "upper": x.upper, "origin": x.origin} for name, x in limits.items()}
-
-
-def from_previous(previous: Previous | None) -> dict[str, Any] | None:
-    """Plain values of the last evidence of a check."""
-    if previous is None:
-        return None
-    return {
-        "evidence": [from_evidence(item) for item in previous.evidence],
-        "elapsed_seconds": previous.elapsed_seconds,
-        "boot_id": previous.boot_id,
-    }
-
-
 # --- plain values to records ------------------------------------------------------------------------------------------
 
 
+def to_record(record: type[R], plain: Any) -> R:
+    """A record of the contract out of plain values, each of the type of its field."""
+    what = record.__name__.lower()
+    values = _object(plain, what)
+    read: dict[str, Any] = {}
+    for one in dataclasses.fields(record):  # type: ignore[arg-type]  # every record is a dataclass
+        try:
+            read[one.name] = _READERS[str(one.type)](values.get(one.name))
+        except ValueError as error:
+            raise ProtocolError(f"{what}: {one.name}: {error}") from None
+    return record(**read)
+
+
 def to_finding(plain: Any) -> Finding:
-    """A finding out of plain values."""
-    values = _object(plain, "finding")
-    measurements = values.get("measurements")
-    if not isinstance(measurements, list) or len(measurements) > MAX_MEASUREMENTS:
+    """A finding out of plain values, bounded."""
+    finding = to_record(Finding, plain)
+    if len(finding.measurements) > MAX_MEASUREMENTS:
         raise ProtocolError("finding: measurements is not a short list")
-    try:
-        return Finding(
-            status=Status(values.get("status")),
-            reason=_text(values, "reason", optional=True),
-            message=shorten(_text(values, "message") or ""),
-            target=_text(values, "target") or "",
-            measurements=tuple(_measurement(item) for item in measurements),
-            blame=Blame(values["blame"]) if values.get("blame") is not None else None,
-            action=Action(values["action"]) if values.get("action") is not None else None,
-            profile=_text(values, "profile", optional=True),
-        )
-    except ProtocolError:
-        raise
-    except ValueError as error:
-        raise ProtocolError(f"finding: {error}") from None
+    return dataclasses.replace(finding, message=shorten(finding.message))
 
 
-def _measurement(plain: Any) -> Measurement:
-    values = _object(plain, "measurement")
-    labels = _object(values.get("labels"), "labels")
-    return Measurement(
-        name=_text(values, "name") or "",
-        value=_number(values, "value"),
-        lower=_number(values, "lower"),
-        upper=_number(values, "upper"),
-        origin=_text(values, "origin") or "",
-        labels={key: str(value) for key, value in labels.items()},
-    )
-
-
-def to_evidence(plain: Any) -> Evidence:
-    """Evidence out of plain values."""
-    values = _object(plain, "evidence")
-    return Evidence(
-        target=_text(values, "target") or "",
-        key=_text(values, "key") or "",
-        data=_object(values.get("data"), "data"),
-    )
-
-
-def to_progress(plain: Any) -> Progress:
-    """A sign of progress out of plain values."""
-    values = _object(plain, "progress")
-    return Progress(
-        step=_text(values, "step") or "",
-        event=_text(values, "event") or "",
-        monotonic_seconds=_number(values, "monotonic_seconds") or 0.0,
-    )
-
-
-def to_missing(plain: Any) -> Missing:
-    """A missing target out of plain values."""
-    values = _object(plain, "missing")
-    order = values.get("order")
-    return Missing(
-        target=_text(values, "target") or "",
-        reason=_text(values, "reason") or "",
-        message=_text(values, "message") or "",
-        progress=tuple(to_progress(item) for item in values.get("progress") or ()),
-        order=order if isinstance(order, int) else None,
-    )
-
-
-def to_limits(plain: Any) -> dict[str, Limit]:
-    """Limits by name out of plain values."""
-    return {
-        name: Limit(lower=_number(x, "lower"), upper=_number(x, "upper"), origin=_text(x, "origin") or "")
-        for name, x in _object(plain, "limits").items()
-    }
-
-
-def to_previous(plain: Any) -> Previous | None:
-    """The last evidence of a check out of plain values."""
-    if plain is None:
-        return None
-    values = _object(plain, "previous")
-    return Previous(
-        evidence=tuple(to_evidence(item) for item in values.get("evidence") or ()),
-        elapsed_seconds=_number(values, "elapsed_seconds") or 0.0,
-        boot_id=_text(values, "boot_id", optional=True),
-    )
-
-
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: Any, what: str = "the value") -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ProtocolError(f"{what} is not an object: {str(value)[:60]!r}")
     return value
 
 
-def _text(values: Mapping[str, Any], name: str, *, optional: bool = False) -> str | None:
-    value = values.get(name)
-    if isinstance(value, str) or (optional and value is None):
-        return value
-    raise ProtocolError(f"{name} is not text: {str(value)[:60]!r}")
+def _texts(value: Any) -> dict[str, str]:
+    return {key: _text(item) for key, item in _object(value).items()}
 
 
-def _number(values: Mapping[str, Any], name: str) -> float | None:
-    value = values.get(name)
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+def _text(value: Any) -> str:
+    if isinstance(value, str):
         return value
-    raise ProtocolError(f"{name} is not a number: {str(value)[:60]!r}")
+    raise ProtocolError(f"not text: {str(value)[:60]!r}")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    raise ProtocolError(f"not a number: {str(value)[:60]!r}")
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _all(record: type) -> Callable[[Any], tuple[Any, ...]]:
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise ProtocolError(f"not a list: {str(value)[:60]!r}")
+        return tuple(to_record(record, item) for item in value)
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "str | None": _or_none(_text),
+    "float": _number,
+    "float | None": _or_none(_number),
+    "int | None": _or_none(_number),
+    "Status": Status,
+    "Blame | None": _or_none(Blame),
+    "Action | None": _or_none(Action),
+    "Mapping[str, str]": _texts,
+    "Mapping[str, Any]": _object,
+    "tuple[Measurement, ...]": _all(Measurement),
+    "tuple[Evidence, ...]": _all(Evidence),
+    "tuple[Progress, ...]": _all(Progress),
+}
+"""What reads a field, by its type as the records of the contract write it."""

@@ -22,10 +22,11 @@ from healthd.core.errors import ConfigError
 from healthd.core.model import NodeState
 
 if TYPE_CHECKING:
+    from checks.contract import CheckInfo
     from checks.worker.faults import Fault
     from healthd.core.model import CheckResult, Inventory
     from healthd.node.state.profiles import ProfileFolder
-    from healthd.runner import CheckInfo, Runner, RunProgress
+    from healthd.runner import Runner, RunProgress
 
 PRINTER_SECONDS = 0.005  # after the run has begun: its commands have been sent by then
 

@@ -25,8 +25,9 @@ from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError, HealthdError
 
 if TYPE_CHECKING:
+    from checks.contract import CheckInfo
     from healthd.core.model import CheckResult
-    from healthd.runner import CheckInfo, Runner, RunProgress
+    from healthd.runner import Runner, RunProgress
 
 MAX_ANSWER_BYTES = 1 << 20  # of an interpreter that is asked what it has
 # A device check that ended in one of these did not run to its end, so its graphs may not be compiled.

@@ -19,26 +19,22 @@ if TYPE_CHECKING:
     from healthd.runner.collective.session import RefusedError, Session
     from healthd.runner.runner import LastEvidence, Runner
     from healthd.runner.settings import (
-        CheckInfo,
         Limits,
         OnProgress,
         OnResult,
         Plan,
-        ProgramSpec,
         RunnerSettings,
         RunProgress,
         Survey,
     )
 
 __all__ = [
-    "CheckInfo",
     "LastEvidence",
     "Limits",
     "OnProgress",
     "OnReport",
     "OnResult",
     "Plan",
-    "ProgramSpec",
     "RefusedError",
     "RunProgress",
     "Runner",

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checks.accelerators import compiles
-from checks.contract import Scope, Tier
+from checks.contract import CheckInfo, Scope, Tier
 from healthd.core.model import CollectiveOrder
-from healthd.runner.settings import CheckInfo, Plan
+from healthd.runner.settings import Plan
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import Job, WorkerLane
 from healthd.runner.workers.workers import Workers

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checks.contract import Scope, Tier
+from checks.contract import CheckInfo, Scope, Tier
 from healthd.runner.collective.node_collective import NodeCollective
 from healthd.runner.compilation import Compilation, failed_like, seconds_by_check
 from healthd.runner.program_profiles import ProgramProfiles
 from healthd.runner.run_record import RunRecord
-from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.node_lane import NodeLane
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import WorkerLane

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from checks.accelerators import find_descriptor, holders_checks
-from checks.contract import Scope, Status, Tier
+from checks.contract import CheckInfo, Scope, Status, Tier
 from healthd.core.model import CheckResult
 from healthd.runner.run_record import RunRecord, RunRequest, hidden_holders
-from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.node_lane import NodeLane
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.workers import Workers, worker_targets

@@ -12,6 +12,7 @@ from typing import Any
 
 from checks.contract import (
     SEVERITY,
+    CheckInfo,
     Evidence,
     Finding,
     Missing,
@@ -23,10 +24,10 @@ from checks.contract import (
     worst,
 )
 from checks.worker.faults import Fault
-from checks.worker.protocol import from_previous, shorten
+from checks.worker.protocol import shorten
 from healthd.core.model import CheckResult
 from healthd.core.model.work_digests import digests_of
-from healthd.runner.settings import CheckInfo, OnProfile, OnResult, Plan, RunnerSettings
+from healthd.runner.settings import OnProfile, OnResult, Plan, RunnerSettings
 from healthd.runner.workers.outcome import MAX_ERROR_CHARACTERS, Outcome
 from healthd.runner.workers.worker_lane import Job
 
@@ -84,6 +85,7 @@ class RunRecord:
 
     def command(self, info: CheckInfo, names: Sequence[str], group: dict[str, Any] | None) -> dict[str, Any]:
         """The command to run a check on one worker. `names` are those by which faults can refer to that worker."""
+        previous = self.request.previous.get(info.name)
         return {
             "kind": "run",
             "tier": self.plan.tier.value,
@@ -91,7 +93,7 @@ class RunRecord:
             "group": group,
             "profile": self._settings.profile,
             "timeout_seconds": self.timeout_seconds(info),
-            "previous": from_previous(self.request.previous.get(info.name)),
+            "previous": None if previous is None else dataclasses.asdict(previous),
             "faults": [
                 dataclasses.astuple(fault)
                 for fault in self.request.faults

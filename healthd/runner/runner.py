@@ -10,17 +10,17 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from checks.contract import Evidence, Previous, Tier
-from checks.discover import HOST_PACKAGES
+from checks.contract import BUILT_IN, CheckInfo, Evidence, Previous, Tier
+from checks.discover import HOST_PACKAGES, builtin_checks
 from checks.worker.faults import COUNTING_CHECK, Fault
-from healthd.core.errors import ConfigError
+from healthd.core import wire
+from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import CheckResult
-from healthd.runner.catalogue import BUILT_IN, builtin_catalogue, catalogue_of
 from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
-from healthd.runner.settings import CheckInfo, OnProfile, OnProgress, OnResult, Plan, RunnerSettings, Survey
+from healthd.runner.settings import OnProfile, OnProgress, OnResult, Plan, RunnerSettings, Survey
 from healthd.runner.survey import to_survey
 from healthd.runner.workers.node_lane import ask_node, ask_prestarted
 from healthd.runner.workers.outcome import Outcome
@@ -65,7 +65,7 @@ class Runner:
         self._unreaped = Unreaped()
         self._prestarted: WorkerProcess | None = None
         self._versions: dict[str, str] = {}
-        self._catalogue: dict[str, CheckInfo] | None = None
+        self._catalogue: Mapping[str, CheckInfo] | None = None
         self._catalogue_tier = Tier.PASSIVE  # it has all checks of this tier and lighter ones
         self._evidence: dict[str, LastEvidence] = {}
 
@@ -85,24 +85,24 @@ class Runner:
                 outcome = await self._ask("catalogue", _CATALOGUE_SECONDS)
                 if outcome.missing is not None:
                     raise ConfigError(f"checks: {outcome.missing.message}")
-                self._catalogue = catalogue_of(outcome.answers)
+                self._catalogue = _catalogue_of(outcome.answers)
             elif tier is Tier.PASSIVE:
                 self._catalogue, self._catalogue_tier = await self._host_catalogue(), Tier.PASSIVE
             else:
-                self._catalogue = builtin_catalogue()
+                self._catalogue = {name: check.info() for name, check in builtin_checks().items()}
         return self._catalogue
 
-    async def _host_catalogue(self) -> dict[str, CheckInfo]:
+    async def _host_catalogue(self) -> Mapping[str, CheckInfo]:
         """The built-in checks of the host: a prestarted worker has imported them already, and lists them."""
         if self._prestarted is not None:
             settings = self.settings
             outcome = await ask_prestarted(self._prestarted, "host_catalogue", settings.start_timeout_seconds)
             if outcome.missing is None:
-                return catalogue_of(outcome.answers)
+                return _catalogue_of(outcome.answers)
             if outcome.worker_lost:  # the run starts another
                 process, self._prestarted = self._prestarted, None
                 await process.wait_gone(settings.kill_grace_seconds)
-        return builtin_catalogue(HOST_PACKAGES)
+        return {name: check.info() for name, check in builtin_checks(HOST_PACKAGES).items()}
 
     @contextlib.asynccontextmanager
     async def prestarted(self) -> AsyncIterator[None]:
@@ -238,3 +238,15 @@ def _innermost(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
+
+
+def _catalogue_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, CheckInfo]:
+    """The catalogue as a worker lists it, by name. ConfigError names a check whose declaration has a wrong type."""
+    found = {}
+    for answer in answers:
+        try:
+            info = wire.convert(answer, CheckInfo, what=f"check {answer.get('name')} of {answer.get('origin')}")
+        except BadInputError as error:
+            raise ConfigError(f"checks: {error}; mend what @check is given") from None
+        found[info.name] = info
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from checks.accelerators import compiles
-from checks.contract import Limit, Profile, Scope, Series, Tier
+from checks.contract import Limit, Profile, Program, Tier
 from healthd.core.model import CheckResult, Inventory, LearnedLimits
 
 BETWEEN_NODES = "nodes_"
@@ -63,36 +63,6 @@ class Survey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckInfo:
-    """A check that can be enabled: its declaration, without its code."""
-
-    name: str
-    """Unique among all checks."""
-    tier: Tier
-    """The lightest tier whose runs contain it."""
-    scope: Scope
-    """Whether it runs on the node, on each device, or on a group of ranks."""
-    interval_seconds: float
-    """How often it runs, where it is passive."""
-    timeout_seconds: float
-    """Its time limit on one worker."""
-    judged: bool
-    """It compares devices: its workers give evidence, which is judged afterwards."""
-    doc: str
-    """Its docstring."""
-    accelerators: bool
-    """It looks at accelerators and at nothing else."""
-    accelerator_faults: tuple[str, ...]
-    """`CODE: words` of one that looks at more: its findings of this reason that begin so are faults of accelerators."""
-    collective: bool
-    """It measures a collective."""
-    series: tuple[Series, ...]
-    """What Prometheus gets of its measurements of each device."""
-    origin: str
-    """`built-in`, or the file, entry point or program that it comes from."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunProgress:
     """A sign of progress for users. `event` is started, ended or step; `text` the step or how it ended."""
 
@@ -100,18 +70,6 @@ class RunProgress:
     target: str
     event: str
     text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramSpec:
-    """A program that is a check. `protocol` is monitoring (monitoring plug-ins) or npd (node-problem-detector)."""
-
-    name: str
-    argv: tuple[str, ...]
-    protocol: str = "monitoring"
-    tier: Tier = Tier.PASSIVE
-    interval_seconds: float = 60.0
-    timeout_seconds: float = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +102,7 @@ class RunnerSettings:
     """Names of checks by entry point in the interpreter of the checks."""
     directories: tuple[Path, ...] = ()
     """Directories with an operator's own check files: every *.py that does not begin with an underscore."""
-    programs: tuple[ProgramSpec, ...] = ()
+    programs: Mapping[str, Program] = field(default_factory=dict)
     """Programs that speak a plug-in protocol."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that are added to the environment of the workers."""

@@ -32,7 +32,7 @@ from checks.system.gpu.gpu_links import gpu_links
 from checks.system.gpu.gpu_memory import gpu_memory
 from checks.system.gpu.gpu_throttle import gpu_throttle
 from checks.training.judge import judge_steps
-from checks.worker.protocol import to_evidence, to_finding
+from checks.worker.protocol import to_finding, to_record
 
 HERE = Host(None)
 SCRIPT = Path(__file__).with_name("on_gpu.py")
@@ -102,7 +102,7 @@ def test_products_of_the_deep_tier_pass_or_say_that_the_gpu_cannot(probed: dict[
 def test_digests_of_all_gpus_of_a_kind_are_the_same(probed: dict[str, Any]) -> None:
     items = [item for answer in probed.values() for item in answer["said"]["digest"]]
     findings = [to_finding(item) for item in items if "status" in item]
-    evidence = [to_evidence(item) for item in items if "data" in item]
+    evidence = [to_record(Evidence, item) for item in items if "data" in item]
     assert [item.target for item in evidence] == TARGETS
     findings += judge_digests(evidence, [])
     assert Status.FAIL not in {item.status for item in findings}, findings
@@ -112,7 +112,7 @@ def test_digests_of_all_gpus_of_a_kind_are_the_same(probed: dict[str, Any]) -> N
 def test_training_step_is_right_and_the_same_on_all_gpus_of_a_kind(name: str, probed: dict[str, Any]) -> None:
     items = [item for answer in probed.values() for item in answer["said"][name]]
     findings = [to_finding(item) for item in items if "status" in item]
-    findings += judge_steps([to_evidence(item) for item in items if "data" in item], [])
+    findings += judge_steps([to_record(Evidence, item) for item in items if "data" in item], [])
     assert {item.status for item in findings} == {Status.PASS}, findings
     print([item.message for item in findings])
 
@@ -206,7 +206,7 @@ def test_collectives_pass_by_nccl_over_all_gpus(tmp_path: Path) -> None:
     names = [check.name for check in COLLECTIVES]
     said = answers([start("rank", str(number), str(size), rendezvous, *names) for number in range(size)])
     for check in COLLECTIVES:
-        evidence = [to_evidence(item) for answer in said for item in answer[check.name] if "data" in item]
+        evidence = [to_record(Evidence, item) for answer in said for item in answer[check.name] if "data" in item]
         assert len(evidence) == size
         assert check.judge is not None
         findings = list(check.judge(evidence, []))

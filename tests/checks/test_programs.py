@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.contract import Finding, Status
+from checks.contract import Finding, Program, Status
 from checks.host.machine import Completed
 from checks.programs import MAX_PERFDATA, make_program_check, parse_perfdata, read_monitoring, read_npd
 from tests.patience import PATIENCE
@@ -26,7 +26,7 @@ def run_program(context: Callable[..., Any]) -> Callable[..., Finding]:
     """Run a program as a check; the one finding."""
 
     def run(*argv: str, protocol: str = "monitoring", timeout_seconds: float = 10.0) -> Finding:
-        check = make_program_check("probe", argv, protocol, "passive", 60.0, timeout_seconds)
+        check = make_program_check("probe", Program(command=argv, protocol=protocol, timeout_seconds=timeout_seconds))
         (finding,) = check(context(check))
         assert isinstance(finding, Finding)
         return finding
@@ -208,21 +208,17 @@ def test_whatever_a_program_says_only_exit_0_with_words_passes(code: int, text: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("name", "command", "words"),
     [
-        ({"argv": ()}, "has no command"),
-        ({"name": "a-b"}, "letters, digits and underscores"),
-        ({"protocol": "xml"}, "no protocol 'xml'; there are monitoring, npd"),
-        ({"tier": "fast"}, "fast"),
+        ("probe", (), "has no command"),
+        ("a-b", ("true",), "letters, digits and underscores"),
     ],
 )
-def test_program_that_cannot_be_meant_is_refused_when_it_is_configured(changes: dict[str, Any], words: str) -> None:
-    settings = {
-        "name": "probe", "argv": ("true",), "protocol": "npd", "tier": "quick",
-        "interval_seconds": 60.0, "timeout_seconds": 5.0, **changes,
-    }  # fmt: skip
+def test_program_that_cannot_be_meant_is_refused_when_it_is_configured(
+    name: str, command: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        make_program_check(**settings)
+        make_program_check(name, Program(command=command))
 
 
 # --- the real thing ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from healthd.cli.settings.options import load_check_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 from healthd.runner import Plan, Runner, RunnerSettings
-from healthd.runner.catalogue import builtin_catalogue
 from healthd.runner.workers import launch
 from tests.cli.cli_kit import environment
 from tests.node.node_kit import eventually
@@ -127,7 +126,7 @@ def test_the_worker_that_was_started_ahead_of_the_settings_is_the_prestarted_one
         async with runner.prestarted():
             ahead = workers_left()
             catalogue = await runner.catalogue(Tier.PASSIVE)
-            assert catalogue == builtin_catalogue(HOST_PACKAGES)
+            assert catalogue == {name: check.info() for name, check in builtin_checks(HOST_PACKAGES).items()}
             assert len(ahead) == 1
             assert workers_left() == ahead  # it has listed its checks, and no other was started
             (result,) = await runner.run(Plan(tier=Tier.PASSIVE, checks=("memory_free",), executor="test"))

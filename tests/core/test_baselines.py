@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from checks.contract import Blame, Finding, Limit, Measurement, Status, Tier
 from checks.learned import choose
-from checks.worker.protocol import from_limits
 from healthd.baselines import files
 from healthd.baselines.book import MOST_SAMPLES, Book
 from healthd.baselines.judging import limits_of, sets_of, unsilenced
@@ -475,7 +474,7 @@ def test_what_holds_inside_a_node_does_not_judge_collectives_between_nodes() -> 
     assert alone["learned"]
     assert set(alone["limits"]) == set(limits)
     assert not together["learned"]
-    assert together["limits"] == from_limits({BUSBW: between})
+    assert together["limits"] == {BUSBW: dataclasses.asdict(between)}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 from checks.contract import Tier
+from checks.discover import builtin_checks
 from healthd.cli.settings.tree import Settings
 from healthd.core.config.load import load as load_config
 from healthd.core.evidence import judge_health
 from healthd.core.model import Health
 from healthd.node.checks.catalogue import enabled_checks
-from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,7 +103,7 @@ def test_settings_that_user_data_writes_are_settings_that_healthd_has(tmp_path: 
 def test_daemon_of_a_host_without_torch_is_healthy_by_what_it_can_read(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     assert machine.run().returncode == 0
-    specs = enabled_checks(builtin_catalogue(), machine.settings.node)
+    specs = enabled_checks(builtin_checks(), machine.settings.node)
     assert {spec.tier for spec in specs} == {Tier.PASSIVE}
     known = dataclasses.replace(state("host", [result(spec.name, spec.tier) for spec in specs]), checks=specs)
     assert judge_health(known) == (Health.HEALTHY, ())

@@ -36,7 +36,6 @@ from healthd.node.checks.catalogue import enabled_checks, under_rule
 from healthd.node.checks.timetable import QuickFacts, quick_due_at
 from healthd.node.condition_writer import NEEDS
 from healthd.node.kubernetes_events import NEEDS_EVENTS
-from healthd.runner.catalogue import builtin_catalogue
 from tests.aggregator.world import result, state
 from tests.deploy.manifests import KUBERNETES, OTHERS, ROOT, VERSIONS, built, kustomize, pods, strictly, templates, the
 
@@ -173,7 +172,7 @@ def test_active_has_what_is_listed_and_runs_unprompted_once_after_a_boot(overlay
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_daemon_can_become_healthy_though_no_gate_asks_for_anything(overlay: str) -> None:
     settings = of_config_map(overlay, "healthd-node")
-    specs = enabled_checks(builtin_catalogue(), settings.node)
+    specs = enabled_checks(builtin_checks(), settings.node)
     assert settings.node.active.unprompted is not None
     specs = under_rule(specs, settings.node.active.unprompted)
     facts = QuickFacts(specs=specs, result=lambda _: None, attempted_at=None, released=False, forced=False, jitter=0.0)

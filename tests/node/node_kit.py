@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from checks.contract import Finding, Measurement, Scope, Status, Tier, worst
+from checks.contract import CheckInfo, Finding, Measurement, Scope, Status, Tier, worst
 from checks.discover import builtin_checks
 from checks.worker.faults import Fault
 from healthd.core.model import (
@@ -31,7 +31,7 @@ from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings
 from healthd.node.state.store import NodeStore
-from healthd.runner import CheckInfo, OnResult, Plan, Survey
+from healthd.runner import OnResult, Plan, Survey
 from tests.patience import PATIENCE
 
 T = TypeVar("T")

@@ -109,7 +109,7 @@ def test_health_turns_from_503_to_200_to_503_by_a_fault_and_back_and_a_job_suspe
         body = node.http.get("/health").json()
         assert body["reasons"][0]["target"] == "cpu:1"
         assert body["reasons"][0]["injected"]
-        assert control_socket.list_faults(node.socket) == ("matmul@cpu:1=corrupt",)
+        assert control_socket.node_state(node.socket).faults == ("matmul@cpu:1=corrupt",)
         assert control_socket.clear_faults(node.socket) == ()
         until(lambda: node.health() == 200)
         # A process that holds a device, as a job does.
@@ -196,7 +196,7 @@ def test_second_daemon_in_one_state_directory_is_kept_out(tmp_path: Path) -> Non
 
 def test_socket_without_a_daemon_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match=r"no daemon answers .* is 'healthd node' running there"):
-        control_socket.list_faults(tmp_path / "node.sock")
+        control_socket.node_state(tmp_path / "node.sock")
 
 
 def test_faults_that_make_no_sense_are_refused_by_name(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 from checks.contract import Profile
 from checks.contract.records import PROFILE_FORMAT
 from healthd.cli.profiles import new_folder
+from healthd.core import wire
 from healthd.core.errors import ConfigError, UnreachableError
 from healthd.node.http import control_socket
-from healthd.node.http.control_socket import RefusedError
+from healthd.node.http.control_socket import ProfileList, RefusedError
 from healthd.node.settings import NodeSettings, ProfileSettings
 from healthd.node.state.profiles import ProfileFolder
 from tests.cli.cli_kit import end, healthd, start
@@ -168,15 +169,16 @@ def test_a_slow_probe_of_a_daemon_has_its_profile_at_the_socket_and_in_the_bundl
     try:
         until(lambda: bool(slow()))
         named_by = slow()
-        kept = {record.id: record for record in control_socket.list_profiles(sock)}
+        listed = wire.decode(control_socket.call(sock, "GET", "/v1/profiles"), ProfileList, what="answer")
+        kept = {record.id: record for record in listed.profiles}
         assert named_by.keys() <= kept.keys()
         assert {record.target for record in kept.values()} == {"cpu:0", "cpu:1"}
         for name, message in named_by.items():
             assert message.endswith(kept[name].said)
-            trace = json.loads(gzip.decompress(control_socket.read_profile(sock, name)))
+            trace = json.loads(gzip.decompress(control_socket.call(sock, "GET", f"/v1/profiles/{name}")))
             assert {event["name"] for event in trace["traceEvents"]} >= {"aten::mm"}
         with pytest.raises(RefusedError, match="no profile 'matmul-1' is kept here"):
-            control_socket.read_profile(sock, "matmul-1")
+            control_socket.call(sock, "GET", "/v1/profiles/matmul-1")
     finally:
         running.terminate()
         end(running)

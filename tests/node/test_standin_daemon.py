@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from checks.contract import Tier
+from checks.discover import builtin_checks
 from healthd.core.http import server as web
 from healthd.core.tasks import Tasks
 from healthd.node.checks.catalogue import enabled_checks
@@ -26,7 +27,6 @@ from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import NodeSettings
 from healthd.node.state.store import NodeStore
 from healthd.runner import Runner, RunnerSettings
-from healthd.runner.catalogue import builtin_catalogue
 from tests.fakes.neuron import NeuronMachine, parse_fault
 from tests.hosts.tree import Tree, read_tree
 from tests.node.node_kit import MovedClock
@@ -44,7 +44,7 @@ class Daemon:
         self.machine = machine
         self._settings = NodeSettings(name="n1", state_dir=folder, run_dir=folder, host_root=machine.root)
         self._time = MovedClock()
-        names = {name: info for name, info in builtin_catalogue().items() if info.tier is Tier.PASSIVE}
+        names = {name: info for name, info in builtin_checks().items() if info.tier is Tier.PASSIVE}
         specs = enabled_checks(names, self._settings)
         self.longest_seconds = max(spec.interval_seconds for spec in specs if spec.name in ("efa", "neuron_counters"))
         self.book = NodeStore(self._settings, specs, clock=self._time.clock, boot_id=machine.host.boot_id())

@@ -19,10 +19,10 @@ import pytest
 
 from checks.accelerators.neuron.cache import ColdCacheError
 from checks.accelerators.neuron.environment import environment_of, xla_environment
+from checks.discover import builtin_checks
 from checks.worker.compiling import Compiling
 from healthd.core.model import CollectiveOrder, RankReport
 from healthd.runner import RunnerSettings
-from healthd.runner.catalogue import builtin_catalogue
 from healthd.runner.collective.rank_group import group_over_nodes
 from healthd.runner.compilation import compile_over_nodes
 from healthd.runner.workers.workers import Unreaped, Workers
@@ -49,7 +49,7 @@ class Rank:
         settings = RunnerSettings(compile_cache=folder, on_cold_cache=on_cold_cache)
         workers = Workers(settings, Unreaped(), {}, None)
         workers.inventory = INVENTORY
-        workers.compile = compile_over_nodes(wanted, [builtin_catalogue()["all_reduce"]], workers)
+        workers.compile = compile_over_nodes(wanted, [builtin_checks()["all_reduce"]], workers)
         workers.group = group_over_nodes(wanted, TARGETS)
         self.setup = workers.setup(TARGETS[0])
         self.compiling = Compiling(self.setup["compile"], self.setup)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from checks.contract import Status
+from checks.contract import CheckInfo, Program, Status
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
-from healthd.runner import CheckInfo, Plan, ProgramSpec, RunnerSettings
+from healthd.runner import Plan, RunnerSettings
 from healthd.runner.run_record import compose
 from healthd.runner.workers.launch import environment
 from healthd.runner.workers.node_lane import in_order_of_end
@@ -423,8 +423,8 @@ def test_third_party_name_that_matches_nothing_is_an_error() -> None:
 
 
 def test_program_is_a_check() -> None:
-    program = ProgramSpec(name="my_program", argv=("/bin/sh", "-c", "echo all quiet"))
-    result = run_checks("my_program", programs=(program,))["my_program"]
+    program = Program(command=("/bin/sh", "-c", "echo all quiet"))
+    result = run_checks("my_program", programs={"my_program": program})["my_program"]
     assert result.status is Status.PASS
     assert "all quiet" in result.findings[0].message
 

@@ -16,10 +16,10 @@ from typing import Any, cast
 
 import pytest
 
-from checks.contract import Status, Tier
+from checks.contract import Program, Status, Tier
+from checks.discover import builtin_checks
 from healthd.core.model import CheckResult
-from healthd.runner import Plan, ProgramSpec, RunProgress
-from healthd.runner.catalogue import builtin_catalogue
+from healthd.runner import Plan, RunProgress
 from healthd.runner.device_claim import write_leases_file
 from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
@@ -346,7 +346,7 @@ def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: 
 
     async def run() -> None:
         try:
-            await execution.perform(builtin_catalogue())
+            await execution.perform(builtin_checks())
         finally:
             await execution.clean_up()
 
@@ -378,9 +378,9 @@ def test_killed_worker_of_several_devices_that_does_not_vanish_is_stuck_on_each(
 
 def burning(folder: Path, **changes: Any) -> tuple[Mapping[str, CheckResult], bool]:
     """The results with an active program and a passive one; whether the active one ran."""
-    program = ProgramSpec(name="burn", argv=("/bin/sh", "-c", f"touch {folder}/ran; echo OK"), tier=Tier.QUICK)
-    quiet = ProgramSpec(name="quiet", argv=("/bin/sh", "-c", "echo OK"))
-    results = run_quick("burn", "quiet", run_dir=folder, programs=(program, quiet), **changes)
+    program = Program(command=("/bin/sh", "-c", f"touch {folder}/ran; echo OK"), tier=Tier.QUICK)
+    quiet = Program(command=("/bin/sh", "-c", "echo OK"))
+    results = run_quick("burn", "quiet", run_dir=folder, programs={"burn": program, "quiet": quiet}, **changes)
     return results, (folder / "ran").exists()
 
 

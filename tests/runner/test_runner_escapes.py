@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.contract import Tier
-from healthd.runner.settings import ProgramSpec
+from checks.contract import Program
 from tests.runner.runner_kit import run_checks, wait_gone
 
 
@@ -20,13 +19,6 @@ def test_process_that_left_its_check_ends_with_the_worker(tmp_path: Path, then: 
 @pytest.mark.parametrize("then", ["exit 1", "sleep 300", "kill -9 $$"])
 def test_process_that_left_its_plugin_ends_with_it(tmp_path: Path, then: str) -> None:
     script = f"(setsid sleep 300 & echo $! > {tmp_path}/pid); echo said; {then}"
-    program = ProgramSpec(
-        name="late",
-        argv=("/bin/sh", "-c", script),
-        protocol="monitoring",
-        tier=Tier.PASSIVE,
-        interval_seconds=60.0,
-        timeout_seconds=2.0,
-    )
-    run_checks("late", programs=(program,), retries=0)
+    program = Program(command=("/bin/sh", "-c", script), timeout_seconds=2.0)
+    run_checks("late", programs={"late": program}, retries=0)
     assert wait_gone(int((tmp_path / "pid").read_text()), 0.2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from checks.contract import Evidence, Finding, Scope, Status, Tier
+from checks.contract import CheckInfo, Evidence, Finding, Scope, Status, Tier
 from healthd.runner.run_record import compose
-from healthd.runner.settings import CheckInfo, Plan, RunnerSettings
+from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.workers import Unreaped, Workers
 

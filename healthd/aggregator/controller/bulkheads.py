@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from healthd.core.backoff import Backoff
+
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 60.0
+BACKOFF = Backoff(1.0, 60.0)
 """Such a fault seldom passes by itself: a try each minute costs nothing, and ends it soon after its cause is gone."""
 MOST_FAULTS = 1000
 """Faults remembered at a time; beyond, the oldest is tried again as if it had never failed."""
@@ -75,8 +76,7 @@ class Bulkheads:
         before = self._faults.pop((where, name), None)
         message = self.count(where, name, error, again=before is not None)
         times = 1 if before is None else before.times + 1
-        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(times - 1, 10), LONGEST_PAUSE_SECONDS)
-        fault = Fault(where=where, name=name, message=message, times=times, retry_at=now + pause)
+        fault = Fault(where=where, name=name, message=message, times=times, retry_at=now + BACKOFF.after(times))
         self._faults[where, name] = fault
         while len(self._faults) > MOST_FAULTS:
             del self._faults[next(iter(self._faults))]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.contract import Limit
+from checks.contract import Limit, Program
 from healthd.baselines.settings import BaselineSettings
-from healthd.cli.settings.probes import LimitSettings, ProbeSettings, ProgramSettings
+from healthd.cli.settings.probes import LimitSettings, ProbeSettings
 from healthd.core.config.load import locate
 from healthd.core.config.schema import nearest
 from healthd.core.config.values import parse_duration
@@ -39,7 +39,7 @@ class CheckSettings:
     limits: dict[str, LimitSettings] = field(default_factory=dict)
     """Limits by measurement."""
 
-    programs: dict[str, ProgramSettings] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
     """Programs as checks, by name."""
 
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
@@ -83,7 +83,7 @@ class CheckSettings:
         here. None: where aggregators are configured.
         """
         from healthd.node.occupancy import inside_a_job
-        from healthd.runner import ProgramSpec, RunnerSettings
+        from healthd.runner import RunnerSettings
 
         probe = self.probe
         self._check_writers()
@@ -93,17 +93,6 @@ class CheckSettings:
                 params[name] = {"type": probe.instance_type, **params.get(name, {})}
         if bool(self.node.sync.aggregators) if in_fleet is None else in_fleet:
             params["efa"] = {"required": True, **params.get("efa", {})}
-        programs = tuple(
-            ProgramSpec(
-                name=name,
-                argv=program.command,
-                protocol=program.protocol,
-                tier=program.tier,
-                interval_seconds=program.interval_seconds,
-                timeout_seconds=program.timeout_seconds,
-            )
-            for name, program in self.programs.items()
-        )
         return RunnerSettings(
             probe_python=probe.python,
             host_root=self.node.host_root,
@@ -122,7 +111,7 @@ class CheckSettings:
             learned=self.learned_limits(),
             third_party=probe.third_party,
             directories=probe.directories,
-            programs=programs,
+            programs=self.programs,
             times_file=None if self.node.host_root else self.node.state_dir / "collective-times.json",
             compile_cache=self.compile_cache(),
             on_cold_cache=probe.on_cold_cache,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from checks.contract import Tier
 from healthd.core.config.schema import nearest
 
 # As many logical devices as the largest machines have cores; beyond it is a slip.
@@ -23,26 +22,6 @@ class LimitSettings:
 
     upper: float | None = None
     """Largest value that passes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramSettings:
-    """A check that is a program."""
-
-    command: tuple[str, ...]
-    """The program and its arguments; never a shell line."""
-
-    protocol: Literal["monitoring", "npd"] = "monitoring"
-    """monitoring: exit 0, 1, 2, 3 and perfdata. npd: the node-problem-detector's 0, 1, 2."""
-
-    tier: Tier = Tier.PASSIVE
-    """The lightest tier in which it runs. passive: it must not disturb a job."""
-
-    interval_seconds: float = 60.0
-    """How often the daemon runs it."""
-
-    timeout_seconds: float = 10.0
-    """After how long it is killed and unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from healthd.cli.terminal.console import Terminal
 from healthd.core.model import CheckResult, Health, NodeState, Reason, Verdict
 
 if TYPE_CHECKING:
-    from healthd.runner import CheckInfo
+    from checks.contract import CheckInfo
 
 SIGNS = {
     Status.PASS: "[green]✓ pass[/]",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from checks.contract import Tier
+from checks.contract import CheckInfo, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckSpec
 from healthd.node.occupancy.model import Scheduled
 from healthd.node.settings import NodeSettings, Unprompted
-from healthd.runner import CheckInfo
 
 # A result is stale once the next two rounds are missing; a shorter expiry would be noise on a busy machine.
 SHORTEST_EXPIRY_SECONDS = 60.0

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -206,40 +205,25 @@ class RefusedError(HealthdError):
 
 def set_faults(control_socket: Path, faults: Sequence[str]) -> tuple[str, ...]:
     """Add faults to those in force in the daemon behind a socket; all that are in force then."""
-    body = _call(control_socket, "POST", "/v1/faults", FaultList(faults=tuple(faults)))
+    body = call(control_socket, "POST", "/v1/faults", FaultList(faults=tuple(faults)))
     return wire.decode(body, FaultList, what="answer").faults
 
 
 def clear_faults(control_socket: Path, faults: Sequence[str] = ()) -> tuple[str, ...]:
     """Clear faults, all when none is named; those that are left."""
-    body = _call(control_socket, "DELETE", "/v1/faults", FaultList(faults=tuple(faults)))
+    body = call(control_socket, "DELETE", "/v1/faults", FaultList(faults=tuple(faults)))
     return wire.decode(body, FaultList, what="answer").faults
-
-
-def list_faults(control_socket: Path) -> tuple[str, ...]:
-    """The faults in force."""
-    return wire.decode(_call(control_socket, "GET", "/v1/faults"), FaultList, what="answer").faults
 
 
 def run_now(control_socket: Path, tier: Tier, checks: Sequence[str] = ()) -> OrderReport:
     """Run a tier in the daemon and wait for its end."""
-    body = _call(control_socket, "POST", "/v1/run", RunRequest(tier=tier, checks=tuple(checks)), seconds=RUN_SECONDS)
+    body = call(control_socket, "POST", "/v1/run", RunRequest(tier=tier, checks=tuple(checks)), seconds=RUN_SECONDS)
     return wire.decode(body, OrderReport, what="answer")
-
-
-def list_profiles(control_socket: Path) -> tuple[ProfileRecord, ...]:
-    """The profiles that the daemon keeps, the newest first."""
-    return wire.decode(_call(control_socket, "GET", "/v1/profiles"), ProfileList, what="answer").profiles
-
-
-def read_profile(control_socket: Path, profile_id: str) -> bytes:
-    """The trace of a profile, compressed."""
-    return _call(control_socket, "GET", f"/v1/profiles/{quote(profile_id, safe='')}")
 
 
 def node_state(control_socket: Path) -> NodeState:
     """The daemon's state."""
-    return wire.decode(_call(control_socket, "GET", "/v1/node"), NodeState, what="answer")
+    return wire.decode(call(control_socket, "GET", "/v1/node"), NodeState, what="answer")
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -260,8 +244,12 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
-def _call(control_socket: Path, method: str, path: str, body: object = None, *, seconds: float = 15.0) -> bytes:
-    """UnreachableError when no daemon answers, RefusedError with its sentence when it says no."""
+def call(control_socket: Path, method: str, path: str, body: object = None, *, seconds: float = 15.0) -> bytes:
+    """
+    The answer of the daemon behind a socket to one request.
+
+    UnreachableError when no daemon answers, RefusedError with its sentence when it says no.
+    """
     content = None if body is None else wire.encode(body)
     connection = _UnixConnection(control_socket, seconds)
     try:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checks.contract import CheckInfo
 from checks.worker.faults import Fault
 from healthd.runner.collective.rank_group import BEYOND_DEADLINE_SECONDS, Deadline, Rank, RankGroup, group_of
 from healthd.runner.collective.silence_limits import Silence, SilenceLimits, longest_silence, waited_seconds
 from healthd.runner.compilation import Compilation
-from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import WorkerLane
 from healthd.runner.workers.workers import Workers

@@ -15,12 +15,12 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from checks.contract import SEVERITY, Missing, Status
+from checks.contract import SEVERITY, CheckInfo, Missing, Status
 from checks.worker.faults import Fault
 from checks.worker.protocol import shorten
 from healthd.core.model import RANK_READY, CollectiveOrder, RankReport
 from healthd.runner.collective.rank_group import BEYOND_DEADLINE_SECONDS, Deadline, Rank, RankGroup, url_host
-from healthd.runner.settings import CheckInfo, RunProgress
+from healthd.runner.settings import RunProgress
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import WorkerLane
 from healthd.runner.workers.workers import Workers

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Missing
+from checks.contract import CheckInfo, Missing
 from checks.worker.faults import Fault
 from healthd.core.model import CollectiveOrder
-from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import Job, WorkerLane
 from healthd.runner.workers.workers import Workers

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from checks.contract import Scope
+from checks.contract import CheckInfo, Scope
 from checks.printable import some
 from checks.worker.faults import Fault
 from healthd.core.errors import HealthdError
@@ -26,7 +26,7 @@ from healthd.runner.collective.order_ranks import OnReport, OrderRanks, Round
 from healthd.runner.collective.rank_group import group_over_nodes
 from healthd.runner.compilation import compile_over_nodes
 from healthd.runner.device_claim import ClaimError, DeviceClaim
-from healthd.runner.settings import CheckInfo, OnProgress, RunProgress, Survey
+from healthd.runner.settings import OnProgress, RunProgress, Survey
 from healthd.runner.workers.node_lane import ask_node
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import WorkerLane

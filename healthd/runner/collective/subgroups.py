@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from checks.contract import Blame, Finding, Status
+from checks.contract import Blame, CheckInfo, Finding, Status
 from checks.reasons import blame_of
 from checks.worker.faults import Fault
 from checks.worker.protocol import shorten
@@ -25,7 +25,6 @@ from healthd.core.model import CheckResult
 from healthd.localize import Bounds, Course, Culprit, GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
 from healthd.localize.verdict import names
 from healthd.runner.collective.node_collective import Command, NodeCollective
-from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.outcome import Outcome as RankOutcome
 from healthd.runner.workers.worker_lane import WorkerLane
 from healthd.runner.workers.workers import Workers

@@ -8,10 +8,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from checks.contract import Missing
-from checks.worker.protocol import from_evidence, from_missing
+from checks.contract import CheckInfo, Missing
 from healthd.runner.run_record import RunRecord
-from healthd.runner.settings import CheckInfo
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.worker_lane import Job, WorkerLane
@@ -66,8 +64,8 @@ class NodeLane(WorkerLane):
         """Let the worker compare what was measured; its outcome."""
         command: dict[str, Any] = {
             "kind": "judge",
-            "evidence": [from_evidence(item) for outcome in outcomes for item in outcome.evidence],
-            "missing": [from_missing(item) for item in in_order_of_end(outcomes)],
+            "evidence": [dataclasses.asdict(item) for outcome in outcomes for item in outcome.evidence],
+            "missing": [dataclasses.asdict(item) for item in in_order_of_end(outcomes)],
         }
         return self.ask(
             Job(

@@ -23,9 +23,8 @@ from checks.worker.protocol import (
     MAX_PROGRESS,
     ProtocolError,
     shorten,
-    to_evidence,
     to_finding,
-    to_progress,
+    to_record,
 )
 from healthd.runner.workers.process import Ended, Event, WorkerProcess
 
@@ -149,12 +148,12 @@ class Outcome:
             case "progress":
                 # The first says that a rank has joined, the last where it is; those in between can be dropped.
                 del self.progress[1 : max(1, len(self.progress) - MAX_PROGRESS + 2)]
-                self.progress.append(to_progress(event.get("progress")))
+                self.progress.append(to_record(Progress, event.get("progress")))
                 on_step("step", self.last_step)
             case "finding" if len(self.findings) < MAX_FINDINGS:
                 self.findings.append(to_finding(event.get("finding")))
             case "evidence" if len(self.evidence) < MAX_EVIDENCE:
-                self.evidence.append(to_evidence(event.get("evidence")))
+                self.evidence.append(to_record(Evidence, event.get("evidence")))
             case "profile":
                 self.profile_parts.add(event.get("profile"))
             case "catalogue" | "warmed" if len(self.answers) < MAX_ANSWERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from typing import Any
 from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.learned import hardware_in
-from checks.worker.protocol import from_limits
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
 from healthd.runner.workers.process import WorkerProcess
@@ -136,22 +136,12 @@ class Workers:
             "inventory": self.inventory,
             "compile": self.compile if target is not None else None,
             "options": options,
-            "limits": from_limits(settings.limits),
+            "limits": {name: dataclasses.asdict(limit) for name, limit in settings.limits.items()},
             "learned": self._learned(),
             "identity": self.identity if target is not None else None,
             "extra_files": self._extra_files,
             "third_party": list(settings.third_party),
-            "programs": [
-                {
-                    "name": program.name,
-                    "argv": list(program.argv),
-                    "protocol": program.protocol,
-                    "tier": program.tier.value,
-                    "interval_seconds": program.interval_seconds,
-                    "timeout_seconds": program.timeout_seconds,
-                }
-                for program in settings.programs
-            ],
+            "programs": {name: dataclasses.asdict(program) for name, program in settings.programs.items()},
         }
 
     def _learned(self) -> list[dict[str, Any]]:
