@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checks.contract import Tier
-from healthd.aggregator.model import Accuse, Claim, ClaimKind, Effect, FleetNode, Gate, Reserve, Unreserve, WakeAt
+from healthd.aggregator.model import Accuse, Claim, ClaimKind, Effect, FleetNode, Gate, WakeAt
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.validation.groups import orders_of
 from healthd.core.model import RANK_READY, CollectiveOrder, Decision, DeviceRecord, Inventory, OrderReport, RankReport
@@ -81,16 +81,13 @@ class Lab:
     def step(self, current: Gate) -> Gate:
         after, effects = step(self.now, current, self.view(current), self.policy)
         again, nothing = step(self.now, after, self.view(after), self.policy)
-        assert again == after or after.validation != again.validation or nothing
+        assert again == after or after.validation != again.validation or nothing or again.decision is not None
         self.effects.extend(effects)
-        for effect in effects:
-            if isinstance(effect, Reserve):
-                for name in effect.nodes:
-                    assert name not in self.claims, f"{name} was reserved twice"
-                    self.claims[name] = Claim(kind=ClaimKind.RESERVED, gate=current.id, job="train", attempt=0)
-            elif isinstance(effect, Unreserve):
-                for name in effect.nodes:
-                    self.claims.pop(name, None)
+        for name in set(after.held).difference(current.held):
+            assert name not in self.claims, f"{name} was reserved twice"
+            self.claims[name] = Claim(kind=ClaimKind.RESERVED, gate=current.id, job="train", attempt=0)
+        for name in set(current.held).difference(after.held):
+            del self.claims[name]
         self.obey(after)
         wake = [effect.at for effect in effects if isinstance(effect, WakeAt)]
         busy = after.validation is not None and after.validation.groups

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from healthd.aggregator.inventory.executors import joined
-from healthd.aggregator.model import FleetNode, OrderRun
+from healthd.aggregator.model import FleetNode, OrderedRun
 from healthd.aggregator.model.nodes import MOST_COMPILE_SECONDS
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.quarantine.facts import facts_of
@@ -28,10 +28,9 @@ def compiling(name: str, seconds: float = 1200.0) -> FleetNode:
     return node(name, dataclasses.replace(state(name, ()), compile_seconds=seconds))
 
 
-def run_of(fleet_node: FleetNode) -> OrderRun:
-    _, effects = step(NOW, gate(nodes=(fleet_node.node,)), view(fleet_node), POLICY)
-    (order,) = (effect for effect in effects if isinstance(effect, OrderRun))
-    return order
+def run_of(fleet_node: FleetNode) -> OrderedRun:
+    after, _ = step(NOW, gate(nodes=(fleet_node.node,)), view(fleet_node), POLICY)
+    return after.ordered[fleet_node.node]
 
 
 def test_an_ordered_run_has_the_time_to_compile_where_the_node_does() -> None:

@@ -19,12 +19,10 @@ from healthd.aggregator.model import (
     FleetNode,
     Gate,
     GrantLease,
-    OrderRun,
     Override,
     Phase,
-    Reserve,
     RevokeLease,
-    Unreserve,
+    RunStatus,
     WakeAt,
 )
 from healthd.aggregator.model.policy import Policy
@@ -37,6 +35,11 @@ Effects = tuple[Effect, ...]
 
 def of(kind: type, effects: Effects) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def ordered(after: Gate) -> list[str]:
+    """The runs that its nodes have to do, by id."""
+    return [run.order_id for run in after.ordered.values() if run.status is RunStatus.OPEN]
 
 
 def decided(after: Gate) -> Decision:
@@ -70,7 +73,7 @@ def test_good_nodes_are_reserved_and_leased_and_admitted_once_all_have_stored_th
     nodes = [node("n1"), node("n2")]
     after, effects = step(NOW, gate(nodes=("n1", "n2")), view(*nodes), POLICY)
     assert after.phase is Phase.GRANTING
-    assert of(Reserve, effects) == [Reserve(nodes=("n1", "n2"))]
+    assert after.reserved == ("n1", "n2")
     assert len(of(GrantLease, effects)) == 2
     half, effects = step(NOW + 1, after, view(acknowledged(nodes[0], after), nodes[1]), POLICY)
     assert half.decision is None
@@ -118,7 +121,7 @@ def test_bad_node_is_rejected_at_once_by_name_check_device_and_number() -> None:
     assert decision.reasons[0].message == "n2: matmul cpu:0: element 7 is 3.0, not 2.0"
     assert [e.node for e in decision.excluded] == ["n2"]
     assert not of(GrantLease, effects)
-    assert not of(OrderRun, effects)
+    assert not ordered(after)
 
 
 def test_degraded_is_admitted_unless_policy_says_no() -> None:
@@ -156,11 +159,10 @@ def test_degraded_is_admitted_unless_policy_says_no() -> None:
 )
 def test_without_complete_fresh_evidence_the_tier_is_run_and_nothing_is_admitted(results: tuple[object, ...]) -> None:
     lacking = node("n1", state("n1", results))  # type: ignore[arg-type]
-    after, effects = step(NOW, gate(nodes=("n1",)), view(lacking), POLICY)
+    after, _ = step(NOW, gate(nodes=("n1",)), view(lacking), POLICY)
     assert after.phase is Phase.CHECKING
-    assert of(OrderRun, effects) == [
-        OrderRun(node="n1", order_id="g-1:run:1:n1", tier=Tier.QUICK, deadline_seconds=300.0)
-    ]
+    assert ordered(after) == ["g-1:run:1:n1"]
+    assert after.ordered["n1"].deadline_seconds == 300.0
     ran = dataclasses.replace(lacking, orders={"g-1:run:1:n1": OrderReport(status="done")})
     end, effects = step(NOW + 30, after, view(ran), POLICY)
     decision = decided(end)
@@ -171,8 +173,8 @@ def test_without_complete_fresh_evidence_the_tier_is_run_and_nothing_is_admitted
 
 
 def test_behind_seconds_count_into_the_age_of_evidence() -> None:
-    after, effects = step(NOW, gate(nodes=("n1",)), view(node("n1", behind_seconds=4000.0)), POLICY)
-    assert of(OrderRun, effects)
+    after, _ = step(NOW, gate(nodes=("n1",)), view(node("n1", behind_seconds=4000.0)), POLICY)
+    assert ordered(after)
     assert not after.granted
 
 
@@ -199,8 +201,8 @@ def test_a_refused_run_is_ordered_again_a_bounded_number_of_times() -> None:
     current, fleet = gate(nodes=("n1",)), view(node("n1", state("n1", ())))
     orders = []
     for turn in range(6):
-        current, effects = step(NOW + turn, current, fleet, POLICY)
-        orders += [effect.order_id for effect in effects if isinstance(effect, OrderRun)]
+        current, _ = step(NOW + turn, current, fleet, POLICY)
+        orders += [one for one in ordered(current) if one not in orders]
         if not orders or current.decision is not None:
             break
         refused = {orders[-1]: OrderReport(status="refused", message="a job has the devices")}
@@ -214,8 +216,8 @@ def test_a_fault_that_is_not_the_nodes_makes_it_unknown_never_unhealthy(blame: B
     """Rival faults 13, 18, 23, 25: nobody drains a node for a tool, an API or a path."""
     results = (*good_results()[:2], result("all_reduce", status=Status.FAIL, code="SlowLink", blame=blame))
     fleet_node = node("n1", state("n1", results))
-    after, effects = step(NOW, gate(nodes=("n1",)), view(fleet_node), POLICY)
-    assert of(OrderRun, effects), "measured again before anything is said"
+    after, _ = step(NOW, gate(nodes=("n1",)), view(fleet_node), POLICY)
+    assert ordered(after), "measured again before anything is said"
     done = dataclasses.replace(fleet_node, orders={"g-1:run:1:n1": OrderReport(status="done")})
     end, _ = step(NOW + 9, after, view(done), POLICY)
     decision = decided(end)
@@ -285,9 +287,9 @@ def test_a_node_known_from_the_store_only_is_waited_for_and_then_silent() -> Non
 
 def test_a_node_that_has_not_confirmed_an_answer_is_never_admitted() -> None:
     one_way = node("n1", confirmed=False)
-    after, effects = step(NOW, gate(nodes=("n1",)), view(one_way), POLICY)
+    after, _ = step(NOW, gate(nodes=("n1",)), view(one_way), POLICY)
     assert not after.granted
-    assert not of(OrderRun, effects)
+    assert not ordered(after)
     granted, _ = step(NOW, gate(nodes=("n1",)), view(node("n1")), POLICY)
     stored = dataclasses.replace(acknowledged(node("n1"), granted), confirmed=False)
     end, _ = step(NOW + 1, granted, view(stored), POLICY)
@@ -313,9 +315,9 @@ def test_quarantine_and_a_duplicate_name_exclude_at_once() -> None:
 @pytest.mark.parametrize("kind", list(ClaimKind))
 def test_a_node_of_another_gate_is_held_for_and_the_other_is_named(kind: ClaimKind) -> None:
     fleet = view(node("n1"), node("n2"), claims={"n2": busy(kind)})
-    after, effects = step(NOW, gate(nodes=("n1", "n2")), fleet, POLICY)
+    after, _ = step(NOW, gate(nodes=("n1", "n2")), fleet, POLICY)
     assert after.phase is Phase.WAITING
-    assert not of(Reserve, effects), "all or none"
+    assert not after.held, "all or none"
     assert "job other" in after.waiting[0].message
     after, _ = step(NOW + 1, after, view(node("n1"), node("n2")), POLICY)
     assert sorted(after.granted) == ["n1", "n2"]
@@ -349,11 +351,11 @@ def test_a_gate_that_falls_below_its_need_gives_everything_back() -> None:
     after, _ = step(NOW, gate(nodes=("n1", "n2")), view(*stale), POLICY)
     assert after.reserved == ("n1", "n2")
     taken = node("n2", state("n2", allocated=(Allocation(by="process", holder="pid 7"),)))
-    after, effects = step(NOW + 1, after, view(stale[0], taken), POLICY)
+    after, _ = step(NOW + 1, after, view(stale[0], taken), POLICY)
     assert after.reserved == ()
-    assert {name for e in of(Unreserve, effects) for name in e.nodes} == {"n1", "n2"}  # type: ignore[attr-defined]
-    after, effects = step(NOW + 2, after, view(*stale), POLICY)
-    assert [e.order_id for e in effects if isinstance(e, OrderRun)] == ["g-1:run:2:n1", "g-1:run:2:n2"]
+    assert ordered(after) == []
+    after, _ = step(NOW + 2, after, view(*stale), POLICY)
+    assert ordered(after) == ["g-1:run:2:n1", "g-1:run:2:n2"]
 
 
 # --- leases -----------------------------------------------------------------------------------------------------------
@@ -393,9 +395,9 @@ def test_a_node_that_turns_bad_while_leases_are_granted_is_not_admitted() -> Non
 
 def test_a_pool_gives_ready_nodes_before_those_that_must_be_measured_and_never_bad_ones() -> None:
     fleet = view(node("n1", state("n1", ())), node("n2", state("n2", with_wrong())), node("n3"), node("n4"), node("n5"))
-    after, effects = step(NOW, gate(pool="a", count=3), fleet, POLICY)
+    after, _ = step(NOW, gate(pool="a", count=3), fleet, POLICY)
     assert sorted(after.granted) == ["n3", "n4", "n5"]
-    assert not of(OrderRun, effects)
+    assert not ordered(after)
 
 
 def test_a_pool_with_too_few_good_nodes_rejects_and_names_the_bad() -> None:
@@ -510,9 +512,9 @@ def test_pending_nodes_are_waited_for_while_there_is_time_and_then_left_out() ->
     nodes = [node("n1"), node("n2"), node("n3", state("n3", ()))]
     after, _ = step(NOW, gate(nodes=("n1", "n2", "n3"), min_nodes=2, wait_seconds=200.0), view(*nodes), POLICY)
     assert not after.granted
-    after, effects = step(NOW + 170, after, view(*nodes), POLICY)
+    after, _ = step(NOW + 170, after, view(*nodes), POLICY)
     assert sorted(after.granted) == ["n1", "n2"]
-    assert Unreserve(nodes=("n3",)) in effects
+    assert after.reserved == ("n1", "n2")
 
 
 def test_a_withdrawn_gate_gives_back_what_it_had() -> None:
@@ -521,7 +523,7 @@ def test_a_withdrawn_gate_gives_back_what_it_had() -> None:
     assert decided(closed).reasons[0].code == "Released"
     assert decided(closed).retryable, "not admitted, which is not the same as impossible"
     assert of(RevokeLease, effects)
-    assert of(Unreserve, effects)
+    assert not closed.held
     assert step(NOW + 2, closed, view(node("n1")), POLICY) == (closed, ())
 
 

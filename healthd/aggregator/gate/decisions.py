@@ -17,7 +17,6 @@ from healthd.aggregator.model import (
     Grant,
     GrantLease,
     RevokeLease,
-    Unreserve,
 )
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason
@@ -97,11 +96,9 @@ def close(now: float, gate: Gate, policy: Policy, closing: Closing, text: str) -
         return gate, ()
     why = (reason(closing.value, text),)
     decision = _decision(now, gate, policy, Verdict.REJECT, why, retryable=True)
-    effects: list[Effect] = [
-        RevokeLease(node=name, lease_id=grant.lease_id, why=text) for name, grant in gate.granted.items()
-    ]
+    effects = tuple(RevokeLease(node=name, lease_id=grant.lease_id, why=text) for name, grant in gate.granted.items())
     after, _ = move(_finished(gate), Event.CLOSED, Decided(decision=decision))
-    return after, (*effects, *_unreserved(gate))
+    return after, effects
 
 
 def current_decision(now: float, gate: Gate, policy: Policy) -> Decision:
@@ -226,14 +223,8 @@ def _revoke(context: StepContext, grants: Mapping[str, Grant], why: str) -> None
 
 def _answer(context: StepContext, decision: Decision, granted: Mapping[str, Grant]) -> None:
     """End the gate with this decision and these leases of the job."""
-    context.effects += _unreserved(context.gate)
     context.gate = _finished(context.gate)
     context.move(Event.ANSWERED, Decided(decision=decision, granted=granted))
-
-
-def _unreserved(gate: Gate) -> list[Effect]:
-    """What gives back the nodes of a gate that ends. An empty reservation needs nothing."""
-    return [Unreserve(nodes=gate.held)] if gate.held else []
 
 
 def _finished(gate: Gate) -> Gate:

@@ -42,7 +42,6 @@ from healthd.aggregator.model import (
     Effect,
     Gate,
     OrderedRun,
-    OrderRun,
     Snapshot,
     WakeAt,
 )
@@ -227,7 +226,6 @@ def _order_runs(context: StepContext) -> None:
         ordered[name] = OrderedRun(
             order_id=order_id, round=round_number, ordered_at=context.now, deadline_seconds=bound
         )
-        context.effects.append(OrderRun(node=name, order_id=order_id, tier=tier, deadline_seconds=bound))
         context.assessments[name] = dataclasses.replace(
             found, eligibility=Eligibility.RUNNING, wake_at=context.now + bound
         )

@@ -22,12 +22,9 @@ from healthd.aggregator.model import (
     Granting,
     OrderedRun,
     Progress,
-    Reserve,
     RevokeLease,
     RunStatus,
     Snapshot,
-    StartGroups,
-    Unreserve,
     Validating,
     Waiting,
 )
@@ -122,7 +119,6 @@ def reserve(context: StepContext) -> bool:
                 context.move(Event.RESERVED, Checking(reserved=reserved))
             else:
                 context.update(reserved=reserved)
-            context.effects.append(Reserve(nodes=more))
         return True
     return_nodes(context, context.gate.reserved, "too few nodes are left")
     return held + maybe >= terms.needed
@@ -213,7 +209,6 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
         context.update(reserved=reserved, granted=granted)
     else:
         context.update(reserved=reserved)
-    context.effects.append(Unreserve(nodes=names))
 
 
 def stop_validation(context: StepContext) -> None:
@@ -221,13 +216,8 @@ def stop_validation(context: StepContext) -> None:
     progress = context.gate.progress
     if not isinstance(progress, Validating):
         return
-    validation = progress.validation
-    members = tuple(name for group in validation.groups for name in group.members)
-    if members:
-        context.effects.append(StartGroups(nodes=members))
-    if validation.partners:
-        context.effects.append(Unreserve(nodes=validation.partners))
-    end_validation(context, dataclasses.replace(validation, groups=(), partners=(), ended_at=context.now))
+    ended = dataclasses.replace(progress.validation, groups=(), partners=(), ended_at=context.now)
+    end_validation(context, ended)
 
 
 def end_validation(context: StepContext, validation: Validation) -> None:

@@ -24,7 +24,7 @@ from healthd.aggregator.gate.reservation import (
     stop_validation,
 )
 from healthd.aggregator.gate.transitions import Event
-from healthd.aggregator.model import Accuse, Checking, Reserve, RevokeLease, StartGroups, Unreserve, Validating
+from healthd.aggregator.model import Accuse, Checking, RevokeLease, Validating
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.known_checks import lacking, sentence
 from healthd.aggregator.validation.plan import advance, begin
@@ -78,7 +78,7 @@ def _under_way(context: StepContext, validation: Validation) -> Hold | Reject | 
         context.now, validation, context.snapshot.nodes, context.policy, lambda count: _partners(context, count)
     )
     after = step.validation
-    _update_validation(context, validation, after)
+    context.update(validation=after)
     if after.verdict is None:
         waiting = reason("NotYetRun", step.waiting)
         return Hold((waiting,), wake_at=min(step.wake_at, after.deadline))
@@ -91,8 +91,6 @@ def _conclude(context: StepContext, validation: Validation) -> Hold | Reject | N
     others.
     """
     end_validation(context, validation)
-    if validation.partners:
-        context.effects.append(Unreserve(nodes=validation.partners))
     found = consequence(validation)
     for node, why in found.out.items():
         if node in context.gate.reserved or context.gate.request.pool is not None:
@@ -167,17 +165,6 @@ def stop_validation_of_others(context: StepContext) -> None:
     validation = context.gate.validation
     if validation is not None and set(validation.members) != set(context.gate.reserved):
         stop_validation(context)
-
-
-def _update_validation(context: StepContext, before: Validation, after: Validation) -> None:
-    """Store how far the validation is, and have the nodes told what has changed for them."""
-    fresh = tuple(name for name in after.partners if name not in before.partners)
-    if fresh:
-        context.effects.append(Reserve(nodes=fresh))
-    if after.groups != before.groups:
-        told = {name for one in (before, after) for group in one.groups for name in group.members}
-        context.effects.append(StartGroups(nodes=tuple(sorted(told))))
-    context.update(validation=after)
 
 
 def _partners(context: StepContext, count: int) -> tuple[str, ...]:

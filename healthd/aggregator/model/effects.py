@@ -1,35 +1,14 @@
-"""Effects: what a step wants done, committed with gate' in one transaction, then carried out; each may be repeated."""
+"""
+Effects: what a step wants done, committed with gate' in one transaction, then carried out; each may be repeated.
+
+What follows from gate' itself is none: which nodes it has reserved, and what it has them run.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checks.contract import Tier
 from healthd.core.model import Reason
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reserve:
-    """These nodes belong to this gate until Unreserve."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unreserve:
-    """These nodes are anybody's again (those with a lease stay with the lease)."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderRun:
-    """The node is to run a tier; an order of an earlier round is cancelled by it."""
-
-    node: str
-    order_id: str
-    tier: Tier
-    deadline_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +29,6 @@ class RevokeLease:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartGroups:
-    """Nodes get the orders of the groups that the gate's validation tests now; earlier ones are called off."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Accuse:
     """A validation found the node at fault."""
 
@@ -71,4 +43,4 @@ class WakeAt:
     at: float
 
 
-Effect = Reserve | Unreserve | OrderRun | StartGroups | Accuse | GrantLease | RevokeLease | WakeAt
+Effect = Accuse | GrantLease | RevokeLease | WakeAt

@@ -23,14 +23,12 @@ from healthd.aggregator.model import (
     GrantLease,
     LeaseRow,
     LeaseState,
-    OrderRun,
     Override,
-    Reserve,
     RevokeLease,
-    StartGroups,
-    Unreserve,
+    Waiting,
 )
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.validations import Group
 from healthd.aggregator.store.changes import Kind, PutEvidence, PutFacts, PutGate, PutLease, PutRecord
 from healthd.aggregator.store.reading import Loaded
 from healthd.core.model import Lease, NodeState, Order, Quarantine
@@ -90,9 +88,10 @@ class FleetState:
     def carry_out(self, batch: Batch, gate: Gate, effects: Iterable[Effect], states: Iterable[NodeState]) -> None:
         """Apply a step of a gate; `states` are the evidence of its decision."""
         before, effects = self.gates.get(gate.id), tuple(effects)
+        self.gates[gate.id] = gate
         for effect in effects:
             self._carry_out(batch, gate, effect)
-        self.gates[gate.id] = gate
+        self._follow(batch, before or dataclasses.replace(gate, progress=Waiting()), gate)
         if before is not None and not before.grants and any(isinstance(effect, GrantLease) for effect in effects):
             batch.ready.append(gate)
         batch.changes.append(PutGate(gate=gate))
@@ -133,28 +132,29 @@ class FleetState:
             self.decided.popitem(last=False)
 
     def _carry_out(self, batch: Batch, gate: Gate, effect: Effect) -> None:
-        if isinstance(effect, Reserve):
-            for node in effect.nodes:
-                self.reserved[node] = gate.id
-                self._claim(node)
-        elif isinstance(effect, Unreserve):
-            for node in effect.nodes:
-                if self.reserved.get(node) == gate.id:
-                    del self.reserved[node]
-                    self._claim(node)
-                    batch.freed.add(node)
-            batch.touched.update(effect.nodes)
-        elif isinstance(effect, OrderRun):
-            batch.touched.add(effect.node)
-        elif isinstance(effect, StartGroups):
-            batch.touched.update(effect.nodes)
-        elif isinstance(effect, Accuse):
+        if isinstance(effect, Accuse):
             batch.accused.append(effect)
             batch.event(effect.node, "accused", f"job {gate.request.job}: {effect.reason.message}")
         elif isinstance(effect, GrantLease) and effect.lease_id not in self.leases:
             self.put_lease(batch, self._new_lease(batch, gate, effect))
         elif isinstance(effect, RevokeLease):
             self.end_lease(batch, effect.lease_id, effect.why)
+
+    def _follow(self, batch: Batch, before: Gate, gate: Gate) -> None:
+        """What follows from a gate: the nodes that it has reserved are its own, and have to do what it says."""
+        for node in set(gate.held).difference(before.held):
+            self.reserved[node] = gate.id
+            self._claim(node)
+        for node in set(before.held).difference(gate.held):
+            if self.reserved.get(node) == gate.id:
+                del self.reserved[node]
+                self._claim(node)
+                batch.freed.add(node)
+            batch.touched.add(node)
+        if gate.ordered is not before.ordered:
+            batch.touched.update(node for node, run in gate.ordered.items() if before.ordered.get(node) != run)
+        if (groups := _groups(gate)) != (former := _groups(before)):
+            batch.touched.update(node for group in (*groups, *former) for node in group.members)
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -281,3 +281,8 @@ class FleetState:
             self.overrides[job] = override
             batch.event(f"job:{job}", "override", f"by {override.owner}: {override.reason}")
         batch.changes.append(PutRecord(kind=Kind.OVERRIDE, key=job, record=override))
+
+
+def _groups(gate: Gate) -> tuple[Group, ...]:
+    """The groups that its validation tests now."""
+    return () if gate.validation is None else gate.validation.groups
