@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Mapping
 
+from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError
 from healthd.core.platforms.kubernetes import STRATEGIC, ApiServer, KubernetesError, node_path, records
 from healthd.core.tasks import wait_for
@@ -165,7 +166,7 @@ class ConditionWriter:
 
     def pause(self, error: KubernetesError, failures: int) -> float:
         """How long to wait after so many failures in a row."""
-        grown = min(self._first_pause_seconds * 2.0 ** min(failures - 1, 10), self._settings.heartbeat_seconds)
+        grown = Backoff(self._first_pause_seconds, self._settings.heartbeat_seconds).after(failures)
         if error.status in HOPELESS:
             grown = HOPELESS_SECONDS
             self._written = None  # the node may be another one by then

@@ -13,6 +13,7 @@ import random
 import secrets
 from collections.abc import Callable, Mapping
 
+from healthd.core.backoff import Backoff
 from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.model import PROTOCOL, OrderReport, SyncAnswer, SyncRequest
 from healthd.node.clock import Clock
@@ -92,24 +93,25 @@ class SyncClient:
 
     async def run_held(self) -> None:
         """Keep one request open for ever; connect, and fail over to the next aggregator of the list."""
-        pause, hasty = FIRST_PAUSE_SECONDS, 0
+        backoff = Backoff(FIRST_PAUSE_SECONDS, self._settings.backoff_max_seconds)
+        failures = hasty = 0
         try:
             while True:
                 if not self._connected and not await self._connect():
-                    await asyncio.sleep(pause * self._chance.uniform(0.5, 1.0))
-                    pause = min(2 * pause, self._settings.backoff_max_seconds)
+                    failures += 1
+                    await asyncio.sleep(backoff.after(failures) * self._chance.uniform(0.5, 1.0))
                     continue
                 began = self._clock.boot()
                 try:
                     await self._exchange(self._settings.wait_seconds)
-                    pause = FIRST_PAUSE_SECONDS
+                    failures = 0
                 except UnforeseenError as error:
                     # It may answer the first request after each connect well: that is no reason to ask again at once.
                     await self._disconnect(error)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, self._settings.backoff_max_seconds)
+                    failures += 1
+                    await asyncio.sleep(backoff.after(failures))
                 except UnreachableError as error:
-                    pause = FIRST_PAUSE_SECONDS
+                    failures = 0
                     await self._disconnect(error)
                 hasty = hasty + 1 if self._clock.boot() - began < HASTY_SECONDS else 0
                 if hasty > HASTY_ANSWERS:

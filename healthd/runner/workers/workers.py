@@ -15,6 +15,7 @@ from typing import Any
 from checks.accelerators import find_descriptor
 from checks.contract import Missing
 from checks.learned import hardware_in
+from healthd.core.backoff import Backoff
 from healthd.runner.settings import OnProgress, RunnerSettings, RunProgress
 from healthd.runner.workers.launch import LOAD, Launch, command, environment, take_ahead
 from healthd.runner.workers.process import WorkerProcess
@@ -195,7 +196,7 @@ class Workers:
 
     async def back_off(self, attempt: int) -> None:
         """Wait before another attempt at something transient."""
-        await asyncio.sleep(min(10.0, self.settings.retry_backoff_seconds * 2 ** (attempt - 1)))
+        await asyncio.sleep(Backoff(self.settings.retry_backoff_seconds, 10.0).after(attempt))
 
     def stuck(self, target: str) -> Missing | None:
         """Why no worker can be started for a target: a killed one is still there. None when one can."""
