@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthd.aggregator.inventory.accusations import Accusations
-from healthd.aggregator.model import Decided, Gate
+from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.store.changes import PutGate
 from healthd.aggregator.store.store import Store
 from tests.aggregator.lab import Lab

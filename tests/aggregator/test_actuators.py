@@ -22,7 +22,7 @@ from healthd.aggregator.drain.metrics import ActuatorCollector
 from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal, Why
 from healthd.aggregator.drain.plan import Candidate, Observed, PoolSize, RejectedNode, culprits, make_plan
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
-from healthd.aggregator.model import Decided
+from healthd.aggregator.model.gates import Decided
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConfigError, StoreError
 from healthd.core.evidence import reason

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from checks.contract import Blame
 from healthd.aggregator.application import make_app
 from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.model import Accuse, FleetNode
+from healthd.aggregator.model.effects import Accuse
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.store.changes import PutEvent
 from healthd.core.errors import HealthdError
 from healthd.core.evidence import reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from healthd.aggregator.model import Gate
 from healthd.aggregator.model import validations as model
+from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Validation
 from healthd.aggregator.validation.chance_seen import MOST_TESTS, add
 from healthd.core.model import Decision, Order, OrderReport, Verdict

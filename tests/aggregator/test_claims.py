@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.model import LeaseState
+from healthd.aggregator.model.claims import LeaseState
 from healthd.aggregator.store.history import read_history
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join, Verdict

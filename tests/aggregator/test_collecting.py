@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from healthd.aggregator.controller.request_rules import check_request
 from healthd.aggregator.gate.members import group_of
-from healthd.aggregator.model import Gate, LeaseState, Override, Phase, WakeAt
+from healthd.aggregator.model.claims import LeaseState, Override
+from healthd.aggregator.model.effects import WakeAt
+from healthd.aggregator.model.gates import Gate, Phase
 from healthd.core.errors import BadInputError, ConflictError
 from healthd.core.model import Decision, GateRequest, Join, Mode, Verdict
 from tests.aggregator.test_engine import Running, of_states, running

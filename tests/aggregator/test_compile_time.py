@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from healthd.aggregator.inventory.executors import joined
-from healthd.aggregator.model import FleetNode, OrderedRun
-from healthd.aggregator.model.nodes import MOST_COMPILE_SECONDS
+from healthd.aggregator.model.gates import OrderedRun
+from healthd.aggregator.model.nodes import MOST_COMPILE_SECONDS, FleetNode
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.quarantine.facts import facts_of
 from healthd.aggregator.validation.groups import orders_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.validations import Group, Validation
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import advance, begin

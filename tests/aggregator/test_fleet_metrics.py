@@ -14,7 +14,8 @@ from checks.contract import Blame, Status, Tier
 from checks.reasons import action_of
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
-from healthd.aggregator.model import Decided, Gate, OrderedRun, Terms, validations
+from healthd.aggregator.model import validations
+from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Terms
 from healthd.core.model import Decision, ExcludedNode, GateRequest, Mode, Quarantine, Reason, Verdict
 from healthd.localize import Outcome
 from tests.aggregator.parts import Clock, Node, fleet, state

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Finding, Measurement, Status
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.groups import orders_of

@@ -21,8 +21,9 @@ from healthd.aggregator.calibration.report import ExitRule, exit_of, needed, rep
 from healthd.aggregator.calibration.shares import quantile, share, wilson
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
-from healthd.aggregator.model import Decided, Gate, OrderedRun, Override, Waiting
 from healthd.aggregator.model.calibration import Counts, DecisionRow, Ended, EndRow, GateEnding
+from healthd.aggregator.model.claims import Override
+from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Waiting
 from healthd.aggregator.store.calibration_rows import read_counts, read_facts
 from healthd.aggregator.store.changes import Change, PutFacts, PutGate, PutOutcome
 from healthd.aggregator.store.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checks.contract import Action, Blame, Status
-from healthd.aggregator.model import Accuse
+from healthd.aggregator.model.effects import Accuse
 from healthd.aggregator.model.quarantines import Mode
 from healthd.aggregator.store.history import read_history
 from healthd.core.errors import StoreError

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 
 from healthd.aggregator.controller.admission import new_gate
 from healthd.aggregator.gate.decisions import close
-from healthd.aggregator.model import Closing, Gate, LeaseRow, LeaseState, Override
+from healthd.aggregator.model.claims import LeaseRow, LeaseState, Override
+from healthd.aggregator.model.gates import Closing, Gate
 from healthd.aggregator.store import reading
 from healthd.aggregator.store.changes import (
     Change,

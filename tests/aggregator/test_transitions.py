@@ -29,7 +29,9 @@ from healthd.aggregator.gate import (
 from healthd.aggregator.gate import machine as gate_module
 from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.transitions import TRANSITIONS, Event, IllegalMoveError, Move, move
-from healthd.aggregator.model import Claim, ClaimKind, Closing, Decided, FleetNode, Gate, Override, Phase
+from healthd.aggregator.model.claims import Claim, ClaimKind, Override
+from healthd.aggregator.model.gates import Closing, Decided, Gate, Phase
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import GateRequest, Join, Mode
 from tests.aggregator.lab import POLICY, Lab

@@ -9,7 +9,7 @@ from pathlib import Path
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.inventory.compact_state import CompactState
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.store import Store
 from healthd.core.model import SyncRequest

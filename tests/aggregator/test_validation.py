@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from checks.contract import Blame, Status
-from healthd.aggregator.model import Accuse, FleetNode, Gate, Phase, RevokeLease
+from healthd.aggregator.model.effects import Accuse, RevokeLease
+from healthd.aggregator.model.gates import Gate, Phase
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Decision, Verdict
 from healthd.localize import Outcome

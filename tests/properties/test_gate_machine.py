@@ -21,7 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from checks.contract import Blame, Status
 from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.model import LeaseState, Phase
+from healthd.aggregator.model.claims import LeaseState
+from healthd.aggregator.model.gates import Phase
 from healthd.aggregator.store.changes import Change
 from healthd.aggregator.store.session import UnsureError
 from healthd.aggregator.store.store import Store

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import healthd.aggregator.ui
 from checks.contract import Finding, Measurement, Status
 from healthd.aggregator.controller.controller import Engine
-from healthd.aggregator.model import Decided, Gate
+from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
 from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, Feed, FullError
 from healthd.aggregator.ui.ring import RING

@@ -14,7 +14,7 @@ from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, 
 from healthd.aggregator.api.records import GateList, GateRow, OutcomeKept
 from healthd.aggregator.controller.gates import Explanation
 from healthd.aggregator.controller.handshakes import HandshakeAnswer, HandshakeBody
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import Decision, GateRequest, Verdict
 

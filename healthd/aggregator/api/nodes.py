@@ -26,7 +26,7 @@ from healthd.aggregator.api.records import (
 from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import name_resolution
 from healthd.aggregator.inventory.roster import NodeView
-from healthd.aggregator.model import LeaseState
+from healthd.aggregator.model.claims import LeaseState
 from healthd.aggregator.store.changes import PutDuplicate, PutEvent, PutKey
 from healthd.aggregator.store.history import read_history
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError

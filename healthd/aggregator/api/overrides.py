@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from healthd.aggregator.api.handling import READ, Admin, Answer, ApiRoute, Body, Parts, parts_of
 from healthd.aggregator.api.nodes import Word, checked, end_of, owner_of
 from healthd.aggregator.api.records import OverrideEnded
-from healthd.aggregator.model import Override
+from healthd.aggregator.model.claims import Override
 from healthd.core.errors import BadInputError, NotFoundError
 
 # An override of a year was a mistake.

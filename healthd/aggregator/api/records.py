@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from healthd.aggregator.inventory.accusations import Accusation
-from healthd.aggregator.model import LeaseRow, Override, Phase
+from healthd.aggregator.model.claims import LeaseRow, Override
+from healthd.aggregator.model.gates import Phase
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.store.history import HistoryEvent

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from checks.contract import Tier
 from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, Wait, parts_of
 from healthd.aggregator.api.records import ValidationState
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import BadInputError, NotFoundError
 from healthd.core.model import Decision, GateRequest, Mode, ValidationKind
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from checks.contract import Status, Tier
-from healthd.aggregator.model import Closing, Gate
 from healthd.aggregator.model.calibration import STARTED, Fault, GateEnding, GateFacts
+from healthd.aggregator.model.gates import Closing, Gate
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import judge_tier
 from healthd.core.model import Decision, Mode, NodeState, Reason, Verdict

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.gate import decisions, members
-from healthd.aggregator.model import Closing, Collecting, Gate, GateGroup, Terms
+from healthd.aggregator.model.gates import Closing, Collecting, Gate, GateGroup, Terms
 from healthd.aggregator.model.policy import Policy
 from healthd.core.errors import ConflictError, StoreError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from healthd.aggregator.controller.bulkheads import Fault
 from healthd.aggregator.controller.gates import Gates
 from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.model import LeaseRow, Override
+from healthd.aggregator.model.claims import LeaseRow, Override
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.core.model import Quarantine
 

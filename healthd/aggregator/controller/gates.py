@@ -12,8 +12,9 @@ from healthd.aggregator.controller.loop import Loop
 from healthd.aggregator.controller.request_rules import check_request
 from healthd.aggregator.controller.state.batch import MOST_MESSAGE, Batch
 from healthd.aggregator.gate import decisions
-from healthd.aggregator.model import Closing, Gate, LeaseRow
 from healthd.aggregator.model.calibration import Ended
+from healthd.aggregator.model.claims import LeaseRow
+from healthd.aggregator.model.gates import Closing, Gate
 from healthd.aggregator.store import calibration_rows, reading
 from healthd.aggregator.store.changes import PutOutcome
 from healthd.core.errors import NotFoundError

@@ -25,7 +25,7 @@ from healthd.aggregator.controller.requests import Requests, Result
 from healthd.aggregator.controller.retries import Retries
 from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store import reading
 from healthd.aggregator.store.leadership import FencedError

@@ -17,7 +17,7 @@ from healthd.aggregator.controller.state.quarantines import Quarantines
 from healthd.aggregator.controller.stepping import Stepper
 from healthd.aggregator.gate.snapshot import ReadOnce
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.reading import Loaded
 

@@ -23,7 +23,9 @@ from healthd.aggregator.gate.machine import step
 from healthd.aggregator.gate.reservation import StepContext, deadline_of
 from healthd.aggregator.gate.snapshot import ReadOnce
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import Effect, FleetNode, Gate, Phase, Snapshot, WakeAt
+from healthd.aggregator.model.effects import Effect, WakeAt
+from healthd.aggregator.model.gates import Gate, Phase
+from healthd.aggregator.model.nodes import FleetNode, Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen
 from healthd.aggregator.validation.chance_seen import add

@@ -20,7 +20,7 @@ from healthd.aggregator.drain.model import Actuator, ActuatorError, Done, Remova
 from healthd.aggregator.drain.pacing import RemovalRate, Retries
 from healthd.aggregator.drain.plan import Observed, Plan, RejectedNode, culprits, make_plan
 from healthd.aggregator.drain.settings import ActuatorSettings
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import StoreError
 from healthd.core.model import Decision
 

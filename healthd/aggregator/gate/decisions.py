@@ -9,15 +9,8 @@ from checks.contract import SEVERITY, Blame, Status
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility
 from healthd.aggregator.gate.reservation import StepContext
 from healthd.aggregator.gate.transitions import Event, move
-from healthd.aggregator.model import (
-    Closing,
-    Decided,
-    Effect,
-    Gate,
-    Grant,
-    GrantLease,
-    RevokeLease,
-)
+from healthd.aggregator.model.effects import Effect, GrantLease, RevokeLease
+from healthd.aggregator.model.gates import Closing, Decided, Gate, Grant
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason
 from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Mode, Reason, Verdict

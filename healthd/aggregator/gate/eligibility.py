@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from checks.contract import Status, Tier
 from healthd.aggregator.gate import name_resolution
-from healthd.aggregator.model import ClaimKind, FleetNode, Gate, RunStatus, Snapshot
+from healthd.aggregator.model.claims import ClaimKind
+from healthd.aggregator.model.gates import Gate, RunStatus
+from healthd.aggregator.model.nodes import FleetNode, Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason

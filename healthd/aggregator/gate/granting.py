@@ -7,7 +7,8 @@ import dataclasses
 from healthd.aggregator.gate.eligibility import Eligibility
 from healthd.aggregator.gate.reservation import StepContext
 from healthd.aggregator.gate.transitions import Event
-from healthd.aggregator.model import Grant, Granting, GrantLease
+from healthd.aggregator.model.effects import GrantLease
+from healthd.aggregator.model.gates import Grant, Granting
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderStatus, Reason
 

@@ -38,13 +38,9 @@ from healthd.aggregator.gate.reservation import (
 )
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.gate.validating import stop_validation_of_others, validate
-from healthd.aggregator.model import (
-    Effect,
-    Gate,
-    OrderedRun,
-    Snapshot,
-    WakeAt,
-)
+from healthd.aggregator.model.effects import Effect, WakeAt
+from healthd.aggregator.model.gates import Gate, OrderedRun
+from healthd.aggregator.model.nodes import Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason
 from healthd.core.model import Mode, Reason, Verdict

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from healthd.aggregator.model import Gate, GateGroup, Member
+from healthd.aggregator.model.gates import Gate, GateGroup, Member
 from healthd.core.errors import ConflictError
 from healthd.core.model import GateRequest, Join, Verdict
 

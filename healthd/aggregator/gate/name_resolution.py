@@ -12,7 +12,8 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from healthd.aggregator.model import Gate, Snapshot
+from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.model.nodes import Snapshot
 from healthd.core.evidence import reason
 from healthd.core.model import Reason
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from healthd.aggregator.gate.members import group_of, with_group, with_members
 from healthd.aggregator.gate.reservation import Hold, Reject, StepContext, deadline_of, return_nodes
 from healthd.aggregator.gate.transitions import Event
-from healthd.aggregator.model import Collecting, Gate, Member, Phase, Waiting
+from healthd.aggregator.model.gates import Collecting, Gate, Member, Phase, Waiting
 from healthd.core.evidence import reason
 from healthd.core.model import Mode, Reason
 

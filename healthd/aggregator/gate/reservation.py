@@ -15,19 +15,18 @@ import msgspec
 
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility, assess
 from healthd.aggregator.gate.transitions import Event, Move, move
-from healthd.aggregator.model import (
+from healthd.aggregator.model.effects import Effect, RevokeLease
+from healthd.aggregator.model.gates import (
     Checking,
-    Effect,
     Gate,
     Granting,
     OrderedRun,
     Progress,
-    RevokeLease,
     RunStatus,
-    Snapshot,
     Validating,
     Waiting,
 )
+from healthd.aggregator.model.nodes import Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Validation
 from healthd.core.model import Mode, Reason

@@ -40,7 +40,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from healthd.aggregator.model import Gate, Phase, Progress, phase_of
+from healthd.aggregator.model.gates import Gate, Phase, Progress, phase_of
 
 
 class Event(str, enum.Enum):

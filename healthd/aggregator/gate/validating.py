@@ -24,7 +24,8 @@ from healthd.aggregator.gate.reservation import (
     stop_validation,
 )
 from healthd.aggregator.gate.transitions import Event
-from healthd.aggregator.model import Accuse, Checking, RevokeLease, Validating
+from healthd.aggregator.model.effects import Accuse, RevokeLease
+from healthd.aggregator.model.gates import Checking, Validating
 from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.known_checks import lacking, sentence
 from healthd.aggregator.validation.plan import advance, begin

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model.gates import Gate
 from healthd.core.model import Decision, Reason, Verdict
 
 CODES = frozenset({"CollectiveFault", "SlowNode", "PathFault", "TopologyFault", "Ambiguous"})

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from checks.contract import Tier
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.core.model import NodeState, Order, OrderKind, OrderReport, OrderStatus
 
 VERSIONS = 1 << 32

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from checks.contract import Finding
 from healthd.aggregator.inventory.compact_state import CompactState
-from healthd.aggregator.model import Duplicate, FleetNode
+from healthd.aggregator.model.nodes import Duplicate, FleetNode
 from healthd.core.errors import BadInputError
 from healthd.core.evidence import aged, judge_health, reason
 from healthd.core.model import (

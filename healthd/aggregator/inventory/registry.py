@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 
 from healthd.aggregator.inventory.instructions import Instructions
 from healthd.aggregator.inventory.node_record import Arrival, NodeRecord
-from healthd.aggregator.model import Duplicate
+from healthd.aggregator.model.nodes import Duplicate
 from healthd.core.errors import HealthdError
 from healthd.core.model import SyncAnswer, SyncRequest
 from healthd.core.node_name import check_name, names_of

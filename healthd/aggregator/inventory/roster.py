@@ -12,7 +12,7 @@ from healthd.aggregator.inventory import executors
 from healthd.aggregator.inventory.known_names import Names
 from healthd.aggregator.inventory.node_record import NodeRecord
 from healthd.aggregator.inventory.peer_findings import PeerFindings
-from healthd.aggregator.model import Duplicate, FleetNode
+from healthd.aggregator.model.nodes import Duplicate, FleetNode
 from healthd.core.errors import HealthdError
 from healthd.core.model import Health, NodeState, Order, Quarantine, Reason
 

@@ -20,8 +20,8 @@ from checks.reasons import REASONS
 from healthd.aggregator.calibration.facts import device_seconds
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.metrics.collectors import FleetCollector, Reading
-from healthd.aggregator.model import Gate
 from healthd.aggregator.model.calibration import STARTED, Ended
+from healthd.aggregator.model.gates import Gate
 from healthd.core.http.exposition import exposition
 from healthd.core.model import Verdict
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from checks.contract import Blame, Finding, Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.aggregator.inventory.machine_identity import machine_identity, name_of
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, PoolLimit
 from healthd.aggregator.model.quarantines import COLLECTIVES

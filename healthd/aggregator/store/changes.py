@@ -9,8 +9,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from healthd.aggregator.model import Duplicate, Gate, LeaseRow, Override
 from healthd.aggregator.model.calibration import GateFacts
+from healthd.aggregator.model.claims import LeaseRow, Override
+from healthd.aggregator.model.gates import Gate
+from healthd.aggregator.model.nodes import Duplicate
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
 from healthd.core.model import NodeState, Quarantine
 

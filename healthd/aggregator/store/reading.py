@@ -9,7 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, select, text
 
-from healthd.aggregator.model import Duplicate, Gate, LeaseRow, LeaseState, Override, Phase
+from healthd.aggregator.model.claims import LeaseRow, LeaseState, Override
+from healthd.aggregator.model.gates import Gate, Phase
+from healthd.aggregator.model.nodes import Duplicate
 from healthd.aggregator.model.quarantines import Latch, RuleRecord
 from healthd.aggregator.store.changes import Kind, PutOutcome
 from healthd.aggregator.store.tables import (

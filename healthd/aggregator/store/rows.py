@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from healthd.aggregator.model import Gate, LeaseRow
+from healthd.aggregator.model.claims import LeaseRow
+from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.store.calibration_rows import put_facts
 from healthd.aggregator.store.changes import (
     Change,

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from healthd.aggregator.api.handling import parts_of
 from healthd.aggregator.api.nodes import MAX_REASON_LENGTH
 from healthd.aggregator.auth import AuthError, Scope
-from healthd.aggregator.model import Override
+from healthd.aggregator.model.claims import Override
 from healthd.aggregator.ui import rendering
 from healthd.aggregator.ui.route import PageRoute
 from healthd.aggregator.ui.session import (

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import Gate
+from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.ui.fleet_grid import Cell, FleetGrid
 from healthd.aggregator.ui.ring import Ring
 from healthd.aggregator.ui.samples import Samples

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from healthd.aggregator.inventory.machine_identity import identities_in
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.ui.formatting import HEALTH_SIGNS, WORST_FIRST, brief, natural
 from healthd.core.model import Health
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from healthd.aggregator.model import Gate, Phase
+from healthd.aggregator.model.gates import Gate, Phase
 from healthd.aggregator.model.validations import Tested, Validation
 from healthd.core.model import Decision, ExcludedNode
 from healthd.localize import Outcome, Verdict

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Validation
 from healthd.aggregator.validation import nccom

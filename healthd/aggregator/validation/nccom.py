@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from checks.collective.nccom.vector import Refused
 from checks.contract import Finding, Status
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Validation
 from healthd.core.evidence import reason

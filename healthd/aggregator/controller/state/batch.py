@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from healthd.aggregator.model import Accuse, Gate
+from healthd.aggregator.model.effects import Accuse
+from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.store.changes import Change, PutEvent
 from healthd.core.text import plain
 

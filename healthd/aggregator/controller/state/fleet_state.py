@@ -14,19 +14,9 @@ from collections.abc import Iterable, Mapping
 
 from healthd.aggregator.calibration.facts import facts_of
 from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.model import (
-    Accuse,
-    Claim,
-    ClaimKind,
-    Effect,
-    Gate,
-    GrantLease,
-    LeaseRow,
-    LeaseState,
-    Override,
-    RevokeLease,
-    Waiting,
-)
+from healthd.aggregator.model.claims import Claim, ClaimKind, LeaseRow, LeaseState, Override
+from healthd.aggregator.model.effects import Accuse, Effect, GrantLease, RevokeLease
+from healthd.aggregator.model.gates import Gate, Waiting
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group
 from healthd.aggregator.store.changes import Kind, PutEvidence, PutFacts, PutGate, PutLease, PutRecord

@@ -18,7 +18,8 @@ from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.node_orders import orders_for
 from healthd.aggregator.controller.state.recovery import Recovery
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import FleetNode, LeaseRow, LeaseState
+from healthd.aggregator.model.claims import LeaseRow, LeaseState
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.changes import ForgetNode, PutNode
 from healthd.aggregator.store.reading import Loaded

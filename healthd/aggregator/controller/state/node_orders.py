@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from healthd.aggregator.controller.state.fleet_state import FleetState
-from healthd.aggregator.model import RunStatus
+from healthd.aggregator.model.gates import RunStatus
 from healthd.aggregator.validation.groups import orders_of
 from healthd.core.model import Order, OrderKind, RunOrder
 

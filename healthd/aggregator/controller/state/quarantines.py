@@ -20,7 +20,7 @@ from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.quarantine_memory import QuarantineMemory
 from healthd.aggregator.inventory.machine_identity import differences, identities_in, machine_of
 from healthd.aggregator.inventory.registry import Fleet
-from healthd.aggregator.model import FleetNode
+from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts
 from healthd.aggregator.model.quarantines import (
