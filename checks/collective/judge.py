@@ -7,12 +7,15 @@ unknown.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from checks.contract import SEVERITY, Evidence, Finding, Limit, Missing, Progress, Status
-from checks.limits import quantity, within
+from checks.collective.bandwidth import bus_factor, judge_bandwidth, limit_of
+from checks.contract import Evidence, Finding, Missing, Progress, Status
+from checks.limits import quantity
 from checks.printable import some
 
 # What torch.distributed and gloo (2.13, over TCP) say in a rank whose peer went away, never came, or cannot be reached:
@@ -255,40 +258,21 @@ def _first(holders: Mapping[int, Mapping[str, Any]]) -> str:
 def _judge_speed(name: str, ranks: Sequence[Evidence]) -> Iterator[Finding]:
     """One finding a size: the slowest rank's time, and the bandwidths by the definitions of nccl-tests."""
     count = len(ranks)
-    factor = (2 if name == "all_reduce" else 1) * (count - 1) / count
     for size_bytes, measured in _sizes(ranks):
         times = [float(one["seconds"]) for one in measured.values()]
         seconds = max(times)
         size = next(iter(measured.values()))
-        algbw = int(size["bytes"]) / seconds if seconds > 0 else float("nan")
-        values = {
-            "busbw_bytes_per_second": algbw * factor,
-            "algbw_bytes_per_second": algbw,
-            "duration_seconds": seconds,
-        }
-        judged = []
-        for suffix, value in values.items():
-            lower, upper, origin = size["limits"][suffix]
-            judged.append(
-                within(
-                    value,
-                    name=f"{name}_{suffix}",
-                    target="node",
-                    limit=Limit(lower=lower, upper=upper, origin=origin),
-                    reason="SlowLink",
-                    subject=f"{name} of {size_bytes} bytes over {count} ranks: {suffix.partition('_')[0]}",
-                    labels={"size_bytes": str(size_bytes)},
-                )
-            )
-        worst = max(judged, key=lambda finding: SEVERITY[finding.status])
+        found = judge_bandwidth(
+            name,
+            f"{name} of {size_bytes} bytes over {count} ranks",
+            int(size["bytes"]),
+            seconds,
+            factor=bus_factor(name, count),
+            limit=functools.partial(limit_of, size),
+            labels={"size_bytes": str(size_bytes)},
+        )
         exact = not any(one["mismatches"] for one in measured.values())
         # No rank is named: the longest time is that of a rank which waited for another, not of the one that was late.
         span = " to ".join(quantity("duration_seconds", value) for value in (min(times), seconds))
-        text = f"{worst.message}; ranks took {span}"
-        yield Finding(
-            status=worst.status,
-            reason=worst.reason,
-            message=text + (", every element exact" if exact else ""),
-            target="node",
-            measurements=tuple(measurement for finding in judged for measurement in finding.measurements),
-        )
+        text = f"{found.message}; ranks took {span}"
+        yield dataclasses.replace(found, message=text + (", every element exact" if exact else ""))

@@ -7,16 +7,18 @@ no failure of the node, and never a pass.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from checks.accelerators.neuron.errors import is_hardware
-from checks.collective.nccom.plan import MAIN_DTYPE, Step, bus_factor
+from checks.collective.bandwidth import bus_factor, judge_bandwidth
+from checks.collective.nccom.plan import MAIN_DTYPE, Step
 from checks.collective.nccom.report import Row, believable, merged, read_report, read_table
 from checks.collective.nccom.run import Ran, last_lines
-from checks.contract import NO_LIMIT, SEVERITY, Action, Blame, Finding, Limit, Status
-from checks.limits import quantity, within
+from checks.contract import NO_LIMIT, Action, Blame, Finding, Limit, Status
+from checks.limits import quantity
 
 # Texts of the Neuron runtime and of nccom-test; AWS Neuron documentation, nrt-troubleshoot.rst.
 _BUSY = re.compile(r"Core\(s\) not available|cores busy", re.IGNORECASE)
@@ -181,36 +183,20 @@ def _speed(check: str, step: Step, row: Row, limits: Limits, *, deep: bool, chec
     """Time and bandwidths of a row, in bytes and seconds, never the printed columns."""
     size_bytes, seconds = row.size_bytes or 0, row.seconds or math.nan
     what = f"{step.op} of {size_bytes} bytes over {step.ranks} ranks in {step.dtype}"
-    algbw = size_bytes / seconds
-    values = {
-        "busbw_bytes_per_second": algbw * bus_factor(step.op, step.ranks),
-        "algbw_bytes_per_second": algbw,
-        "duration_seconds": seconds,
-    }
-    judged = [
-        within(
-            value,
-            name=f"{check}_{suffix}",
-            target="node",
-            limit=_limit(limits, f"{check}_{suffix}", step, size_bytes, deep),
-            reason="SlowLink",
-            subject=f"{what}: {suffix.partition('_')[0]}",
-            labels={"size_bytes": str(size_bytes), "dtype": step.dtype, "ranks": str(step.ranks)},
-        )
-        for suffix, value in values.items()
-    ]
-    worst = max(judged, key=lambda finding: SEVERITY[finding.status])
-    text = f"{worst.message}; took {quantity('_seconds', seconds)}"
+    found = judge_bandwidth(
+        check,
+        what,
+        size_bytes,
+        seconds,
+        factor=bus_factor(step.op, step.ranks),
+        limit=lambda suffix: _limit(limits, f"{check}_{suffix}", step, size_bytes, deep),
+        labels={"size_bytes": str(size_bytes), "dtype": step.dtype, "ranks": str(step.ranks)},
+    )
+    text = f"{found.message}; took {quantity('_seconds', seconds)}"
     if row.p99_seconds is not None and math.isfinite(row.p99_seconds):
         text += f" (99 % within {quantity('_seconds', row.p99_seconds)})"
     text += f" by {row.algorithm}" if row.algorithm else ""
-    return Finding(
-        status=worst.status,
-        reason=worst.reason,
-        message=text + (", values right" if checked else ""),
-        target="node",
-        measurements=tuple(measurement for finding in judged for measurement in finding.measurements),
-    )
+    return dataclasses.replace(found, message=text + (", values right" if checked else ""))
 
 
 def _limit(limits: Limits, name: str, step: Step, size_bytes: int, deep: bool) -> Limit:

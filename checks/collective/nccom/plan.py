@@ -134,11 +134,6 @@ def core_ids_of(inventory: Mapping[str, Any]) -> list[int] | None:
     return sorted(ids) or None
 
 
-def bus_factor(op: str, ranks: int) -> float:
-    """What makes the bus bandwidth of the algorithm bandwidth, by the definitions of nccl-tests."""
-    return (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
-
-
 def _step(op: str, ranks: int, dtype: str, sweep: tuple[int, int], *, whole: bool) -> Step:
     """Sizes that every rank gets an equal share of, because it is not documented how nccom-test rounds others."""
     wanted, factor = sweep

@@ -7,14 +7,16 @@ itself comes first, then the reduced gradients, then the parameters.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
+from checks.collective.bandwidth import bus_factor, judge_bandwidth, limit_of
 from checks.collective.judge import judge_missing, present_and_gone
 from checks.collective.training.told import first_difference
-from checks.contract import SEVERITY, Evidence, Finding, Limit, Missing, Status
+from checks.contract import Evidence, Finding, Missing, Status
 from checks.limits import quantity, within
 from checks.training.places import OPTIMIZER, REDUCTION, describe
 
@@ -208,53 +210,31 @@ def _judge_speed(name: str, ranks: Sequence[Evidence], *, exact: bool) -> Iterat
     size, count = next(iter(measured.values())), len(ranks)
     seconds = min(float(one["seconds"]) for one in measured.values())
     own = [float(one["own_seconds"]) for one in measured.values()]
-    algbw = int(size["bytes"]) / seconds if seconds > 0 else float("nan")
-    values = {
-        "busbw_bytes_per_second": algbw * 2 * (count - 1) / count,
-        "algbw_bytes_per_second": algbw,
-        "duration_seconds": seconds,
-    }
-    labels = {"size_bytes": str(size["size_bytes"])}
-    judged = [
-        within(
-            value,
-            name=f"{name}_{suffix}",
-            target="node",
-            limit=_limit(size, suffix),
-            reason="SlowLink",
-            subject=f"{name}: reduction of {size['size_bytes']} bytes over {count} ranks: {suffix.partition('_')[0]}",
-            labels=labels,
-        )
-        for suffix, value in values.items()
-    ]
-    worst = max(judged, key=lambda finding: SEVERITY[finding.status])
+    found = judge_bandwidth(
+        name,
+        f"{name}: reduction of {size['size_bytes']} bytes over {count} ranks",
+        int(size["bytes"]),
+        seconds,
+        factor=bus_factor("all_reduce", count),
+        limit=functools.partial(limit_of, size),
+        labels={"size_bytes": str(size["size_bytes"])},
+    )
     span = " to ".join(quantity("own_seconds", value) for value in (min(own), max(own)))
-    text = f"{worst.message}; own work of the ranks took {span}"
+    text = f"{found.message}; own work of the ranks took {span}"
     if exact:
         steps = int(ranks[0].data["training"]["steps"])
         text += f"; in {steps} steps gradients and parameters are the same on all ranks"
-    yield Finding(
-        status=worst.status,
-        reason=worst.reason,
-        message=text,
-        target="node",
-        measurements=tuple(one for finding in judged for one in finding.measurements),
-    )
+    yield dataclasses.replace(found, message=text)
     for item in ranks:
         one = measured[item.target]
         finding = within(
             float(one["own_seconds"]),
             name=f"{name}_own_seconds",
             target=item.target,
-            limit=_limit(one, "own_seconds"),
+            limit=limit_of(one, "own_seconds"),
             reason="SlowDevice",
             subject=f"{name}: own work of {_named(item)}",
             labels={},
         )
         if finding.status is not Status.PASS:
             yield finding
-
-
-def _limit(size: Mapping[str, Any], suffix: str) -> Limit:
-    lower, upper, origin = size["limits"][suffix]
-    return Limit(lower=lower, upper=upper, origin=origin)
