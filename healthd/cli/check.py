@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from checks.worker.faults import Fault
     from healthd.core.model import CheckResult, Inventory
     from healthd.node.state.profiles import ProfileFolder
-    from healthd.runner import Runner, RunProgress
+    from healthd.runner.runner import Runner
+    from healthd.runner.settings import RunProgress
 
 PRINTER_SECONDS = 0.005  # after the run has begun: its commands have been sent by then
 
@@ -127,7 +128,7 @@ async def examine(
 
     Raises ConfigError for a name that matches nothing or a fault that makes no sense.
     """
-    from healthd.runner import Runner
+    from healthd.runner.runner import Runner
 
     wanted = settings.runner()
     runner = Runner(dataclasses.replace(wanted, profile="always") if profile else wanted)
@@ -143,7 +144,7 @@ async def _examine(
     from healthd.node.checks.catalogue import enabled_checks
     from healthd.node.clock import system_clock
     from healthd.node.state.store import NodeStore
-    from healthd.runner import Plan
+    from healthd.runner.settings import Plan
 
     host_alone = tier is Tier.PASSIVE and not (
         names or settings.node.checks or settings.node.disabled or settings.node.faults
@@ -200,7 +201,7 @@ async def given_away(settings: CheckSettings) -> str | None:
     A job that was just placed holds no device yet. The job that this process runs in is none of those.
     """
     from healthd.node.clock import system_clock
-    from healthd.node.occupancy import Schedulers
+    from healthd.node.occupancy.schedulers import Schedulers
 
     schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
     for reading in (await schedulers.look()).readings:

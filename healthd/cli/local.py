@@ -57,7 +57,7 @@ def checks(as_json: bool, **options: Any) -> int:
     """The checks there are: name, tier, where they run, what they say."""
     import asyncio
 
-    from healthd.runner import Runner
+    from healthd.runner.runner import Runner
 
     settings = load_settings(options, section="node")
     found = asyncio.run(Runner(settings.runner()).catalogue())

@@ -27,7 +27,8 @@ from healthd.core.errors import ConfigError, HealthdError
 if TYPE_CHECKING:
     from checks.contract import CheckInfo
     from healthd.core.model import CheckResult
-    from healthd.runner import Runner, RunProgress
+    from healthd.runner.runner import Runner
+    from healthd.runner.settings import RunProgress
 
 MAX_ANSWER_BYTES = 1 << 20  # of an interpreter that is asked what it has
 # A device check that ended in one of these did not run to its end, so its graphs may not be compiled.
@@ -76,7 +77,8 @@ async def compile_all(
     """Run every enabled check that compiles, with compilation allowed; what came of it, for JSON."""
     from healthd.cli.check import given_away
     from healthd.node.checks.catalogue import enabled_checks
-    from healthd.runner import Plan, Runner
+    from healthd.runner.runner import Runner
+    from healthd.runner.settings import Plan
 
     runner = Runner(settings.runner())
     catalogue = await runner.catalogue()
@@ -140,7 +142,7 @@ def take_bundle(settings: Settings, path: Path, say: Callable[[str], None]) -> d
 def host_key(settings: Settings) -> CacheKey | None:
     """The key of this host's devices; None where there are none that compile."""
     from checks.accelerators.neuron.environment import flags_of, lnc_of
-    from healthd.runner import Runner
+    from healthd.runner.runner import Runner
 
     survey = asyncio.run(Runner(settings.runner()).survey())
     inventory = survey.raw.get("inventory")

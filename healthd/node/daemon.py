@@ -29,7 +29,7 @@ from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.jobs.step_reports import FILE, StepReports
 from healthd.node.nccom.round import RoundSettings
-from healthd.node.occupancy import Schedulers
+from healthd.node.occupancy.schedulers import Schedulers
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
@@ -40,8 +40,9 @@ from healthd.node.state.profiles import ProfileFolder
 from healthd.node.state.saving import SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
 from healthd.node.sync import SyncClient
-from healthd.runner import Runner, RunnerSettings
 from healthd.runner.device_claim import write_leases_file
+from healthd.runner.runner import Runner
+from healthd.runner.settings import RunnerSettings
 
 log = logging.getLogger(__name__)
 

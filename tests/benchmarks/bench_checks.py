@@ -15,7 +15,8 @@ from checks.contract import Status, Tier
 from checks.worker.faults import parse_fault
 from healthd.core.model import CheckResult, NodeState
 from healthd.core.wire import decode
-from healthd.runner import Plan, Runner, RunnerSettings, RunProgress
+from healthd.runner.runner import Runner
+from healthd.runner.settings import Plan, RunnerSettings, RunProgress
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, spread
 from tests.benchmarks.processes import HEALTHD, children, timed
 

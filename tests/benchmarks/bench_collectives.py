@@ -21,7 +21,8 @@ from pathlib import Path
 from checks.contract import Evidence, Finding, Tier
 from checks.worker.faults import Fault, parse_fault
 from healthd.core.model import CheckResult
-from healthd.runner import OnProgress, Plan, Runner, RunnerSettings, RunProgress
+from healthd.runner.runner import Runner
+from healthd.runner.settings import OnProgress, Plan, RunnerSettings, RunProgress
 from tests.benchmarks.both_ranks import CHECKS, ITERATIONS, SIZES_BYTES
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, percentile
 from tests.benchmarks.processes import SEPARATE, end

@@ -18,7 +18,8 @@ from pathlib import Path
 from checks.contract import Tier
 from checks.host.machine import Host
 from healthd.core.model import CheckResult
-from healthd.runner import Plan, Runner, RunnerSettings, RunProgress
+from healthd.runner.runner import Runner
+from healthd.runner.settings import Plan, RunnerSettings, RunProgress
 from tests.benchmarks.figures import Bench, Figure, Reading, Scale, spread
 from tests.benchmarks.processes import timed
 from tests.fakes.hollow_torch import make_python

@@ -21,7 +21,8 @@ from checks.storage.data_store import data_store
 from checks.storage.store_access import store_access
 from checks.stores.errors import StoreFault
 from checks.stores.writing import PREFIX
-from healthd.runner import Plan, Runner, RunnerSettings
+from healthd.runner.runner import Runner
+from healthd.runner.settings import Plan, RunnerSettings
 from tests.checks.store_kit import ext4, fuse, mounted, tmpfs
 
 QUICK_SECONDS = 10.0

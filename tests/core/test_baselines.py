@@ -32,7 +32,8 @@ from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, Health, LearnedBounds, LearnedLimits, NodeState, Quarantine
 from healthd.node.state.approved_baselines import ApprovedBaselines
-from healthd.runner import Runner, RunnerSettings
+from healthd.runner.runner import Runner
+from healthd.runner.settings import RunnerSettings
 from tests.cli.cli_kit import healthd
 from tests.node import node_kit
 

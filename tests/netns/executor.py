@@ -19,7 +19,8 @@ from healthd.core import wire
 from healthd.core.errors import HealthdError
 from healthd.core.model import CollectiveOrder, OrderReport, RankReport
 from healthd.node.interfaces import interface_to
-from healthd.runner import Runner, RunnerSettings
+from healthd.runner.runner import Runner
+from healthd.runner.settings import RunnerSettings
 
 PARAMS: dict[str, dict[str, Any]] = {"all_reduce": {"sizes_bytes": [1024, 2**20, 8 * 2**20]}}
 

@@ -31,7 +31,7 @@ from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings
 from healthd.node.state.store import NodeStore
-from healthd.runner import OnResult, Plan, Survey
+from healthd.runner.settings import OnResult, Plan, Survey
 from tests.patience import PATIENCE
 
 T = TypeVar("T")

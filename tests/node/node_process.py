@@ -10,7 +10,7 @@ from pathlib import Path
 from healthd.core.errors import HealthdError
 from healthd.node.daemon import run_node
 from healthd.node.settings import ActiveSettings, LeaseSettings, NodeSettings, SyncSettings
-from healthd.runner import RunnerSettings
+from healthd.runner.settings import RunnerSettings
 
 
 def main(folder: Path, listen: str, checks: tuple[str, ...], aggregators: tuple[str, ...]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from checks.contract import Evidence, Status, Tier
 from healthd.core.model import CheckResult
 from healthd.node.state.saving import SavedEvidence
-from healthd.runner import LastEvidence, Plan, Runner
+from healthd.runner.runner import LastEvidence, Runner
+from healthd.runner.settings import Plan
 from tests.hosts.machine import Machine
 from tests.runner.runner_kit import CHECKS, make_runner
 

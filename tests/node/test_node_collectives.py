@@ -21,7 +21,8 @@ from healthd.node.orders.collective_session import MAX_WAITING
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.runner import OnReport, RefusedError
+from healthd.runner.collective.order_ranks import OnReport
+from healthd.runner.collective.session import RefusedError
 from tests.node.node_kit import World, eventually, lease, lease_order, quiet, run, run_order
 from tests.runner.ranks_kit import orders
 from tests.runner.runner_kit import make_runner, workers_left

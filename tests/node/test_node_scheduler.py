@@ -19,7 +19,7 @@ from healthd.node.http.control_socket import without
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.node.state.results import StampedResult
 from healthd.node.state.store import NodeStore
-from healthd.runner import Survey
+from healthd.runner.settings import Survey
 from tests.node.node_kit import BOOT as NODE_BOOT
 from tests.node.node_kit import (
     CATALOGUE,

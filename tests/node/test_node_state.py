@@ -17,7 +17,7 @@ from healthd.node.state import files
 from healthd.node.state.digest import digest_of
 from healthd.node.state.saving import StateFile
 from healthd.node.state.store import NodeStore
-from healthd.runner import Survey
+from healthd.runner.settings import Survey
 from tests.aggregator.cluster import full_disk
 from tests.node.node_kit import BOOT, MovedClock, finding, lease, result, settings, specs, survey
 

@@ -14,7 +14,7 @@ from healthd.core.tasks import Tasks
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import ActiveSettings, Unprompted
-from healthd.runner import Plan
+from healthd.runner.settings import Plan
 from tests.node.node_kit import World, eventually, lease, lease_order, quiet, run, run_order
 from tests.runner.launch_kit import order
 

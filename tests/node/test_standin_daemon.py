@@ -26,7 +26,8 @@ from healthd.node.checks.scheduler import Scheduler
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import NodeSettings
 from healthd.node.state.store import NodeStore
-from healthd.runner import Runner, RunnerSettings
+from healthd.runner.runner import Runner
+from healthd.runner.settings import RunnerSettings
 from tests.fakes.neuron import NeuronMachine, parse_fault
 from tests.hosts.tree import Tree, read_tree
 from tests.node.node_kit import MovedClock

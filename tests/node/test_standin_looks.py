@@ -12,7 +12,8 @@ import pytest
 from checks.contract import Tier
 from checks.system.efa.efa_links import MIN_ELAPSED_SECONDS
 from healthd.core.model import Health
-from healthd.runner import Plan, Runner
+from healthd.runner.runner import Runner
+from healthd.runner.settings import Plan
 from tests.fakes.neuron import NeuronMachine, parse_fault
 from tests.node.standin_kit import (
     COUNTS,

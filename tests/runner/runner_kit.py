@@ -17,7 +17,8 @@ import pytest
 from checks.contract import Tier
 from checks.worker.faults import parse_fault
 from healthd.core.model import CheckResult
-from healthd.runner import OnProgress, OnResult, Plan, Runner, RunnerSettings
+from healthd.runner.runner import Runner
+from healthd.runner.settings import OnProgress, OnResult, Plan, RunnerSettings
 from tests import prepared
 from tests.patience import PATIENCE
 

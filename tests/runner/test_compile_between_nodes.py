@@ -22,9 +22,9 @@ from checks.accelerators.neuron.environment import environment_of, xla_environme
 from checks.discover import builtin_checks
 from checks.worker.compiling import Compiling
 from healthd.core.model import CollectiveOrder, RankReport
-from healthd.runner import RunnerSettings
 from healthd.runner.collective.rank_group import group_over_nodes
 from healthd.runner.compilation import compile_over_nodes
+from healthd.runner.settings import RunnerSettings
 from healthd.runner.workers.workers import Unreaped, Workers
 from tests import prepared
 from tests.cli.cli_kit import environment

@@ -12,10 +12,10 @@ import pytest
 from checks.contract import Finding, Missing, Profile, Status, Tier
 from checks.profiling.programs import PROGRAMS, programs_in, programs_of, remember
 from healthd.core.model import CheckResult
-from healthd.runner import Runner, RunProgress
 from healthd.runner.program_profiles import ProgramProfiles
 from healthd.runner.run_record import RunRecord, RunRequest
-from healthd.runner.settings import Plan
+from healthd.runner.runner import Runner
+from healthd.runner.settings import Plan, RunProgress
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.workers import Unreaped, Workers
 from tests.fakes.hollow_torch import make_python

@@ -15,8 +15,8 @@ import pytest
 from checks.contract import CheckInfo, Program, Status
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
-from healthd.runner import Plan, RunnerSettings
 from healthd.runner.run_record import compose
+from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.launch import environment
 from healthd.runner.workers.node_lane import in_order_of_end
 from healthd.runner.workers.outcome import Outcome
@@ -206,7 +206,7 @@ def test_corpse_that_cannot_be_reaped_is_stuck_until_it_is_gone(tmp_path: Path) 
 
 def _run_with_corpse(runner: object) -> dict[str, CheckResult]:
     from checks.contract import Tier
-    from healthd.runner import Runner
+    from healthd.runner.runner import Runner
 
     assert isinstance(runner, Runner)
     plan = Plan(tier=Tier.PASSIVE, checks=("traced", "fine"), executor="test")

@@ -19,10 +19,10 @@ import pytest
 from checks.contract import Program, Status, Tier
 from checks.discover import builtin_checks
 from healthd.core.model import CheckResult
-from healthd.runner import Plan, RunProgress
 from healthd.runner.device_claim import write_leases_file
 from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
+from healthd.runner.settings import Plan, RunProgress
 from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.workers import Unreaped, Workers
 from tests.aggregator.service import until

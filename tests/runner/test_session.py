@@ -19,7 +19,7 @@ import pytest
 from checks.collective.judge import judge_ranks
 from checks.contract import Evidence, Finding, Missing, Progress, Status
 from healthd.core.model import RankReport
-from healthd.runner import RefusedError
+from healthd.runner.collective.session import RefusedError
 from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 from tests.runner.ranks_kit import SMALL, blank, lost, nodes, orders

@@ -20,7 +20,7 @@ from healthd.node.settings import NodeSettings
 
 if TYPE_CHECKING:
     from healthd.core.model import LearnedLimits
-    from healthd.runner import RunnerSettings
+    from healthd.runner.settings import RunnerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class CheckSettings:
         out of sight has them. None: where a scheduler has started this process. `in_fleet`: jobs over several nodes run
         here. None: where aggregators are configured.
         """
-        from healthd.node.occupancy import inside_a_job
-        from healthd.runner import RunnerSettings
+        from healthd.node.occupancy.own import inside_a_job
+        from healthd.runner.settings import RunnerSettings
 
         probe = self.probe
         self._check_writers()

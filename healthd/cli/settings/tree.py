@@ -49,7 +49,7 @@ class Settings(CheckSettings):
         self, name: str, url: str, folder: Path, *, address: str, ask_seconds: float, token_file: Path | None
     ) -> NodeSettings:
         """The node daemon as the executor of a preflight: it keeps nothing, and works on order alone."""
-        from healthd.node.occupancy import inside_a_job
+        from healthd.node.occupancy.own import inside_a_job
 
         sync = dataclasses.replace(
             self.node.sync, aggregators=(url,), token_file=token_file, ca_file=None, wait_seconds=ask_seconds

@@ -155,7 +155,7 @@ def _schedulers(settings: Settings) -> Any:
     import asyncio
 
     from healthd.node.clock import system_clock
-    from healthd.node.occupancy import Schedulers
+    from healthd.node.occupancy.schedulers import Schedulers
 
     found = asyncio.run(Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock()).look())
     return dataclasses.asdict(found)

@@ -219,7 +219,7 @@ def _schedulers(settings: Settings) -> Iterator[Item]:
     import asyncio
 
     from healthd.node.clock import system_clock
-    from healthd.node.occupancy import Schedulers
+    from healthd.node.occupancy.schedulers import Schedulers
 
     schedulers = Schedulers(settings.node.allocations, settings.node.host_root, clock=system_clock())
     for reading in asyncio.run(schedulers.look()).readings:

@@ -79,7 +79,16 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    from healthd.core.lazy import names_of
+    import importlib
+    import sys
 
-    # In the order in which they need each other, the lightest first.
-    __getattr__ = names_of(__name__, __all__, ("results", "modes", "learned", "node", "orders", "gates", "sync"))
+    def __getattr__(name: str) -> object:
+        """A name out of the first module that has it (PEP 562)."""
+        if name in __all__:
+            # In the order in which they need each other, the lightest first.
+            for module in ("results", "modes", "learned", "node", "orders", "gates", "sync"):
+                found = vars(importlib.import_module(f"{__name__}.{module}"))
+                if name in found:
+                    setattr(sys.modules[__name__], name, found[name])
+                    return found[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

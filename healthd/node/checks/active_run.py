@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from checks.contract import Status, Tier
 from checks.worker.faults import Fault
 from healthd.core.model import CheckResult, OrderReport, OrderStatus
-from healthd.node.occupancy import Scheduled
+from healthd.node.occupancy.model import Scheduled
 from healthd.node.state.results import is_busy
-from healthd.runner import OnResult, Plan, Survey
+from healthd.runner.settings import OnResult, Plan, Survey
 
 Report = Callable[[OrderReport], None]
 

@@ -12,7 +12,7 @@ from healthd.core.tasks import Tasks, is_cancelling
 from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse
 from healthd.node.occupancy.occupancy import Occupancy
 from healthd.node.state.store import NodeStore
-from healthd.runner import Plan
+from healthd.runner.settings import Plan
 
 log = logging.getLogger(__name__)
 

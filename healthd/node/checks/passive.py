@@ -15,7 +15,7 @@ from healthd.node.clock import Clock
 from healthd.node.occupancy.occupancy import Occupancy
 from healthd.node.settings import NodeSettings
 from healthd.node.state.store import NodeStore
-from healthd.runner import Plan
+from healthd.runner.settings import Plan
 
 
 class PassiveRounds:

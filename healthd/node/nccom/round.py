@@ -32,7 +32,7 @@ from healthd.core.model.launch_permission import as_launch, judge, own_node, pla
 from healthd.node.checks.active_run import Report
 from healthd.node.nccom.main_node import MainNode
 from healthd.node.nccom.process_tree import Tree, drop_folder, make_folder, start_tree
-from healthd.runner import RefusedError
+from healthd.runner.collective.session import RefusedError
 
 log = logging.getLogger(__name__)
 

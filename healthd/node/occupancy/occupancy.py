@@ -15,11 +15,10 @@ from healthd.core.model import Allocation
 from healthd.node.checks.active_run import CheckRunner, DeviceUse, OrderedRun, SchedulerReader
 from healthd.node.checks.catalogue import under_rule, unprompted_by
 from healthd.node.clock import Clock
-from healthd.node.occupancy import NO_SCHEDULERS
-from healthd.node.occupancy.model import describe, foreign
+from healthd.node.occupancy.model import NO_SCHEDULERS, describe, foreign
 from healthd.node.settings import Unprompted
 from healthd.node.state.store import NodeStore
-from healthd.runner import Survey
+from healthd.runner.settings import Survey
 
 log = logging.getLogger(__name__)
 

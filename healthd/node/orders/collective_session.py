@@ -19,7 +19,8 @@ from healthd.node.checks.active_run import Report
 from healthd.node.clock import Clock
 from healthd.node.interfaces import interface_to
 from healthd.node.nccom.round import NccomRound, RoundProgress, RoundSettings
-from healthd.runner import OnReport, RefusedError
+from healthd.runner.collective.order_ranks import OnReport
+from healthd.runner.collective.session import RefusedError
 
 log = logging.getLogger(__name__)
 

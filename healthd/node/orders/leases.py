@@ -17,8 +17,7 @@ from pathlib import Path
 
 from healthd.core.model import Allocation, Lease, OrderReport, OrderStatus
 from healthd.node.clock import Clock
-from healthd.node.occupancy import NO_SCHEDULERS, Scheduled
-from healthd.node.occupancy.model import Workload, foreign
+from healthd.node.occupancy.model import NO_SCHEDULERS, Scheduled, Workload, foreign
 from healthd.node.state import files
 
 log = logging.getLogger(__name__)

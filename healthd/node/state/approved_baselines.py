@@ -7,7 +7,7 @@ from pathlib import Path
 
 from healthd.core.model import LearnedLimits
 from healthd.node.state import files
-from healthd.runner import Runner
+from healthd.runner.runner import Runner
 
 log = logging.getLogger(__name__)
 

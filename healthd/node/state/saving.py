@@ -13,7 +13,7 @@ from healthd.node.settings import NodeSettings
 from healthd.node.state import files
 from healthd.node.state.results import SavedState
 from healthd.node.state.store import NodeStore
-from healthd.runner import LastEvidence, Runner
+from healthd.runner.runner import LastEvidence, Runner
 
 log = logging.getLogger(__name__)
 

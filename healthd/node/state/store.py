@@ -13,13 +13,12 @@ from checks.worker.faults import Fault, check_of, parse_fault
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Inventory, Lease, NodeState, Quarantine
 from healthd.node.clock import Clock
-from healthd.node.occupancy import NO_SCHEDULERS, Scheduled
-from healthd.node.occupancy.model import allocations
+from healthd.node.occupancy.model import NO_SCHEDULERS, Scheduled, allocations
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
 from healthd.node.state.results import ResultLog, SavedState, StampedResult
-from healthd.runner import Survey
 from healthd.runner.run_record import hidden_holders
+from healthd.runner.settings import Survey
 
 log = logging.getLogger(__name__)
 
