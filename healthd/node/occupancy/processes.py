@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,16 @@ MAX_READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process. `name` is the kernel's, cut after 15 characters; `parent` is None where it is unknown."""
+    """
+    One process. `name` is the kernel's, cut after 15 characters; `parent` and `started` (in clock ticks after boot) are
+    None where they are unknown.
+    """
 
     pid: int
     name: str
     parent: int | None
     zombie: bool
+    started: int | None
 
 
 def read_processes(proc: Path) -> tuple[Process, ...]:
@@ -38,17 +42,14 @@ def read_process(proc: Path, pid: int) -> Process | None:
         name = (folder / "comm").read_text(errors="replace").strip()
     except OSError:
         return None
-    state, parent = _state(folder)
-    return Process(pid=pid, name=name, parent=parent, zombie=state in ("Z", "X"))
+    # The second field of `stat` may hold any characters; source of the numbers: proc_pid_stat(5).
+    fields = (_read(folder / "stat") or "").rpartition(")")[2].split()
+    parent, started = (_number(fields, place) for place in (1, 19))
+    return Process(pid=pid, name=name, parent=parent, zombie=fields[:1] in (["Z"], ["X"]), started=started)
 
 
-def _state(folder: Path) -> tuple[str, int | None]:
-    """State letter and parent out of `stat`, whose second field may hold any characters."""
-    try:
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return "", None
-    return (fields[0], int(fields[1])) if len(fields) > 1 and fields[1].isdecimal() else ("", None)
+def _number(fields: Sequence[str], place: int) -> int | None:
+    return int(fields[place]) if len(fields) > place and fields[place].isdecimal() else None
 
 
 def read_arguments(proc: Path, pid: int) -> tuple[str, ...] | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from healthd.core.model import Allocation, Lease, OrderReport, OrderStatus
 from healthd.node.clock import Clock
 from healthd.node.occupancy.model import NO_SCHEDULERS, Scheduled, Workload, foreign
+from healthd.node.occupancy.processes import read_process
 from healthd.node.state import files
 
 log = logging.getLogger(__name__)
@@ -279,8 +280,5 @@ def process_of(workload: str | None) -> int | None:
 
 def process_start(proc: Path, pid: int) -> int | None:
     """Start time of a process in clock ticks after boot; None when it is gone or a zombie."""
-    try:
-        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" and fields[19].isdecimal() else None
+    process = read_process(proc, pid)
+    return None if process is None or process.zombie else process.started
