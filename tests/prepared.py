@@ -34,8 +34,14 @@ CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 OPTIONS = ("-I", "-S", "-P")
 SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
 
+OF_WORKERS = tuple(
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in sorted(ROOT.glob("checks/**/*.py"))
+    if file.name != "__init__.py"
+)
 MODULES = (
     "torch",
+    *OF_WORKERS,
     "healthd.cli.fleet.baseline",
     "healthd.cli.check",
     "healthd.cli.fleet.fleet",
@@ -82,19 +88,27 @@ class Line:
         return int(answer)
 
 
-def line() -> Line | None:
-    """The way to the prepared process of this one, which is started when it is first asked for; None: there is none."""
+def line(*, alone: bool) -> Line | None:
+    """
+    The way to a prepared process of this one, which is started when it is first asked for; None: there is none.
+
+    `alone`: for what is without site-packages. That process is small, and forks several times as fast.
+    """
     pid = os.getpid()
-    if pid not in lines:
-        lines[pid] = None if lines else Line(start())
-    return lines[pid]
+    if not lines:
+        starters.add(pid)
+    if pid in starters and (pid, alone) not in lines:
+        lines[pid, alone] = Line(start(alone=alone))
+    return lines.get((pid, alone)) or lines.get((pid, False))
 
 
-lines: dict[int, Line | None] = {}
-"""By process id: a forked process knows those of its parents, and its own only where it was given one."""
+lines: dict[tuple[int, bool], Line] = {}
+"""By process id and `alone`."""
+starters: set[int] = set()
+"""Who starts prepared processes: the first that asks. A forked process has what it was given."""
 
 
-def start() -> socket.socket:
+def start(*, alone: bool) -> socket.socket:
     """Execute a process that imports it all."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -102,11 +116,12 @@ def start() -> socket.socket:
             [
                 sys.executable,
                 "-I",
+                *(["-S"] if alone else []),
                 str(SERVER),
                 str(theirs.fileno()),
                 str(os.getpid()),
                 str(ROOT),
-                *MODULES,
+                *(OF_WORKERS if alone else MODULES),
                 " " * SHOWN_BYTES,
             ],
             pass_fds=[theirs.fileno()],
@@ -144,7 +159,7 @@ class Popen(subprocess.Popen[Any]):
         before = given["preexec_fn"]
         # A function of a module is found there by its name; with any other the process is executed.
         named = before is None or getattr(before, "__qualname__", ".").isidentifier()
-        prepared = line() if is_prepared(argv) and named and not given["shell"] else None
+        prepared = line(alone="-S" in argv) if is_prepared(argv) and named and not given["shell"] else None
         if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
