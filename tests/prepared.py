@@ -6,6 +6,8 @@ a child of the one that starts it, with the descriptors, environment, working di
 and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
 seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
 
+`ScriptPopen` does the same for `PYTHON -c ...`.
+
 What an interpreter does at its start, and what a process imports, is not tested by these: the tests that are about it
 use `subprocess.Popen`, below which everything is executed.
 """
@@ -153,13 +155,16 @@ def is_prepared(argv: list[str]) -> bool:
 class Popen(subprocess.Popen[Any]):
     """See the module."""
 
+    scripts = False
+
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = dict(zip(NAMES, rest, strict=True))
         argv = [os.fspath(args)] if isinstance(args, (str, os.PathLike)) else [os.fspath(word) for word in args]
         before = given["preexec_fn"]
         # A function of a module is found there by its name; with any other the process is executed.
         named = before is None or getattr(before, "__qualname__", ".").isidentifier()
-        prepared = line(alone="-S" in argv) if is_prepared(argv) and named and not given["shell"] else None
+        known = is_prepared(argv) or (self.scripts and argv[:2] == [sys.executable, "-c"])
+        prepared = line(alone="-S" in argv) if known and named and not given["shell"] else None
         if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
@@ -182,3 +187,9 @@ class Popen(subprocess.Popen[Any]):
             self._close_pipe_fds(  # type: ignore[attr-defined]
                 *(given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
             )
+
+
+class ScriptPopen(Popen):
+    """Also for a text of Python, which finds torch and healthd imported."""
+
+    scripts = True

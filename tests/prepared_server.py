@@ -26,6 +26,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -152,6 +153,12 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        forgotten.append(sys.modules["__main__"])
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
         return
     if words[0] == prepared.WORKER:
         # It knows nothing of the rest, which is kept: to take modules to pieces would copy all memory that they are in.
