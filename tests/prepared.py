@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKER = str(ROOT / "checks/worker/worker.py")  # and nothing of healthd is imported: `prepared_server` says why
 SERVER = Path(__file__).parent / "prepared_server.py"
 SERVICES = (str(ROOT / "tests/node/node_process.py"),)
-PROGRAMS = ([WORKER], *([path] for path in SERVICES))
+PROGRAMS = ([WORKER], [str(ROOT / "tests/checks/launch_ranks.py")], *([path] for path in SERVICES))
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """The number of the system call on this machine; None: not known, all is executed."""
 OPTIONS = ("-I", "-S", "-P")
@@ -142,14 +142,15 @@ def start(*, alone: bool) -> socket.socket:
     return ours
 
 
-def is_prepared(argv: list[str]) -> bool:
+def is_prepared(argv: list[str], *, scripts: bool) -> bool:
     """Whether a process of this command line is forked instead of executed."""
     python, *words = argv
     if CLONE is None:
         return False
     while words and words[0] in OPTIONS:
         words = words[1:]
-    return python == sys.executable and (words[:2] == ["-m", "healthd"] or words[:1] in PROGRAMS)
+    known = words[:2] == ["-m", "healthd"] or words[:1] in PROGRAMS or (scripts and words[:1] == ["-c"])
+    return known and python == sys.executable
 
 
 class Popen(subprocess.Popen[Any]):
@@ -163,7 +164,7 @@ class Popen(subprocess.Popen[Any]):
         before = given["preexec_fn"]
         # A function of a module is found there by its name; with any other the process is executed.
         named = before is None or getattr(before, "__qualname__", ".").isidentifier()
-        known = is_prepared(argv) or (self.scripts and argv[:2] == [sys.executable, "-c"])
+        known = is_prepared(argv, scripts=self.scripts)
         prepared = line(alone="-S" in argv) if known and named and not given["shell"] else None
         if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
