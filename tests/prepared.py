@@ -6,6 +6,8 @@ a child of the one that starts it, with the descriptors, environment, working di
 and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
 seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
 
+`ScriptPopen` does the same for `PYTHON -c ...`.
+
 What an interpreter does at its start, and what a process imports, is not tested by these: the tests that are about it
 use `subprocess.Popen`, below which everything is executed.
 """
@@ -28,14 +30,20 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKER = str(ROOT / "checks/worker/worker.py")  # and nothing of healthd is imported: `prepared_server` says why
 SERVER = Path(__file__).parent / "prepared_server.py"
 SERVICES = (str(ROOT / "tests/node/node_process.py"),)
-PROGRAMS = ([WORKER], *([path] for path in SERVICES))
+PROGRAMS = ([WORKER], [str(ROOT / "tests/checks/launch_ranks.py")], *([path] for path in SERVICES))
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """The number of the system call on this machine; None: not known, all is executed."""
 OPTIONS = ("-I", "-S", "-P")
 SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
 
+OF_WORKERS = tuple(
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in sorted(ROOT.glob("checks/**/*.py"))
+    if file.name != "__init__.py"
+)
 MODULES = (
     "torch",
+    *OF_WORKERS,
     "healthd.cli.fleet.baseline",
     "healthd.cli.check",
     "healthd.cli.fleet.fleet",
@@ -82,19 +90,27 @@ class Line:
         return int(answer)
 
 
-def line() -> Line | None:
-    """The way to the prepared process of this one, which is started when it is first asked for; None: there is none."""
+def line(*, alone: bool) -> Line | None:
+    """
+    The way to a prepared process of this one, which is started when it is first asked for; None: there is none.
+
+    `alone`: for what is without site-packages. That process is small, and forks several times as fast.
+    """
     pid = os.getpid()
-    if pid not in lines:
-        lines[pid] = None if lines else Line(start())
-    return lines[pid]
+    if not lines:
+        starters.add(pid)
+    if pid in starters and (pid, alone) not in lines:
+        lines[pid, alone] = Line(start(alone=alone))
+    return lines.get((pid, alone)) or lines.get((pid, False))
 
 
-lines: dict[int, Line | None] = {}
-"""By process id: a forked process knows those of its parents, and its own only where it was given one."""
+lines: dict[tuple[int, bool], Line] = {}
+"""By process id and `alone`."""
+starters: set[int] = set()
+"""Who starts prepared processes: the first that asks. A forked process has what it was given."""
 
 
-def start() -> socket.socket:
+def start(*, alone: bool) -> socket.socket:
     """Execute a process that imports it all."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -102,11 +118,12 @@ def start() -> socket.socket:
             [
                 sys.executable,
                 "-I",
+                *(["-S"] if alone else []),
                 str(SERVER),
                 str(theirs.fileno()),
                 str(os.getpid()),
                 str(ROOT),
-                *MODULES,
+                *(OF_WORKERS if alone else MODULES),
                 " " * SHOWN_BYTES,
             ],
             pass_fds=[theirs.fileno()],
@@ -125,18 +142,21 @@ def start() -> socket.socket:
     return ours
 
 
-def is_prepared(argv: list[str]) -> bool:
+def is_prepared(argv: list[str], *, scripts: bool) -> bool:
     """Whether a process of this command line is forked instead of executed."""
     python, *words = argv
     if CLONE is None:
         return False
     while words and words[0] in OPTIONS:
         words = words[1:]
-    return python == sys.executable and (words[:2] == ["-m", "healthd"] or words[:1] in PROGRAMS)
+    known = words[:2] == ["-m", "healthd"] or words[:1] in PROGRAMS or (scripts and words[:1] == ["-c"])
+    return known and python == sys.executable
 
 
 class Popen(subprocess.Popen[Any]):
     """See the module."""
+
+    scripts = False
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = dict(zip(NAMES, rest, strict=True))
@@ -144,7 +164,8 @@ class Popen(subprocess.Popen[Any]):
         before = given["preexec_fn"]
         # A function of a module is found there by its name; with any other the process is executed.
         named = before is None or getattr(before, "__qualname__", ".").isidentifier()
-        prepared = line() if is_prepared(argv) and named and not given["shell"] else None
+        known = is_prepared(argv, scripts=self.scripts)
+        prepared = line(alone="-S" in argv) if known and named and not given["shell"] else None
         if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
@@ -167,3 +188,9 @@ class Popen(subprocess.Popen[Any]):
             self._close_pipe_fds(  # type: ignore[attr-defined]
                 *(given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
             )
+
+
+class ScriptPopen(Popen):
+    """Also for a text of Python, which finds torch and healthd imported."""
+
+    scripts = True

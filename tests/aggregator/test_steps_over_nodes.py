@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from healthd.aggregator.inventory.job_comparison import (
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.core.model import Health, NodeState, StepBlock, SyncRequest
 from healthd.steps.blocks import Block
+from tests import prepared
 from tests.aggregator.cluster import Cluster, ask
 from tests.aggregator.parts import KEY, Clock, fleet, result, spec, state
 from tests.aggregator.service import ROOT, Service, until
@@ -222,7 +222,7 @@ def test_real_daemons_tell_the_steps_of_a_job_and_its_slow_rank_is_shown(tmp_pat
     names = ("n1", "n2", "n3")
     with Cluster(tmp_path, checks=("memory_free", "proof", "job_steps")) as cluster:
         aggregator = cluster.fleet(*names)
-        ranks = subprocess.Popen(
+        ranks = prepared.ScriptPopen(
             [sys.executable, "-c", RANKS, "1", *(str(cluster.run_dir(name)) for name in names)],
             env={**os.environ, **cluster.env, "PYTHONPATH": str(ROOT)},
         )

@@ -17,6 +17,7 @@ import pytest
 from checks.accelerators import cpu
 from checks.contract import Check, Context, Evidence, Limit, Missing, Profiling, Progress, Tier, load_params
 from checks.host.machine import Host
+from tests import prepared
 
 # A bare GPU machine has torch and pytest alone: all but the tests for it are left out there.
 BARE = any(importlib.util.find_spec(name) is None for name in ("hypothesis", "msgspec"))
@@ -91,8 +92,8 @@ def tampering(cpu_device: cpu.CpuDevice) -> Callable[..., Tampering]:
 
 @pytest.fixture(scope="session")
 def rank_process() -> Iterator[subprocess.Popen[str]]:
-    """One process with torch imported, which forks the ranks and programs of every test: torch is imported once."""
-    with subprocess.Popen(
+    """One process with torch imported, which forks the ranks of every test."""
+    with prepared.Popen(
         [sys.executable, str(LAUNCHER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
@@ -101,12 +102,14 @@ def rank_process() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def run_with_torch(rank_process: subprocess.Popen[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_with_torch() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run code in a process of its own that has imported torch: `run_with_torch(code, "argument")`."""
 
     def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        answer = ask(rank_process, {"code": code, "arguments": arguments})
-        return subprocess.CompletedProcess(["python", "-c", code, *arguments], **answer)
+        line = [sys.executable, "-c", code, *arguments]
+        with prepared.ScriptPopen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            out, err = process.communicate()
+        return subprocess.CompletedProcess(line, process.returncode, out, err)
 
     return run
 

@@ -1,7 +1,7 @@
 """
-Runs groups of ranks and single programs for tests: one order a line on stdin, one answer a line on stdout.
+Runs groups of ranks for tests: one order a line on stdin, one answer a line on stdout.
 
-Each rank or program is a fork of this process, so torch is imported once. Of ranks it stands in for the runner: it
+Each rank is a fork of this process, so torch is imported once. It stands in for the runner: it
 collects what they yield, kills what does not end, and says what is missing and in which order ranks ended.
 """
 
@@ -13,9 +13,7 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -145,39 +143,11 @@ def stands(said: bytes, order: dict[str, Any]) -> bool:
     return order["waits_at"] in places or any(one["kind"] == "hangs" for one in items)
 
 
-def run_code(order: dict[str, Any]) -> dict[str, Any]:
-    """As `python -c CODE ARGUMENTS`, but that torch is imported: its exit code and what it wrote."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.dup2(out.fileno(), 1)
-                os.dup2(err.fileno(), 2)
-                sys.argv = ["-c", *order["arguments"]]
-                exec(order["code"], {"__name__": "__main__"})
-                code = 0
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-            except BaseException:  # noqa: BLE001  whatever it was, the test shall read it
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        _, status = os.waitpid(pid, 0)
-        said = {}
-        for name, file in (("stdout", out), ("stderr", err)):
-            file.seek(0)
-            said[name] = file.read().decode()
-        return {"returncode": os.waitstatus_to_exitcode(status), **said}
-
-
 def main() -> None:
     cpu._import_torch()
     for line in sys.stdin:
         order = json.loads(line)
-        sys.stdout.write(json.dumps(run_code(order) if "code" in order else collect(order)) + "\n")
+        sys.stdout.write(json.dumps(collect(order)) + "\n")
         sys.stdout.flush()
     os._exit(0)  # torch takes seconds to leave
 

@@ -20,6 +20,7 @@ from checks.system.job_steps import Params, job_steps
 from healthd.core.tasks import Tasks
 from healthd.node.jobs.step_reports import FILE, MAX_JOBS, MAX_RANKS, StepReports
 from healthd.steps.detector import WINDOW_STEPS, JobSteps
+from tests import prepared
 
 RANKS = 4
 RANK = """
@@ -36,9 +37,12 @@ gradients = torch.ones(1024)
 for step in range(steps):
     reporter.begin()
     time.sleep(0.033 if rank == slow else 0.030)
+    gradients[0] = os.path.exists(sys.argv[7])
     with reporter.waiting:
         distributed.all_reduce(gradients)
     reporter.end(step)
+    if gradients[0]:  # all see it after the same step
+        break
 distributed.destroy_process_group()
 """
 
@@ -89,14 +93,17 @@ def test_rank_of_a_gloo_job_that_is_a_tenth_slower_is_named(slow: int, tmp_path:
         return bool(seen) and (bool(seen[-1][1]) or seen[-1][0] >= windows)
 
     steps = (windows + 1) * WINDOW_STEPS
-    arguments = [str(RANKS), str(tmp_path / "steps.sock"), str(slow), str(steps), str(tmp_path / "meet")]
+    enough = tmp_path / "enough"
+    arguments = [str(RANKS), str(tmp_path / "steps.sock"), str(slow), str(steps), str(tmp_path / "meet"), str(enough)]
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *arguments], stderr=subprocess.PIPE, text=True)
+        prepared.ScriptPopen([sys.executable, "-c", RANK, str(rank), *arguments], stderr=subprocess.PIPE, text=True)
         for rank in range(RANKS)
     ]
     try:
         reports = asyncio.run(follow(tmp_path, watch, 120))
+        time.sleep(0.1)  # some steps without a daemon
     finally:
+        enough.touch()
         for rank in ranks:
             _, errors = rank.communicate(timeout=60)
             assert rank.returncode == 0, errors  # nothing is lost for the job when the daemon goes in the middle

@@ -59,7 +59,7 @@ def bad(result: CheckResult) -> dict[str | None, Finding]:
 @pytest.fixture(scope="module")
 def whole_seconds() -> float:
     """How long four ranks take here that fail and are not searched."""
-    prepared.line()  # what it takes to start is not theirs
+    prepared.line(alone=False)  # what it takes to start is not theirs
     began = time.monotonic()
     uneasy("cpu:1", tier=Tier.QUICK)
     return time.monotonic() - began

@@ -16,6 +16,7 @@ import pytest
 from healthd.steps.datagram import StepReport, parse
 from healthd.training import StepReporter
 from healthd.training.callbacks import LightningCallback, TrainerCallback
+from tests import prepared
 
 
 @pytest.fixture
@@ -173,7 +174,9 @@ def test_hook_of_gradients_averages_as_the_default_and_tells_waiting_from_own_wo
 ) -> None:
     path = str(tmp_path / "steps.sock")
     ranks = [
-        subprocess.Popen([sys.executable, "-c", DDP, str(rank), path, str(tmp_path / "meet")], stderr=subprocess.PIPE)
+        prepared.ScriptPopen(
+            [sys.executable, "-c", DDP, str(rank), path, str(tmp_path / "meet")], stderr=subprocess.PIPE
+        )
         for rank in range(2)
     ]
     for rank in ranks:
