@@ -156,6 +156,10 @@ class Evidence:
             parts[self.root(v)].append(v)
         return sorted((part for part in parts.values() if len(part) > 1), key=lambda part: (-len(part), part[0]))
 
+    def is_near(self) -> bool:
+        """Whether the whole was slow: then pairs are within label groups, which load no uplink."""
+        return self.first is not None and self.first.slow
+
     def labelled(self, label: str, value: str) -> frozenset[int]:
         """All members with this value of a label."""
         if self._by_label is None:

@@ -17,15 +17,12 @@ from healthd.localize.network import Trunk, find_apart, find_trunks, name_groups
 SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at times; before it takes three
 SOMETIMES_SHARE = 5  # one that passes at times is accused only where more than one in so many of its tests failed
 
-WITNESSES, SMALL = 3, 128  # in a fleet of so many at most, who is named is tried so often in the first rounds
-DOUBT_WITNESSES = 6  # the same wherever the network is at fault too
-
-LARGE_PART = 4  # members of a part, of whom who is to be named is tried with two
-FEW_MEMBERS = 16  # in a fleet of so many, who is to be named is tried with all members of a smaller part
-
-FIRST_ROUNDS = 4  # three and more who are to be named are tried with each other in each of these
-SECOND_OTHER = 6  # rounds in which a second other is looked for
-FEW = 5  # who is to be named is tried with one other; with two where more than these and a quarter are, or two or three
+WITNESSES = 3  # clean partners with whom one or two who are to be named are tried in the first rounds
+DOUBT_WITNESSES = 6  # the same for all wherever the network is at fault too
+OF_PART = 2  # members of each part of the network with whom who is to be named is tried
+# With how many others each who is to be named is tried: in the first four rounds, or six where more than a quarter are;
+# and at any time where more than half are. After that with one.
+OTHERS, OTHERS_OF_MANY = 4, 6
 
 Failures = list[tuple[int, int]]  # of a member: partner (itself: alone) and number of the test
 
@@ -205,9 +202,9 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     """
     Nobody who never passed is accused before it was tried with those to whom it could belong.
 
-    These are one other at least who is to be named, all that the first rounds allow, and a member of each part of the
-    network. One in a small fleet is tried with a third clean partner too, and two but of 8 to 16. Two are tried with
-    each other twice: they may be cut off together, and have failed once by chance.
+    These are others who are to be named, first those with its label, two members of each part of the network, and one
+    clean partner more than accuses. Two are tried with each other twice: they may be cut off together, and have failed
+    once by chance.
     """
     named = {v for v in found.accused if not ev.passes[v]}
     heard = {v for v in named if ev.silent[v] < 2}
@@ -216,7 +213,9 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
         for label in ev.labels[v]:
             by_label.setdefault(label, set()).add(v)
     share = len(named) / len(ev.job)
-    others = _others(len(named), share, ev.rounds)
+    others = OTHERS_OF_MANY if share > 0.5 else OTHERS if ev.rounds < (6 if share > 0.25 else 4) else 1
+    doubt = found.odd or found.paths or found.trunks or found.apart
+    few = WITNESSES if len(named) < (3 if share > 0.25 else 2) and ev.rounds < (5 if share > 0.25 else 3) else 2
     taken = found.blamed() | set(found.awaiting) | {v for pair in found.odd for v in pair}
     clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < 2 and o not in taken]
     for v in named:
@@ -225,49 +224,19 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
         most = len(heard) - (v in heard)
         near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
         lonely = tried < min(others, 2 if most == 1 else most) or (near and near.isdisjoint(met))
-        fails = {o for o, n in found.accused[v] if not ev.tests[n].slow}
-        heard_of = {o for o in ev.met[v] if not fails or not ev.is_soft((min(o, v), max(o, v)))}
-        unmet = any(len(part & heard_of) < _enough_of(ev, part) for part in parts_of(found))
-        if ev.met[v] and _wants_witness(ev, v, found, share, clean):
-            found.wanting.add(v)
-        if (ev.met[v] and lonely) or unmet or v in found.wanting:
+        failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
+        if v not in ev.shown and len(failed) < (DOUBT_WITNESSES if doubt else few):
+            found.wanting.update([v] if ev.met[v] and any(o not in ev.met[v] for o in clean) else [])
+        if (ev.met[v] and lonely) or any(wants_part(ev, v, part) for part in parts_of(found)) or v in found.wanting:
             found.pending[v] = found.accused.pop(v)
 
 
-def _others(named: int, share: float, rounds: int) -> int:
-    """In how many tests each of so many who are to be named meets another one of them."""
-    if share > 0.5:
-        return 6
-    if named > 2 and rounds < FIRST_ROUNDS:
-        return FIRST_ROUNDS
-    few = named < 4 or (named > FEW and share > 0.25)
-    return 2 if few and rounds < (FIRST_ROUNDS if named == 2 and share <= 0.25 else SECOND_OTHER) else 1
-
-
-def _wants_witness(ev: Evidence, v: int, found: Judged, share: float, clean: list[int]) -> bool:
-    """
-    Whether one who never passed is to be tried with a clean partner more.
-
-    A healthy end of two bad paths meets just their other ends first too often: of 8 in one of 21. Where pairs fail
-    between members that pass, the network is at fault somewhere: more of them.
-    """
-    failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
-    wanted = 2
-    if found.odd or found.paths or found.trunks or found.apart:
-        wanted = DOUBT_WITNESSES
-    elif len(ev.job) <= SMALL and share * len(ev.job) < (3 if share > 0.25 or len(ev.job) > FEW_MEMBERS else 2):
-        wanted = WITNESSES if ev.rounds < (5 if share > 0.25 else WITNESSES) else 2
-    return v not in ev.shown and len(failed) < wanted and any(o not in ev.met[v] for o in clean)
-
-
-def _enough_of(ev: Evidence, part: frozenset[int]) -> int:
-    """With how many members of a part who is to be named is tried: of a large one with two, for chance."""
-    return 2 if len(part) >= LARGE_PART else len(part) if len(ev.job) <= FEW_MEMBERS else 1
-
-
 def wants_part(ev: Evidence, v: int, part: frozenset[int]) -> bool:
-    """Whether one who is to be named was tried with too few members of a part."""
-    return len(part.intersection(ev.met[v])) < _enough_of(ev, part)
+    """Whether one who is to be named was tried with too few members of a part; slow beside others counts for slow."""
+    met = part.intersection(ev.met[v])
+    if any(not ev.tests[n].slow for _, n in ev.counted(v)):
+        met = frozenset(o for o in met if not ev.is_soft((min(o, v), max(o, v))))
+    return len(met) < min(OF_PART, len(part))
 
 
 def parts_of(found: Judged) -> list[frozenset[int]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from healthd.localize.chance import PATH_FAILS, is_open
 from healthd.localize.evidence import Evidence, Ids, Pair
 from healthd.localize.judge import Judged, parts_of, wants_part
-from healthd.localize.pairing import among_themselves, near_pairs, shuffled_pairs, witness_pairs
+from healthd.localize.pairing import fresh_pairs, shuffled_pairs, witness_pairs
 
 Ask = tuple[list[Ids], str]
 
@@ -59,7 +59,8 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
         plan.add(_across(ev, judged, plan.free()), "what may be a broken trunk")
     left = plan.free(suspects)
     if left and not all(any(ev.passes[o] for o, _ in ev.counted(v)) for v in left):
-        plan.add(among_themselves(ev, left), "suspects with each other")
+        ev.random("among").shuffle(left)
+        plan.add(fresh_pairs(ev, left, near=False), "suspects with each other")
     if not pending and not suspects:
         plan.add(_joined(ev, judged, plan.busy), "what is cut off, together")
     if plan.groups or pending:
@@ -94,8 +95,8 @@ def named_pairs(ev: Evidence, judged: Judged, busy: Container[int] = ()) -> list
     """Who never passed and is to be named, with each other: who met the fewest of them first."""
     named = {v for v in (*judged.pending, *judged.accused) if not ev.passes[v] and ev.silent[v] < SILENT}
     free = [v for v in sorted(named) if v not in busy]
-    free.sort(key=lambda v: (v not in judged.pending, len(named.intersection(ev.met[v]))))
-    return near_pairs(ev, free)
+    free.sort(key=lambda v: (ev.labels[v], v not in judged.pending, len(named.intersection(ev.met[v]))))
+    return fresh_pairs(ev, free, near=True)
 
 
 def odd_pairs(judged: Judged) -> int:
