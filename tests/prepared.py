@@ -19,6 +19,7 @@ import atexit
 import json
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -180,6 +181,7 @@ class Popen(subprocess.Popen[Any]):
             "session": given["start_new_session"],
             "group": given["process_group"],
             "numbers": [0, 1, 2, *passed],
+            "ignored": [int(one) for one in signal.valid_signals() if signal.getsignal(one) is signal.SIG_IGN],
         }
         try:
             self.pid = prepared.fork(request, [n if one == -1 else one for n, one in enumerate(ours)] + passed)

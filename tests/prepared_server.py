@@ -135,6 +135,7 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
     if request["session"]:
         os.setsid()
     atexit._clear()
+    ignore(set(request["ignored"]))
     place(descriptors, numbers)
     os.chdir(request["folder"])
     os.environ.clear()
@@ -166,6 +167,14 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
         forgotten.extend(sys.modules.pop(name) for name in ours)
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
+
+
+def ignore(wanted: set[int]) -> None:
+    """Ignore these signals, and no other but those that each Python ignores."""
+    for one in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGKILL, signal.SIGSTOP}:
+        if (signal.getsignal(one) is signal.SIG_IGN) is not (one in wanted):
+            usual = signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL
+            signal.signal(one, signal.SIG_IGN if one in wanted else usual)
 
 
 def own_server() -> int:

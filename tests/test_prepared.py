@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,29 @@ def test_a_worker_that_is_killed_ends_by_the_signal(popen: type[subprocess.Popen
         os.close(end)
         process.kill()
         assert process.wait() == -signal.SIGKILL
+    os.close(results)
+
+
+@POPENS
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler], ids=["ignored", "handled"])
+def test_a_worker_ignores_the_signals_that_its_parent_ignores_now(
+    popen: type[subprocess.Popen[bytes]], tmp_path: Path, handler: Any
+) -> None:
+    results, end = os.pipe()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        process = worker(popen, end, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        os.close(end)
+        assert process.stdin is not None
+        process.stdin.write(b'{"kind": "setup", "id": 1}\n')
+        process.stdin.flush()
+        os.read(results, 65536)  # it runs
+        status = Path(f"/proc/{process.pid}/status").read_text().partition("SigIgn:")[2].split()[0]
+        assert bool(int(status, 16) >> (signal.SIGINT - 1) & 1) is (handler is signal.SIG_IGN)
+        process.kill()
     os.close(results)
 
 
