@@ -35,8 +35,8 @@ demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=
 # CI says tests.again: a few tests that fail are run once more, alone.
 RUN_TESTS ?= pytest
 PYTEST := $(BIN)/python -m $(RUN_TESTS)
-# Three at a time on two cores, since most tests wait for something now and then.
-WORKERS := $$(( $$(nproc) * 3 / 2 ))
+# Four at a time on two cores, since most tests wait for something now and then.
+WORKERS := $$(( $$(nproc) * 2 ))
 
 test: $(STAMP) ## all tests that need neither root nor foreign programs
 	@$(PYTEST) -n $(WORKERS) --dist worksteal -m "not (system or xla or gpu or images)" tests

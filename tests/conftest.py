@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+from collections.abc import Iterator
 
+import pytest
+
+from checks.host import running
+from tests import prepared
 from tests.hosts.temporary import memory_folder
 from tests.system import pytest_runtest_setup
 from tests.whole import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = [
+    "forked_guards",
+    "pytest_collection_finish",
     "pytest_configure",
     "pytest_make_collect_report",
     "pytest_runtest_makereport",
@@ -28,3 +36,16 @@ def pytest_configure() -> None:
     """`tmp_path` is in memory, unless --basetemp or PYTEST_DEBUG_TEMPROOT says where."""
     if (folder := memory_folder()) is not None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: the garbage collector need not look through it again and again."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_guards() -> Iterator[None]:
+    """Programs that checks run in the process of the tests stand under guards that are forked, not executed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "Popen", prepared.Popen)
+        yield

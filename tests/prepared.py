@@ -1,8 +1,8 @@
 """
 Real processes that need not import anything: forked from one that has imported it all before.
 
-`Popen` is `subprocess.Popen` for `PYTHON -I checks/worker/worker.py ...` and `PYTHON -m healthd ...`: such a process is
-a child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
+`Popen` is `subprocess.Popen` for `PYTHON -I checks/worker/worker.py ...`, `PYTHON -I -S checks/host/guard.py ...` and
+`PYTHON -m healthd ...`: such a process is a child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
 and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
 seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
 
@@ -29,9 +29,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = str(ROOT / "checks/worker/worker.py")  # and nothing of healthd is imported: `prepared_server` says why
+GUARD = str(ROOT / "checks/host/guard.py")
 SERVER = Path(__file__).parent / "prepared_server.py"
 SERVICES = (str(ROOT / "tests/node/node_process.py"),)
-PROGRAMS = ([WORKER], [str(ROOT / "tests/checks/launch_ranks.py")], *([path] for path in SERVICES))
+PROGRAMS = ([WORKER], [GUARD], [str(ROOT / "tests/checks/launch_ranks.py")], *([path] for path in SERVICES))
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """The number of the system call on this machine; None: not known, all is executed."""
 OPTIONS = ("-I", "-S", "-P")
@@ -100,7 +101,8 @@ def line(*, alone: bool) -> Line | None:
     pid = os.getpid()
     if not lines:
         starters.add(pid)
-    if pid in starters and (pid, alone) not in lines:
+    # It would end with a thread that has started it (PR_SET_PDEATHSIG); the main thread stays.
+    if pid in starters and (pid, alone) not in lines and threading.current_thread() is threading.main_thread():
         lines[pid, alone] = Line(start(alone=alone))
     return lines.get((pid, alone)) or lines.get((pid, False))
 
@@ -143,15 +145,29 @@ def start(*, alone: bool) -> socket.socket:
     return ours
 
 
-def is_prepared(argv: list[str], *, scripts: bool) -> bool:
-    """Whether a process of this command line is forked instead of executed."""
-    python, *words = argv
-    if CLONE is None:
-        return False
+def program_of(argv: list[str]) -> list[str]:
+    """What stands where an interpreter's options end: `PYTHON -I worker.py ...`, `PYTHON -P -m healthd ...`."""
+    words = argv[1:]
     while words and words[0] in OPTIONS:
         words = words[1:]
+    return words
+
+
+def is_prepared(argv: list[str], *, scripts: bool) -> bool:
+    """Whether a process of this command line is forked instead of executed."""
+    words = program_of(argv)
     known = words[:2] == ["-m", "healthd"] or words[:1] in PROGRAMS or (scripts and words[:1] == ["-c"])
-    return known and python == sys.executable
+    return known and argv[0] == sys.executable and CLONE is not None
+
+
+def guards_script(argv: list[str]) -> bool:
+    """Whether it is a guard over a text of Python, which is then forked from the guard too."""
+    return program_of(argv)[:1] == [GUARD] and is_script(argv[argv.index("--") + 1 :])
+
+
+def is_script(argv: list[str]) -> bool:
+    """Whether this is how checks run a text of Python in a process of its own."""
+    return argv[:3] == [sys.executable, "-I", "-c"]
 
 
 class Popen(subprocess.Popen[Any]):
@@ -166,7 +182,8 @@ class Popen(subprocess.Popen[Any]):
         # A function of a module is found there by its name; with any other the process is executed.
         named = before is None or getattr(before, "__qualname__", ".").isidentifier()
         known = is_prepared(argv, scripts=self.scripts)
-        prepared = line(alone="-S" in argv) if known and named and not given["shell"] else None
+        alone = "-S" in argv[:3] and not guards_script(argv)
+        prepared = line(alone=alone) if known and named and not given["shell"] else None
         if prepared is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return

@@ -87,11 +87,11 @@ def fork_for_parent() -> int:
     return pid
 
 
-def become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be the process that was asked for, to its end."""
+def run_to_end(program: Callable[[], None]) -> NoReturn:
+    """Be a process of this program, to its end."""
     code = 1
     try:
-        code = code_of(lambda: perform(request, descriptors))
+        code = code_of(program)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of any program does
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -122,10 +122,7 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
     """Take on all that the process is given, and run its program."""
     from tests import prepared
 
-    # The program stands where an interpreter's options end: `PYTHON -I worker.py ...`, `PYTHON -P -m healthd ...`.
-    words = request["argv"][1:]
-    while words[0] in prepared.OPTIONS:
-        words = words[1:]
+    words = prepared.program_of(request["argv"])
     numbers = [*request["numbers"]]
     if not request["session"] and request["group"] >= 0:
         # Before the fork: at the end of a process whose parent left the group, the kernel may send SIGHUP to all of it.
@@ -156,17 +153,36 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return
     if words[0] == "-c":
-        sys.argv = ["-c", *words[2:]]
-        forgotten.append(sys.modules["__main__"])
-        sys.modules["__main__"] = ModuleType("__main__")
-        exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+        run_script(words)
         return
+    if prepared.guards_script(request["argv"]):
+        os.execvp = be_script  # type: ignore[assignment]  # what the guard calls in the process that it has forked
     if words[0] == prepared.WORKER:
         # It knows nothing of the rest, which is kept: to take modules to pieces would copy all memory that they are in.
         ours = [name for name in sys.modules if name.split(".")[0] in ("healthd", "tests")]
         forgotten.extend(sys.modules.pop(name) for name in ours)
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
+
+
+def run_script(words: list[str]) -> None:
+    """Run the text of `-c TEXT ARGUMENT ...`."""
+    sys.argv = ["-c", *words[2:]]
+    forgotten.append(sys.modules["__main__"])
+    sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+
+
+def be_script(_: str, argv: list[str]) -> NoReturn:
+    """In place of executing `PYTHON -I -c TEXT ...`: what an execution does to a process, and the text."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of this listing
+            if not os.get_inheritable(int(name)):
+                os.close(int(name))
+    for one in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(one, signal.SIG_IGN)
+    show(argv, dict(os.environ))
+    run_to_end(lambda: run_script(argv[2:]))
 
 
 def ignore(wanted: set[int]) -> None:
@@ -200,8 +216,7 @@ def run(number: int, parent: int) -> NoReturn:
     if found is None:
         os._exit(0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
-    become(*found)
-    os._exit(0)
+    run_to_end(lambda: perform(*found))
 
 
 def place(descriptors: list[int], numbers: list[int]) -> None:

@@ -48,12 +48,13 @@ def run(folder: Path, text: str, *arguments: str) -> tuple[int, str, list[str]]:
     """Exit code, output, and the tests that were named as unstable."""
     (folder / "test_it.py").write_text(text, encoding="utf-8")
     unstable = folder / "unstable"
-    words = ["-q", "-p", "no:warnings", "-c", os.devnull, "--rootdir", str(folder), *arguments, str(folder)]
+    words = ["-q", "-p", "xdist.plugin", "-p", "no:warnings", "-c", os.devnull, "--rootdir", str(folder), *arguments, str(folder)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.again", *words],
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if not key.startswith(("TESTS_", "PYTEST_"))}
-        | {"TESTS_UNSTABLE": str(unstable)},
+        # Other plug-ins take longer to import than such a run.
+        | {"TESTS_UNSTABLE": str(unstable), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,

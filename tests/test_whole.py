@@ -32,7 +32,9 @@ def outcome(folder: Path, text: str, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words, str(folder)],
         cwd=ROOT,
-        env={key: value for key, value in os.environ.items() if not key.startswith(("TESTS_", "PYTEST_"))} | variables,
+        env={key: value for key, value in os.environ.items() if not key.startswith(("TESTS_", "PYTEST_"))}
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        | variables,
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
 _GUARD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guard.py")
 _CHUNK_BYTES = 1 << 16
@@ -85,11 +85,11 @@ def _run(
     failed, failing = os.pipe()
     try:
         guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(failing), folder, "--", *argv]
-        process = subprocess.Popen(
+        process = Popen(
             guard,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
             env=dict(environment),
             start_new_session=True,
             pass_fds=(failing, *keep_open),
@@ -170,12 +170,12 @@ def _take(descriptor: int, part: bytearray, max_bytes: int) -> bool:
     return bool(chunk)
 
 
-def _end(process: subprocess.Popen[bytes]) -> bool:
+def _end(process: Popen[bytes]) -> bool:
     """Have the guard end what is left; false when the kernel holds some of it, which the guard goes on to kill."""
     process.terminate()
     process.send_signal(signal.SIGCONT)  # whatever a program may have done to it
     try:
         process.wait(_BURIAL_SECONDS)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         return False
     return True

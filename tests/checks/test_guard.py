@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.host import control_group, guard
+from checks.host import control_group, guard, running
 from checks.host.running import TimeUpError, run_program
 from tests.runner.launch_kit import (
     alive,
@@ -20,6 +20,12 @@ from tests.runner.launch_kit import (
 )
 
 PATH = {"PATH": os.environ["PATH"]}
+
+
+@pytest.fixture(autouse=True)
+def executed_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a real worker."""
+    monkeypatch.setattr(running, "Popen", subprocess.Popen)
 
 
 def start_tree_of(folder: Path, script: str) -> subprocess.Popen[bytes]:

@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from checks.host import running
 from checks.host.running import TimeUpError, run_program
 from tests.patience import PATIENCE
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
+
+
+@pytest.fixture(autouse=True)
+def executed_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a real worker."""
+    monkeypatch.setattr(running, "Popen", subprocess.Popen)
 
 
 def sh(script: str, *, timeout_seconds: float = 10.0, max_bytes: int = 1000) -> tuple[int, bytes, bytes]:
