@@ -39,7 +39,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: the garbage collector need not look through it again and again."""
+    """What was imported and collected stays to the end: let the garbage collector not look through it each time."""
     gc.freeze()
 
 

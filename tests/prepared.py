@@ -2,9 +2,10 @@
 Real processes that need not import anything: forked from one that has imported it all before.
 
 `Popen` is `subprocess.Popen` for `PYTHON -I checks/worker/worker.py ...`, `PYTHON -I -S checks/host/guard.py ...` and
-`PYTHON -m healthd ...`: such a process is a child of the one that starts it, with the descriptors, environment, working directory, session, command line, signals
-and exit code that it would have been executed with, and begins in milliseconds where importing torch alone takes
-seconds. Any other command is executed. The processes that are made so start their own workers and helpers the same way.
+`PYTHON -m healthd ...`: such a process is a child of the one that starts it, with the descriptors, environment, working
+directory, session, command line, signals and exit code that it would have been executed with, and begins in
+milliseconds where importing torch alone takes seconds. Any other command is executed. The processes that are made so
+start their own workers and helpers the same way.
 
 `ScriptPopen` does the same for `PYTHON -c ...`.
 
@@ -19,6 +20,7 @@ import atexit
 import json
 import os
 import platform
+import resource
 import signal
 import socket
 import subprocess
@@ -36,6 +38,7 @@ PROGRAMS = ([WORKER], [GUARD], [str(ROOT / "tests/checks/launch_ranks.py")], *([
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """The number of the system call on this machine; None: not known, all is executed."""
 OPTIONS = ("-I", "-S", "-P")
+LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
 
 OF_WORKERS = tuple(
@@ -198,6 +201,7 @@ class Popen(subprocess.Popen[Any]):
             "session": given["start_new_session"],
             "group": given["process_group"],
             "numbers": [0, 1, 2, *passed],
+            "limits": [resource.getrlimit(one) for one in LIMITS],
             "ignored": [int(one) for one in signal.valid_signals() if signal.getsignal(one) is signal.SIG_IGN],
         }
         try:

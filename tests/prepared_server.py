@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -133,6 +134,9 @@ def perform(request: dict[str, Any], descriptors: list[int]) -> None:
         os.setsid()
     atexit._clear()
     ignore(set(request["ignored"]))
+    for one, limits in zip(prepared.LIMITS, request["limits"], strict=True):
+        if resource.getrlimit(one) != tuple(limits):
+            resource.setrlimit(one, limits)
     place(descriptors, numbers)
     os.chdir(request["folder"])
     os.environ.clear()

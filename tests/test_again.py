@@ -48,7 +48,19 @@ def run(folder: Path, text: str, *arguments: str) -> tuple[int, str, list[str]]:
     """Exit code, output, and the tests that were named as unstable."""
     (folder / "test_it.py").write_text(text, encoding="utf-8")
     unstable = folder / "unstable"
-    words = ["-q", "-p", "xdist.plugin", "-p", "no:warnings", "-c", os.devnull, "--rootdir", str(folder), *arguments, str(folder)]
+    words = [
+        "-q",
+        "-p",
+        "xdist.plugin",
+        "-p",
+        "no:warnings",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(folder),
+        *arguments,
+        str(folder),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "tests.again", *words],
         cwd=ROOT,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from checks.host import running
 from checks.worker.worker import NICE
 from healthd.runner.workers.launch import WORKER
 from tests import prepared
@@ -110,6 +113,43 @@ def test_any_other_command_is_executed() -> None:
         assert process.wait() == 3
     with pytest.raises(FileNotFoundError):
         prepared.Popen(["/nowhere/python", "-m", "healthd"])
+
+
+SHOWS_ITSELF = """
+import json, os, resource, signal, sys
+print(json.dumps([
+    sys.argv, dict(os.environ), os.getcwd(), resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+    os.path.exists("/proc/self/fd/" + sys.argv[1]),
+    signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN, os.getppid() != int(sys.argv[2]),
+]))
+sys.exit(7)
+"""
+
+
+@POPENS
+def test_a_text_under_a_guard_has_limits_variables_and_folder_and_no_descriptor_of_others(
+    popen: type[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "Popen", popen)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    results, end = os.pipe()
+    words = [str(end), str(os.getpid())]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        code, out, err = running.run_program(
+            [sys.executable, "-I", "-c", SHOWS_ITSELF, *words],
+            environment={"MARK": "of this test", "LC_CTYPE": "C.UTF-8"},
+            timeout_seconds=60.0,
+            max_bytes=10_000,
+            folder=str(tmp_path),
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        os.close(results)
+        os.close(end)
+    assert (code, err) == (7, b"")
+    environment = {"MARK": "of this test", "LC_CTYPE": "C.UTF-8"}
+    assert json.loads(out) == [["-c", *words], environment, str(tmp_path), 1 << 20, False, True, True]
 
 
 def one_step_nicer() -> None:
