@@ -46,7 +46,13 @@ def require_shallow(body: bytes) -> None:
         raise TooDeepError
 
 
-def parse_json(text: str | bytes, *, strict: bool = True, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def parse_json(
+    text: str | bytes,
+    *,
+    strict: bool = True,
+    parse_constant: Callable[[str], Any] | None = None,
+    parse_float: Callable[[str], float] | None = None,
+) -> Any:
     """As `json.loads`, for text from outside. ValueError for whatever cannot be used, whatever it is."""
     require_shallow(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-    return json.loads(text, strict=strict, parse_constant=parse_constant)
+    return json.loads(text, strict=strict, parse_constant=parse_constant, parse_float=parse_float)

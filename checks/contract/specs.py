@@ -13,9 +13,10 @@ from checks.contract.records import Evidence, Finding, Missing, Profile, Progres
 from checks.contract.words import Scope, Tier
 
 Run = Callable[[Context[Any]], Iterator["Finding | Evidence | Progress | Profile"]]
-BUILT_IN = "built-in"
-
 Judge = Callable[[Sequence[Evidence], Sequence[Missing]], Iterator[Finding]]
+
+BUILT_IN = "built-in"
+"""The origin of the checks that come with healthd."""
 
 
 @dataclass(frozen=True, kw_only=True)

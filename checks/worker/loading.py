@@ -14,8 +14,6 @@ from typing import Any
 
 from checks.contract import Check, Program, Tier
 
-"""The origin of the checks that come with healthd."""
-
 
 def load_check(name: str, setup: Mapping[str, Any]) -> Check:
     """

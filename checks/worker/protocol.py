@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -47,9 +48,11 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The object in a line; NaN and infinities are not JSON."""
+    """The object in a line. NaN and infinities are not JSON; half a character, which no file takes, becomes "?"."""
     try:
-        message = parse_json(line, parse_constant=_no_constant)
+        message = parse_json(line, parse_constant=_no_constant, parse_float=_finite_float)
+        if b"\\ud" in line.lower():
+            message = json.loads(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
     except ValueError:
         raise ProtocolError(f"not a message: {line[:60]!r}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
@@ -76,6 +79,11 @@ class LineDecoder:
 
 def _no_constant(name: str) -> float:
     raise ProtocolError(f"{name} is no number")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_constant(text)  # 1e999
 
 
 # --- records to plain values ------------------------------------------------------------------------------------------
@@ -164,6 +172,8 @@ def to_finding(plain: Any) -> Finding:
     finding = to_record(Finding, plain)
     if len(finding.measurements) > MAX_MEASUREMENTS:
         raise ProtocolError("finding: measurements is not a short list")
+    if finding.status in (Status.PASS, Status.WARN) and any(one.value is None for one in finding.measurements):
+        raise ProtocolError(f"finding: {finding.status.value} on a measurement without a value")
     return dataclasses.replace(finding, message=shorten(finding.message))
 
 
@@ -184,9 +194,15 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return value
     raise ProtocolError(f"not a number: {str(value)[:60]!r}")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ProtocolError(f"not a whole number: {str(value)[:60]!r}")
 
 
 def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -207,7 +223,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "str | None": _or_none(_text),
     "float": _number,
     "float | None": _or_none(_number),
-    "int | None": _or_none(_number),
+    "int | None": _or_none(_whole),
     "Status": Status,
     "Blame | None": _or_none(Blame),
     "Action | None": _or_none(Action),

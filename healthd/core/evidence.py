@@ -84,7 +84,9 @@ def judge_tier(state: NodeState, tier: Tier, max_age_seconds: float, *, require:
             reasons.extend(_not_passed(state.node, result, suspended=False))
     active = {spec.name for spec in specs if spec.tier is not Tier.PASSIVE}
     wanted = active if tier is not Tier.PASSIVE else {spec.name for spec in specs}
-    if not any(result.check in wanted for result in counted) and not reasons:
+    # A warning is no measurement of the tier; what is worse needs no other reason.
+    worse = any(one.status is not Status.WARN for one in reasons)
+    if not worse and not any(result.check in wanted for result in counted):
         reasons.append(reason("NoChecks", f"no check of tier {tier.value} has measured anything", node=state.node))
     oldest = max((result.age_seconds for result in counted), default=None)
     return Judged(health_of(reasons), sorted_reasons(reasons), oldest)
@@ -119,7 +121,7 @@ def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reas
                 reasons.append(reason_of(node, result.check, finding, Status.UNKNOWN, injected=result.injected))
             continue
         reasons.append(reason_of(node, result.check, finding, finding.status, injected=result.injected))
-    if not reasons and SEVERITY[result.status] > SEVERITY[Status.PASS]:
+    if SEVERITY[result.status] > max((SEVERITY[one.status] for one in reasons), default=SEVERITY[Status.PASS]):
         reasons.append(
             reason(
                 "NoData",

@@ -102,8 +102,10 @@ class DeviceChecks:
                 open_profiles[info.name] -= 1
                 finish(info, rank, outcome)
 
-        if infos:
-            await asyncio.gather(*(work(rank, lane) for rank, lane in enumerate(lanes)))
+        # Not gather, which leaves the others behind when one is cancelled: they could start workers that nobody kills.
+        async with asyncio.TaskGroup() as working:
+            for rank, lane in enumerate(lanes if infos else ()):
+                working.create_task(work(rank, lane), name=f"checks of {lane.target}")
 
     def _end(self, info: CheckInfo, outcomes: Sequence[Outcome], *, last: bool) -> None:
         if not last:

@@ -24,7 +24,7 @@ from checks.contract import (
     worst,
 )
 from checks.worker.faults import Fault
-from checks.worker.protocol import shorten
+from checks.worker.protocol import from_evidence, shorten
 from healthd.core.model import CheckResult
 from healthd.core.model.work_digests import digests_of
 from healthd.runner.settings import OnProfile, OnResult, Plan, RunnerSettings
@@ -93,7 +93,9 @@ class RunRecord:
             "group": group,
             "profile": self._settings.profile,
             "timeout_seconds": self.timeout_seconds(info),
-            "previous": None if previous is None else dataclasses.asdict(previous),
+            # Not asdict: it copies the evidence, leaf by leaf, while all else of the daemon waits.
+            "previous": previous
+            and {**vars(previous), "evidence": [from_evidence(one) for one in previous.evidence]},
             "faults": [
                 dataclasses.astuple(fault)
                 for fault in self.request.faults

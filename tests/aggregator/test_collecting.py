@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.aggregator.controller.request_rules import check_request
+from healthd.aggregator.controller.state.batch import Batch
+from healthd.aggregator.controller.state.fleet_state import FleetState
+from healthd.aggregator.controller.state.node_orders import orders_for
 from healthd.aggregator.gate.members import group_of
 from healthd.aggregator.model.claims import LeaseState, Override
 from healthd.aggregator.model.effects import WakeAt
@@ -24,6 +28,24 @@ from tests.aggregator.world import POLICY, World, result, step, with_wrong
 
 POLICY = dataclasses.replace(POLICY, join_seconds=600.0, member_seconds=60.0, silent_seconds=1e6)
 NODES = ("n0", "n1", "n2", "n3")
+
+
+@pytest.fixture(autouse=True)
+def all_that_changes_is_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a step does: a node whose orders it changes is told at once, and reserved is what open gates hold."""
+    carry_out, slips = FleetState.carry_out, []
+
+    def watched(self: FleetState, batch: Batch, gate: Gate, *rest: Any) -> None:
+        before = {node: orders_for(self, node) for node in NODES}
+        carry_out(self, batch, gate, *rest)
+        untold = [node for node in NODES if orders_for(self, node) != before[node] and node not in batch.touched]
+        held = {node: one.id for one in self.gates.values() for node in one.held}
+        if untold or self.reserved != held:
+            slips.append((gate.progress, untold, dict(self.reserved), held))
+
+    monkeypatch.setattr(FleetState, "carry_out", watched)
+    yield
+    assert slips == []
 
 
 @dataclasses.dataclass
@@ -264,6 +286,26 @@ def test_a_replaced_member_opens_a_new_generation_and_the_others_go_on_with_it()
         told = await hooks.decision(gate)
         assert [node.node for node in told.nodes] == ["n0", "n3", "n2"]
         assert "n1" not in of_states(hooks.run)
+
+    case(test)
+
+
+def test_a_run_that_a_replaced_member_ends_is_taken_off_the_others_at_once() -> None:
+    async def test(hooks: Group) -> None:
+        done = hooks.run.world.daemons["n0"].state.results
+        for name in NODES:
+            hooks.run.world.daemons[name].deaf = True
+            hooks.run.world.renew(name, results=())
+        gate = await hooks.all_ask()
+        await hooks.run.settle()
+        ordered = (await hooks.gate(gate)).ordered
+        assert set(ordered) == {"n0", "n1", "n2"}
+        del hooks.alive["m1"]
+        hooks.run.world.renew("n0", results=done)  # the last result is in while its run is still listed: it gets no other run
+        await hooks.ask(1, "m1-again", node="n1")
+        await hooks.run.settle()
+        after = (await hooks.gate(gate)).ordered
+        assert all(run.order_id not in {one.order_id for one in ordered.values()} for run in after.values())
 
     case(test)
 

@@ -75,6 +75,11 @@ def none_at_all(check: str) -> CheckResult:
         (with_results(of("disk", finding(Status.FAIL), age=96.0), QUICK), Health.UNHEALTHY, ["WrongResult", "Stale"]),
         # a result whose word is worse than its findings
         (with_results(PASSED, dataclasses.replace(QUICK, status=Status.FAIL)), Health.UNKNOWN, ["NoData"]),
+        (
+            with_results(PASSED, dataclasses.replace(of("matmul", finding(Status.WARN)), status=Status.UNKNOWN)),
+            Health.UNKNOWN,
+            ["NoData", "LowMemory"],
+        ),
         # heavier tiers count once they have run, and are not missed
         (with_results(PASSED, QUICK, checks=(DISK, MATMUL, BURN)), Health.HEALTHY, []),
         (
@@ -119,6 +124,23 @@ def test_health(now: NodeState, health: Health, codes: list[str]) -> None:
         # passive evidence alone is none of a tier that uses the devices
         (with_results(PASSED, checks=(DISK,)), Tier.QUICK, 600, Health.UNKNOWN, ["NoChecks"], 0.0),
         (with_results(PASSED, of("matmul", NOT_APPLICABLE)), Tier.QUICK, 600, Health.UNKNOWN, ["NoChecks"], 0.0),
+        # and a warning in it makes it no more
+        (
+            with_results(of("disk", finding(Status.WARN)), of("matmul", NOT_APPLICABLE)),
+            Tier.QUICK,
+            600,
+            Health.UNKNOWN,
+            ["NoChecks", "LowMemory"],
+            0.0,
+        ),
+        (
+            with_results(of("disk", finding(Status.WARN)), checks=(DISK,)),
+            Tier.QUICK,
+            600,
+            Health.UNKNOWN,
+            ["NoChecks", "LowMemory"],
+            0.0,
+        ),
         (
             with_results(PASSED, of("matmul", finding(Status.FAIL))),
             Tier.QUICK,

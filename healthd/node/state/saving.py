@@ -37,8 +37,9 @@ class StateFile:
         complaint = ""
         try:
             files.save(self._path, self._store.saved(), durable=False)
-        except OSError as error:
-            complaint = f"{self._path}: cannot be written ({error.strerror}); a restarted daemon will know less"
+        except (OSError, ValueError) as error:  # ValueError: text that no file takes
+            why = getattr(error, "strerror", None) or error
+            complaint = f"{self._path}: cannot be written ({why}); a restarted daemon will know less"
             if complaint != self._complaint:
                 log.error("%s", complaint)
         self._complaint = complaint

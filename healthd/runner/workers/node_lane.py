@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from checks.contract import CheckInfo, Missing
+from checks.worker.protocol import from_evidence
 from healthd.runner.run_record import RunRecord
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.process import WorkerProcess
@@ -64,7 +65,7 @@ class NodeLane(WorkerLane):
         """Let the worker compare what was measured; its outcome."""
         command: dict[str, Any] = {
             "kind": "judge",
-            "evidence": [dataclasses.asdict(item) for outcome in outcomes for item in outcome.evidence],
+            "evidence": [from_evidence(item) for outcome in outcomes for item in outcome.evidence],
             "missing": [dataclasses.asdict(item) for item in in_order_of_end(outcomes)],
         }
         return self.ask(

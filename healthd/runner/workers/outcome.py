@@ -179,7 +179,7 @@ class Outcome:
         reason, message, action = explain(str(reason), message, output)
         self.fail(reason, message, error=str(event.get("traceback")), action=action)
         if isinstance(raised_at, float):  # by the worker's clock: we may have read the event much later
-            self.ended = min(self.ended, raised_at)
+            self.ended = max(self.began, min(self.ended, raised_at))
 
     def _add_done(self, event: dict[str, Any]) -> None:
         seconds, dropped = event.get("compile_seconds"), event.get("dropped")

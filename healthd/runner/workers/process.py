@@ -225,8 +225,9 @@ class WorkerProcess:
 
     async def wait_gone(self, within_seconds: float) -> bool:
         """Whether it is reaped within that time."""
-        try:
-            await asyncio.wait_for(self.reaped.wait(), within_seconds)
+        try:  # asyncio.wait_for would forget a cancellation that comes with the end, and what waits would go on
+            async with asyncio.timeout(within_seconds):
+                await self.reaped.wait()
         except TimeoutError:
             return False
         return True

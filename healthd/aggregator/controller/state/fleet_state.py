@@ -81,7 +81,7 @@ class FleetState:
         self.gates[gate.id] = gate
         for effect in effects:
             self._carry_out(batch, gate, effect)
-        self._follow(batch, before or dataclasses.replace(gate, progress=Waiting()), gate)
+        self._follow(batch, before or dataclasses.replace(gate, progress=Waiting(), ordered={}), gate)
         if before is not None and not before.grants and any(isinstance(effect, GrantLease) for effect in effects):
             batch.ready.append(gate)
         batch.changes.append(PutGate(gate=gate))
@@ -142,7 +142,8 @@ class FleetState:
                 batch.freed.add(node)
             batch.touched.add(node)
         if gate.ordered is not before.ordered:
-            batch.touched.update(node for node, run in gate.ordered.items() if before.ordered.get(node) != run)
+            nodes = gate.ordered.keys() | before.ordered.keys()
+            batch.touched.update(node for node in nodes if before.ordered.get(node) != gate.ordered.get(node))
         if (groups := _groups(gate)) != (former := _groups(before)):
             batch.touched.update(node for group in (*groups, *former) for node in group.members)
 
