@@ -94,8 +94,7 @@ class RunRecord:
             "profile": self._settings.profile,
             "timeout_seconds": self.timeout_seconds(info),
             # Not asdict: it copies the evidence, leaf by leaf, while all else of the daemon waits.
-            "previous": previous
-            and {**vars(previous), "evidence": [from_evidence(one) for one in previous.evidence]},
+            "previous": previous and {**vars(previous), "evidence": [from_evidence(one) for one in previous.evidence]},
             "faults": [
                 dataclasses.astuple(fault)
                 for fault in self.request.faults

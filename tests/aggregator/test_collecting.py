@@ -301,7 +301,8 @@ def test_a_run_that_a_replaced_member_ends_is_taken_off_the_others_at_once() -> 
         ordered = (await hooks.gate(gate)).ordered
         assert set(ordered) == {"n0", "n1", "n2"}
         del hooks.alive["m1"]
-        hooks.run.world.renew("n0", results=done)  # the last result is in while its run is still listed: it gets no other run
+        # The last result is in while the run is still listed: n0 gets no other run.
+        hooks.run.world.renew("n0", results=done)
         await hooks.ask(1, "m1-again", node="n1")
         await hooks.run.settle()
         after = (await hooks.gate(gate)).ordered

@@ -73,7 +73,7 @@ def test_node_whose_gradients_are_wrong_is_named_with_layer_and_operation(fleet:
     [
         (".block1.up_weight_reduced@cpu:0=corrupt", "SilentCorruption", "CollectiveFault"),
         ("@cpu:0=crash", "RankDied", "CollectiveFault"),
-        ("@cpu:0=slow:20", "SlowNode", "SlowNode"),
+        ("@cpu:0=slow:100", "SlowNode", "SlowNode"),
     ],
 )
 def test_node_at_fault_is_named_and_the_others_are_not(

@@ -25,6 +25,7 @@ from healthd.runner.run_record import RunRequest
 from healthd.runner.settings import Plan, RunProgress
 from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.workers import Unreaped, Workers
+from tests import prepared
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import make_runner, run_checks, tracer, workers_left
@@ -353,6 +354,25 @@ def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: 
     asyncio.run(run())
     assert [result.status for result in execution.results()] == [Status.PASS, Status.PASS]
     assert workers.started == {"node": 1, "cpu:0": starts, "cpu:1": starts}
+    assert workers_left() == []
+
+
+def test_a_cancellation_that_comes_as_a_worker_ends_is_not_forgotten() -> None:
+    async def run() -> None:
+        workers = Workers(make_runner().settings, Unreaped(), {}, None, popen=prepared.Popen)
+        process = workers.spawn(None)
+        try:
+            waiting = asyncio.create_task(process.wait_gone(60.0))
+            await asyncio.sleep(0)
+            process.reaped.set()  # as its end does, in the same turn of the loop
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        finally:
+            process.reaped.clear()
+            await workers.kill_all()
+
+    asyncio.run(run())
     assert workers_left() == []
 
 
