@@ -52,7 +52,7 @@ def decode(line: bytes) -> dict[str, Any]:
     try:
         message = parse_json(line, parse_constant=_no_constant, parse_float=_finite_float)
         if b"\\ud" in line.lower():
-            message = json.loads(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
+            message = parse_json(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
     except ValueError:
         raise ProtocolError(f"not a message: {line[:60]!r}") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):

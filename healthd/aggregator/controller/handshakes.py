@@ -99,7 +99,8 @@ class Handshakes:
                 if news or now >= end or self._stopping:
                     return shake
                 try:
-                    await asyncio.wait_for(self._moved.wait(), max(0.0, left))
+                    async with asyncio.timeout(max(0.0, left)):
+                        await self._moved.wait()
                 except TimeoutError:
                     continue
 

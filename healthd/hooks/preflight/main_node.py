@@ -51,7 +51,8 @@ class MainNode:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await asyncio.wait({self._ended})

@@ -225,7 +225,7 @@ class WorkerProcess:
 
     async def wait_gone(self, within_seconds: float) -> bool:
         """Whether it is reaped within that time."""
-        try:  # asyncio.wait_for would forget a cancellation that comes with the end, and what waits would go on
+        try:
             async with asyncio.timeout(within_seconds):
                 await self.reaped.wait()
         except TimeoutError:
