@@ -13,9 +13,9 @@ here=${0%/*}
 clear=$state_dir/$node.clear
 # The usual case costs one request: fit, and within the last five minutes no drain of ours was seen.
 if [ -n "$(find "$clear" -mmin -5 2>/dev/null)" ]; then
-    case $(curl -q -s -f --noproxy '*' --max-time 2 "$node_url/readyz?exclude=allocated" 2>/dev/null) in
-        *" is ready") exit 0 ;;
-    esac
+    answer=$(curl -q -s -f --noproxy '*' --max-time 2 "$node_url/readyz?exclude=allocated" 2>/dev/null | head -c 400)
+    # The name of a node and nothing else before it: whatever else answers on that port is not our daemon.
+    case ${answer%" is ready"} in "$answer" | '' | *[!A-Za-z0-9._-]*) ;; *) exit 0 ;; esac
 fi
 rm -f "$clear"
 [ "$mode" = observe ] && observe=--observe || observe=

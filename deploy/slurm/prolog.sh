@@ -17,29 +17,46 @@ if ! command -v curl >/dev/null; then
     [ "$mode" = observe ] && exit 0
 fi
 
+# Whether $1 is the line by which a daemon of ours ends its answer: the name of its node, and $2.
+says() {
+    name=${1%" is $2"}
+    case $name in "$1" | '' | *[!A-Za-z0-9._-]*) return 1 ;; esac
+}
+
 # Who has the node is left out of the question: it is this very job. Slurm waits for MessageTimeout (10 s) at least.
 tries=3
 while :; do
-    answer=$(curl -q -s --noproxy '*' --connect-timeout 1 --max-time 2 -w '\n%{http_code}' \
-        "$node_url/readyz?exclude=allocated" 2>/dev/null)
+    # No more than a daemon's answer can be, whatever sends it. The last line: HTTP status, curl's own exit code.
+    answer=$({
+        curl -q -s --noproxy '*' --connect-timeout 1 --max-time 2 -w '\n%{http_code}' \
+            "$node_url/readyz?exclude=allocated" 2>/dev/null
+        echo " $?"
+    } | head -c 65536)
     code=${answer##*
 }
     tries=$((tries - 1))
     # A daemon that is being restarted is back in a moment.
-    [ "$code" = 000 ] || [ -z "$code" ] || break
+    case $code in '000 '* | ' '*) ;; *) break ;; esac
     [ "$tries" -gt 0 ] || break
     sleep 1
 done
-first=${answer%%
+body=${answer%
 *}
+body=${body%
+}
+# Whatever else answers on that port is not our daemon: its words are no health, and no fault of the node either.
+why="$node_url does not answer as healthd does" known=no
 case $code in
-    200)
-        # Whatever else answers 200 on that port is not our daemon.
-        case $answer in *" is ready"*) exit 0 ;; esac
-        why="$node_url does not answer as healthd does" known=no ;;
-    503) why=$first known=yes ;;
-    000 | '') why="the daemon at $node_url does not answer" known=no ;;
-    *) why="$node_url answered HTTP $code" known=no ;;
+    '200 0') says "$body" ready && exit 0 ;;
+    '503 0')
+        if says "${body##*
+}" 'not ready'; then
+            why=${body%%
+*} known=yes
+        fi
+        ;;
+    '000 '* | ' '*) why="the daemon at $node_url does not answer" ;;
+    [1-5][0-9][0-9]' 0') why="$node_url answered HTTP ${code% 0}" ;;
 esac
 if [ "$known" = no ] && [ "$on_unreachable" = admit ]; then
     say "job ${SLURM_JOB_ID:-?} starts unchecked on $node: $why (on_unreachable=admit)"

@@ -16,9 +16,14 @@ NO_NAMES = frozenset({"localhost", "localhost.localdomain"})
 MOST_NAMES = 16
 
 
+def can_name(text: str) -> bool:
+    """Whether a text can be a node's name: a host name or an instance id."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(node: str) -> None:
-    """BadInputError unless the text can be a node's name: a host name or an instance id."""
-    if not _NAME.fullmatch(node):
+    """BadInputError unless the text can be a node's name."""
+    if not can_name(node):
         raise BadInputError(f"{node[:80]!r} cannot name a node; use letters, digits, dots and dashes (at most 253)")
 
 

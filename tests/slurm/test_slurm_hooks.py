@@ -25,11 +25,12 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 @dataclass
 class Daemon:
-    """What answers in place of a node's daemon: a status and a body."""
+    """What answers in place of a node's daemon: a status and a body; how often nobody took all of it."""
 
     url: str
     status: int = 200
     body: str = "n1 is ready\n"
+    cut_off: int = 0
 
 
 @pytest.fixture
@@ -42,7 +43,10 @@ def daemon() -> Iterator[Daemon]:
             self.send_response(made.status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            try:
+                self.wfile.write(body)
+            except ConnectionError:
+                made.cut_off += 1
 
         def log_request(self, code: object = "-", size: object = "-") -> None:
             pass
@@ -109,12 +113,41 @@ def test_prolog_refuses_on_a_node_that_is_not_ready_and_notes_why_and_when(daemo
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(200, "<html>welcome</html>"), (200, ""), (200, "n1 is not ready"), (404, "n1 is ready"), (500, "n1 is ready")],
+    [
+        (200, "<html>welcome</html>"),
+        (200, ""),
+        (200, "n1 is not ready"),
+        (200, "your new page is ready"),
+        (200, "n1 is ready for you"),
+        (200, "<p>n1 is ready\n</p>\n"),
+        (200, "welcome\nn1 is ready\n"),
+        (200, " is ready\n"),
+        (404, "n1 is ready"),
+        (500, "n1 is ready"),
+        (503, "n1 is ready\n"),
+        (503, "Service Unavailable"),
+        (503, "<html>the proxy is not ready</html>\n"),
+        (503, "the proxy is not ready\n"),
+        (503, ""),
+    ],
 )
 def test_answer_of_somebody_else_is_no_health(daemon: Daemon, hooks: Hooks, status: int, body: str) -> None:
     daemon.status, daemon.body = status, body
     assert hooks.run("prolog.sh", daemon.url) == 1
+    assert "as healthd does" in hooks.refused or f"HTTP {status}" in hooks.refused
     assert hooks.run("prolog.sh", daemon.url, "on_unreachable=admit") == 0
+    assert hooks.run("health-check.sh", daemon.url) == 0
+    hooks.run("health-check.sh", daemon.url)
+    assert hooks.calls == 2, "the command looks every time, since nothing here says that the node is fit"
+
+
+def test_an_answer_without_an_end_is_no_health_and_is_not_kept(daemon: Daemon, hooks: Hooks) -> None:
+    daemon.body = "n1 is ready\n" * 5_000_000
+    assert hooks.run("prolog.sh", daemon.url) == 1
+    assert hooks.run("health-check.sh", daemon.url) == 0
+    hooks.run("health-check.sh", daemon.url)
+    assert hooks.calls == 2
+    assert daemon.cut_off >= 2, "neither took all of it"
 
 
 def test_silent_daemon_refuses_in_bounded_time_unless_told_otherwise(hooks: Hooks) -> None:
@@ -244,6 +277,9 @@ def test_health_check_that_observes_asks_the_doctor_once_an_hour(daemon: Daemon,
         (503, "upstream is away", None),
         (200, "<html>welcome</html>", None),
         (200, "n1 is not ready\n", None),
+        (200, "your new page is ready\n", None),
+        (200, "welcome\nn1 is ready\n", None),
+        (503, "the proxy is not ready\n", None),
         (404, "n1 is ready\n", None),
     ],
 )

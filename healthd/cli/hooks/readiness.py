@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from healthd.core.bounded import read_parts
 from healthd.core.errors import BadInputError, connection_words
+from healthd.core.node_name import can_name
 from healthd.core.redaction import redact
 
 TIMEOUT_SECONDS = 5.0
@@ -54,8 +55,14 @@ def _ask(url: str, query: Mapping[str, str]) -> Fitness:
         return Fitness(fit=None, why=f"the node's daemon at {url} cannot be reached: {connection_words(error)}")
     lines = [line.strip() for line in body.decode("utf-8", "replace").splitlines() if line.strip()]
     first, last = (lines[0], lines[-1]) if lines else ("", "")
-    if answer.status_code == httpx.codes.OK and last.endswith(" is ready"):
+    if answer.status_code == httpx.codes.OK and len(lines) == 1 and _speaks(last, "ready"):
         return Fitness(fit=True, why="")
-    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and last.endswith(" is not ready"):
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and _speaks(last, "not ready"):
         return Fitness(fit=False, why=first)
     return Fitness(fit=None, why=f"{path} answered HTTP {answer.status_code}, which is not healthd's: {first[:200]}")
+
+
+def _speaks(line: str, word: str) -> bool:
+    """Whether a daemon ends its answer by this line: the name of its node, and the word."""
+    name = line.removesuffix(f" is {word}")
+    return name != line and can_name(name)
