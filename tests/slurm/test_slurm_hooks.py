@@ -338,3 +338,9 @@ def test_outside_of_slurms_hooks_it_is_a_usage_error(tmp_path: Path) -> None:
     for words in (("gate",), ("end",), ("health",)):
         said = healthd(tmp_path, "slurm", *words, env={"SLURM_JOB_ID": "0", "SLURMD_NODENAME": ""})
         assert (said.code, len(said.err.strip().splitlines())) == (2, 1), said
+
+
+def test_a_job_whose_nodes_are_not_told_is_not_admitted(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "slurm", "gate", "--on-unreachable", "admit", env={"SLURM_JOB_ID": "7"})
+    assert (said.code, said.out, len(said.err.strip().splitlines())) == (2, "", 1), said
+    assert "SLURM_JOB_NODELIST" in said.err

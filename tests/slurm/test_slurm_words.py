@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -227,7 +228,24 @@ def test_names_are_read_without_scontrol_and_a_part_is_never_asked_for() -> None
     for more in ({"SLURM_JOB_NUM_NODES": "4"}, {"SLURM_JOB_NODELIST": "n[1-"}, {"SLURM_JOB_NODELIST": "n1,n1,n2"}):
         with pytest.raises(ConfigError):
             read_job({**environ, **more}, away)
-    assert read_job({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "0"}, away).nodes == ()
+
+
+@pytest.mark.parametrize("nodes", [{}, {"SLURM_JOB_NODELIST": ""}, {"SLURM_JOB_NODELIST": "(null)"}])
+def test_a_job_whose_nodes_are_not_told_is_an_error_unless_slurm_says_that_it_has_none(nodes: dict[str, str]) -> None:
+    away = Scontrol("/nowhere/scontrol")
+    with pytest.raises(ConfigError, match="job 7 has no list of nodes: SLURM_JOB_NODELIST"):
+        read_job({"SLURM_JOB_ID": "7", **nodes}, away)
+    with pytest.raises(ConfigError):
+        read_job({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", **nodes}, away)
+    assert read_job({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "0", **nodes}, away).nodes == ()
+
+
+def test_a_list_in_which_scontrol_finds_no_node_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    for more in ({}, {"SLURM_JOB_NUM_NODES": "0"}):
+        with pytest.raises(ConfigError):
+            read_job({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": " ", **more}, Scontrol(str(tmp_path / "scontrol")))
 
 
 def test_part_of_a_heterogeneous_job_is_watched_as_its_nodes_show_it() -> None:

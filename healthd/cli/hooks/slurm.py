@@ -131,7 +131,7 @@ def gate(drain: bool, **options: Any) -> int:
     scontrol = Scontrol()
     job = read_job(os.environ, scontrol)
     if not job.nodes:
-        click.echo(f"job {job.id} has no nodes: nothing to ask")
+        click.echo(f"Slurm says that job {job.id} has 0 nodes: nothing to ask")
         return DONE
     with gate_client(settings) as aggregator:
         try:

@@ -18,7 +18,7 @@ MAX_JOB = 2**32
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
     """
-    A job that slurmctld is about to start on `nodes` (empty: it asked for none).
+    A job that slurmctld is about to start on `nodes` (empty: Slurm says that it has 0).
 
     `attempt` is how often it was put back into the queue. `workload` is what its nodes will show it as.
     """
@@ -65,10 +65,13 @@ def read_job(environ: Mapping[str, str], scontrol: Scontrol) -> SlurmJob:
     """The job of slurmctld's variables. ConfigError for what cannot be read: a part of its nodes is never asked for."""
     job, attempt = read_ids(environ)
     text = environ.get("SLURM_JOB_NODELIST", "")
-    nodes = _hosts(text, scontrol) if text and text != "(null)" else ()
+    text = "" if text == "(null)" else text
+    nodes = _hosts(text, scontrol) if text else ()
     said = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_JOB_NNODES")
     if said is not None and said != str(len(nodes)):
         raise ConfigError(f"Slurm: job {job} has {said[:20]} nodes, but {text[:80]!r} names {len(nodes)}")
+    if not nodes and (text or said is None):
+        raise ConfigError(f"Slurm: job {job} has no list of nodes: SLURM_JOB_NODELIST={text[:80]!r}; not admitted")
     if len(set(nodes)) != len(nodes):
         raise ConfigError(f"Slurm: {text[:80]!r} names a node twice")
     shown = environ.get("SLURM_HET_JOB_ID", "")
