@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from checks.accelerators import find_descriptor
-from checks.contract import Status
+from checks.contract import Status, Tier
 from checks.worker.faults import Fault, check_of, parse_fault
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Inventory, Lease, NodeState, Quarantine
@@ -100,8 +100,10 @@ class NodeStore:
     def record(self, result: CheckResult) -> None:
         """Record a finished check."""
         self.runs[result.status] += 1
-        if any(spec.name == result.check for spec in self.specs):
-            self._results.add(result, self.clock.boot() - result.age_seconds)
+        spec = next((spec for spec in self.specs if spec.name == result.check), None)
+        if spec is not None:
+            passive = spec.tier is Tier.PASSIVE
+            self._results.add(result, self.clock.boot() - result.age_seconds, passive=passive)
             self._touch()
 
     def set_survey(self, survey: Survey) -> None:
