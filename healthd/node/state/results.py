@@ -62,6 +62,8 @@ class SavedState:
     """Saved so that the node can report it to an aggregator that has lost its database."""
     quarantine_told: bool = False
     """An aggregator has said whether there is a quarantine."""
+    issuer: str | None = None
+    """The database of that aggregator: to another one the quarantine is news."""
 
 
 class ResultLog:
