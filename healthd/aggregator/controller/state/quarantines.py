@@ -207,9 +207,11 @@ class Quarantines:
         if after.probe != before.probe:
             self._fleet_state.set_probe(after.node, _order(after))
             batch.touched.add(after.node)
-        due = due_at(slim)
+        kept = self._fleet_state.quarantines.get(after.node)
+        until = kept.until if kept is not None and slim.word is not None else None  # of a person's: the rules take over
         # What is due already and did not happen waits for the node's next word.
-        self._memory.set(self._memory.due, after.node, due if batch.now < due < math.inf else None)
+        times = [at for at in (due_at(slim), until or math.inf) if batch.now < at < math.inf]
+        self._memory.set(self._memory.due, after.node, min(times, default=None))
 
     def _carry_out(self, batch: Batch, name: str, effect: Effect) -> None:
         kept = self._fleet_state.quarantines.get(name)
@@ -243,6 +245,11 @@ class Quarantines:
         return dataclasses.replace(record, latches=tuple(self._held_by(record)))
 
     # --- a person's word ----------------------------------------------------------------------------------------------
+
+    def look_again(self, batch: Batch, name: str) -> None:
+        """A person has quarantined the node or let it in: the rules look at it in this pass."""
+        if name in self._memory.records:
+            self._memory.set(self._memory.due, name, batch.now)
 
     def release(self, batch: Batch, name: str) -> None:
         """A person lets the node in: its latches go wherever they are."""
