@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from checks.contract import SEVERITY, Action, Blame, Finding, Status, Tier
+from checks.contract import SEVERITY, Action, Blame, Finding, Status, Tier, worst
 from checks.reasons import action_of, blame_of
 from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason
 from healthd.core.text import span
@@ -114,14 +114,15 @@ def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reas
         ]
     reasons = []
     for finding in result.findings:
-        if finding.status is Status.PASS:
+        if finding.status is Status.PASS or (suspended and finding.reason == "Busy"):
             continue
         if finding.status is Status.SKIP:
             if finding.reason != "NotApplicable" and not suspended:
                 reasons.append(reason_of(node, result.check, finding, Status.UNKNOWN, injected=result.injected))
             continue
         reasons.append(reason_of(node, result.check, finding, finding.status, injected=result.injected))
-    if SEVERITY[result.status] > max((SEVERITY[one.status] for one in reasons), default=SEVERITY[Status.PASS]):
+    said = (*(finding.status for finding in result.findings), *(one.status for one in reasons), Status.PASS)
+    if SEVERITY[result.status] > SEVERITY[worst(said)]:
         reasons.append(
             reason(
                 "NoData",

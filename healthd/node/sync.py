@@ -71,7 +71,6 @@ class SyncClient:
         self._connected = False
         self._answered: SyncAnswer | None = None
         self._answered_at = 0.0
-        self._issuer: str | None = None
         self._known_digest: str | None = None
         self._full_at = 0.0
         self._sent: tuple[str, Mapping[str, OrderReport]] | None = None
@@ -228,7 +227,7 @@ class SyncClient:
             digest=digest,
             ages={result.check: result.age_seconds for result in state.results},
             orders=reports,
-            issuer=self._issuer,
+            issuer=self._store.issuer,
             baseline=self._baselines.digest if self._baselines is not None else None,
             steps=self._steps.waiting() if self._steps is not None else (),
         )
@@ -253,12 +252,12 @@ class SyncClient:
             self._full_at = sent_at - self._chance.uniform(0.0, 0.2) * self._settings.full_seconds
         if answer.orders is not None or answer.quarantine is not None:
             # An aggregator that makes no statement yet may have lost its database: its last statement stands.
-            self._store.set_quarantine(answer.quarantine)
+            self._store.set_quarantine(answer.quarantine, answer.issuer)
         if self._baselines is not None and answer.baseline is not None:
             self._baselines.set(answer.baseline)
         self._orders.apply(
             answer.orders, issuer=answer.issuer, acknowledged=answer.acknowledged, carried=request.orders
         )
         # The next request confirms this answer, so this comes after everything in it was applied.
-        self._answered, self._answered_at, self._issuer = answer, self._clock.boot(), answer.issuer
+        self._answered, self._answered_at = answer, self._clock.boot()
         return True

@@ -10,31 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import (
-    SEVERITY,
-    CheckInfo,
-    Evidence,
-    Finding,
-    Missing,
-    Previous,
-    Profile,
-    Scope,
-    Status,
-    make_finding,
-    worst,
-)
+from checks.contract import CheckInfo, Evidence, Previous, Profile, Scope, Status, make_finding
 from checks.worker.faults import Fault
 from checks.worker.protocol import from_evidence, shorten
 from healthd.core.model import CheckResult
-from healthd.core.model.work_digests import digests_of
+from healthd.runner.composition import compose, result_of
 from healthd.runner.settings import OnProfile, OnResult, Plan, RunnerSettings
 from healthd.runner.workers.outcome import MAX_ERROR_CHARACTERS, Outcome
 from healthd.runner.workers.worker_lane import Job
 
 log = logging.getLogger(__name__)
-
-# Reasons that prove a fault of the node; all others for having no outcome mean that its state is unknown.
-_FAILURES = frozenset({"Stuck", "MissingDevice", "DeviceLost"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +52,7 @@ class RunRecord:
         self.began = time.monotonic()
         self._settings = settings
         self._machine = machine
-        self._deferred: dict[str, CheckResult] = {}
+        self._deferred: dict[str, tuple[CheckResult, float]] = {}  # with when it was composed (monotonic)
         self._kept: dict[str, bool] = {}  # by the id of a profile: a result may be composed more than once
         self._published = asyncio.Event()
 
@@ -158,12 +143,12 @@ class RunRecord:
 
     def defer(self, result: CheckResult) -> None:
         """Keep a result back until a better one of its check is published."""
-        self._deferred[result.check] = result
+        self._deferred[result.check] = result, time.monotonic()
 
     def publish_deferred(self) -> None:
         """Publish what was deferred: nothing more will be learned about it."""
-        for result in list(self._deferred.values()):
-            self.publish(result)
+        for result, at in list(self._deferred.values()):
+            self.publish(dataclasses.replace(result, age_seconds=result.age_seconds + time.monotonic() - at))
 
     def refuse(self, infos: Sequence[CheckInfo], reason: str, message: str, status: Status = Status.UNKNOWN) -> None:
         """Publish that these checks do not run."""
@@ -188,7 +173,7 @@ class RunRecord:
 
     def _publish_unmeasured(self, check: str, reason: str, message: str, status: Status) -> None:
         finding = make_finding(status, reason, shorten(message))
-        result = _result_of(check, self.plan, [finding], [], injected=self.injected(check))
+        result = result_of(check, self.plan, [finding], [], injected=self.injected(check))
         self.publish(dataclasses.replace(result, error=message[-MAX_ERROR_CHARACTERS:]))
 
     def in_order(self) -> tuple[CheckResult, ...]:
@@ -202,99 +187,3 @@ def hidden_holders(result: CheckResult | None) -> str | None:
         return None
     busy = (item for item in result.findings if item.status is Status.UNKNOWN and item.reason == "Busy")
     return next((f"{item.target}: {item.message}" for item in busy), None)
-
-
-# --- from outcomes to a result: pure. What is missing, silent or passed only after a crash is never a pass -----------
-
-
-def compose(
-    info: CheckInfo,
-    plan: Plan,
-    outcomes: Sequence[Outcome],
-    *,
-    judgement: Outcome | None,
-    injected: bool,
-    machine: Callable[[], str | None] = lambda: None,
-) -> CheckResult:
-    """
-    The result of a check from the outcomes of all its workers and of its judge.
-
-    In a group the judge speaks for the ranks without an outcome; where it names no culprit, they are unknown.
-    """
-    grouped = info.scope is Scope.GROUP
-    judged = judgement is not None
-    found: list[Finding] = []
-    for outcome in outcomes:
-        if grouped and judged and outcome.missing is not None:
-            found.extend(outcome.findings)
-        else:
-            found.extend(_findings_of(outcome, judged=judged))
-    if judgement is not None:
-        found.extend(judgement.findings)
-        # Where all ranks say that they have nothing to compare, as the only rank of a node does, nothing is judged.
-        compared = any(outcome.evidence or outcome.missing is not None for outcome in outcomes)
-        if compared and not judgement.findings and judgement.missing is None and _none_bad(found):
-            found.append(_no_data("node", "its judge compared what was measured and gave no finding"))
-        if judgement.missing is not None:
-            text = f"comparing what was measured: {judgement.missing.message}"
-            found.append(make_finding(Status.UNKNOWN, judgement.missing.reason, text))
-        if grouped and _none_bad(judgement.findings):
-            found.extend(_finding_of(outcome.missing) for outcome in outcomes if outcome.missing is not None)
-    if not found:
-        found.append(_no_data("node", "nothing was measured"))
-    result = _result_of(info.name, plan, found, [*outcomes, *([judgement] if judgement else [])], injected=injected)
-    digests = digests_of([item for outcome in outcomes for item in outcome.evidence], machine)
-    return dataclasses.replace(result, digests=digests) if digests else result
-
-
-def _findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
-    """The findings of one worker. With `judged`, evidence alone is enough, because a judge compares it."""
-    found = list(outcome.findings)
-    if outcome.missing is not None:
-        found.append(_finding_of(outcome.missing))
-    elif not found and not (judged and outcome.evidence):
-        found.append(_no_data(outcome.target, "the check ended without a finding"))
-    if outcome.crashes and outcome.missing is None:
-        # A probe that crashed is no healthier for having passed once: at best a warning, with both attempts.
-        text = f"attempt 1: {outcome.crashes[0]}; attempt {outcome.attempts} ended well"
-        found.append(make_finding(Status.WARN, "Crashed", shorten(text), outcome.target))
-    return found
-
-
-def _finding_of(missing: Missing) -> Finding:
-    """The finding for a target without an outcome: unknown, unless the reason proves a fault of the node."""
-    status = Status.FAIL if missing.reason in _FAILURES else Status.UNKNOWN
-    status = Status.SKIP if missing.reason == "Busy" else status
-    return make_finding(status, missing.reason, missing.message, missing.target, missing.action)
-
-
-def _no_data(target: str, message: str) -> Finding:
-    return make_finding(Status.UNKNOWN, "NoData", message, target)
-
-
-def _none_bad(findings: Sequence[Finding]) -> bool:
-    return all(SEVERITY[finding.status] < SEVERITY[Status.UNKNOWN] for finding in findings)
-
-
-def _result_of(
-    check: str, plan: Plan, found: Sequence[Finding], outcomes: Sequence[Outcome], *, injected: bool
-) -> CheckResult:
-    """A result with these findings; times, attempts and errors are those of the outcomes."""
-    begun = [outcome for outcome in outcomes if outcome.started_at]
-    errors = [f"{outcome.target}: {outcome.error}" for outcome in outcomes if outcome.error]
-    return CheckResult(
-        check=check,
-        tier=plan.tier,
-        status=worst(finding.status for finding in found),
-        findings=tuple(found),
-        age_seconds=0.0,
-        started_at=min((outcome.started_at for outcome in begun), default=time.time()),
-        duration_seconds=(
-            max(outcome.ended for outcome in begun) - min(outcome.began for outcome in begun) if begun else 0.0
-        ),
-        attempts=max((outcome.attempts for outcome in outcomes), default=1),
-        compile_seconds=max((outcome.compile_seconds for outcome in outcomes), default=0.0),
-        error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
-        injected=injected,
-        executor=plan.executor,
-    )

@@ -80,6 +80,49 @@ def test_busy_never_replaces_evidence(tmp_path: Path) -> None:
     assert (kept.result.status, kept.as_of(time.at).age_seconds) == (Status.PASS, 50.0)
 
 
+def test_a_fault_stands_while_its_device_cannot_be_looked_at(tmp_path: Path) -> None:
+    time = MovedClock()
+    one = filled(tmp_path, time)
+    one.record(result("matmul", finding(Status.FAIL, target="cpu:0"), finding(target="cpu:1"), tier=Tier.QUICK))
+    for _ in range(2):
+        time.move(50)
+        partly = finding(Status.UNKNOWN, "Busy", "cpu:0"), finding(target="cpu:1")
+        one.record(result("matmul", *partly, tier=Tier.QUICK))
+    stamped = one.result("matmul")
+    assert stamped is not None
+    assert [(f.target, f.status) for f in stamped.result.findings] == [
+        ("cpu:0", Status.FAIL),
+        ("cpu:0", Status.UNKNOWN),
+        ("cpu:1", Status.PASS),
+    ]
+    assert (stamped.result.status, stamped.as_of(time.at).age_seconds) == (Status.FAIL, 100.0)
+    one.record(result("matmul", finding(target="cpu:0"), finding(Status.UNKNOWN, "Busy", "cpu:1"), tier=Tier.QUICK))
+    stamped = one.result("matmul")
+    assert stamped is not None
+    assert stamped.result.status is Status.UNKNOWN, "the device that failed was looked at"
+    assert stamped.as_of(time.at).age_seconds == 0.0
+
+
+def test_a_passive_check_that_sees_who_is_busy_has_looked(tmp_path: Path) -> None:
+    one = filled(tmp_path, MovedClock())
+    one.record(result("disk", finding(Status.FAIL, target="cuda:0")))
+    one.record(result("disk", finding(Status.UNKNOWN, "Busy", "cuda:1")))
+    stamped = one.result("disk")
+    assert stamped is not None
+    assert stamped.result.status is Status.UNKNOWN
+
+
+def test_devices_that_a_job_kept_from_being_looked_at_say_nothing_while_it_runs(tmp_path: Path) -> None:
+    one = filled(tmp_path, MovedClock())
+    partly = finding(Status.UNKNOWN, "Busy", "cpu:0"), finding(target="cpu:1")
+    one.record(result("matmul", *partly, tier=Tier.QUICK))
+    assert one.snapshot().health is Health.UNKNOWN
+    one.set_survey(survey(holders=("pid 7 (python)",)))
+    assert one.snapshot().health is Health.HEALTHY
+    one.record(result("matmul", *partly, finding(Status.UNKNOWN, target="cpu:2"), tier=Tier.QUICK))
+    assert one.snapshot().health is Health.UNKNOWN
+
+
 def test_history_keeps_failures_longest(tmp_path: Path) -> None:
     one = book(tmp_path)
     one.record(result("disk", finding(Status.FAIL)))

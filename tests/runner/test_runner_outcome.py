@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 from checks.contract import CheckInfo, Evidence, Finding, Scope, Status, Tier
-from healthd.runner.run_record import compose
+from healthd.core.model import CheckResult
+from healthd.runner.composition import compose
+from healthd.runner.run_record import RunRecord, RunRequest
 from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.workers import Unreaped, Workers
@@ -58,6 +61,47 @@ def test_a_rank_without_a_word_is_unknown_although_there_is_nothing_to_judge() -
     info = dataclasses.replace(INFO, name="all_reduce", scope=Scope.GROUP)
     result = compose(info, PLAN, [Outcome(target="rank:0")], judgement=Outcome(target="node"), injected=False)
     assert result.status is Status.UNKNOWN
+
+
+def test_devices_that_could_not_be_looked_at_are_unknown_beside_those_that_pass() -> None:
+    info = dataclasses.replace(INFO, judged=False)
+    taken = Outcome(target="cpu:1").fail("Busy", "another process has the core")
+    result = compose(info, PLAN, [measured("cpu:0"), taken], judgement=None, injected=False)
+    found = {one.target: (one.status, one.reason) for one in result.findings}
+    assert found == {"cpu:0": (Status.PASS, None), "cpu:1": (Status.UNKNOWN, "Busy")}
+    assert result.status is Status.UNKNOWN
+    both = [Outcome(target=f"cpu:{n}").fail("Busy", "another process has the core") for n in range(2)]
+    assert compose(info, PLAN, both, judgement=None, injected=False).status is Status.SKIP
+
+
+def test_a_result_is_as_old_as_the_oldest_of_its_parts() -> None:
+    info, now = dataclasses.replace(INFO, judged=False), time.monotonic()
+    early, late = measured("cpu:0"), measured("cpu:1")
+    early.started_at, early.began, early.ended = time.time() - 400, now - 400, now - 300
+    late.started_at, late.began, late.ended = time.time() - 100, now - 100, now
+    result = compose(info, PLAN, [late, early], judgement=None, injected=False)
+    assert 300 <= result.age_seconds < 300 + time.monotonic() - now + 1
+
+
+def test_a_result_that_was_kept_back_is_older_when_it_is_published() -> None:
+    info, published = dataclasses.replace(INFO, judged=False), list[CheckResult]()
+    record = RunRecord(
+        RunRequest(
+            plan=PLAN,
+            faults=(),
+            previous={},
+            on_result=published.append,
+            on_evidence=lambda *_: None,
+            on_survey=lambda _: None,
+        ),
+        RunnerSettings(),
+    )
+    outcome = measured("cpu:0")
+    outcome.started_at = time.time()
+    result = record.compose(info, [outcome])
+    record.defer(result)
+    record.publish_deferred()
+    assert published[0].age_seconds > result.age_seconds
 
 
 def test_digests_carry_hardware_and_versions_of_their_run() -> None:

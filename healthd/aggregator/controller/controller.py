@@ -39,6 +39,7 @@ class Engine(Gates):
                 self._memory.rules.release(batch, node)
             if quarantine is not None or node in self._memory.fleet_state.quarantines:
                 self._memory.fleet_state.put_quarantine(batch, node, quarantine, why=why)
+            self._memory.rules.look_again(batch, node)
 
         await self.submit(act)
 

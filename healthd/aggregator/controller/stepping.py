@@ -82,7 +82,7 @@ class Stepper:
         now = batch.now
         snapshot = Snapshot(
             now=now,
-            nodes=nodes,
+            nodes=ReadOnce(lambda name: self._as_of_this_pass(nodes.get(name)), self._registry.names),
             pools=ReadOnce(lambda pool: tuple(self._registry.pool(pool))),
             called=ReadOnce(self._registry.called),
             claims={},
@@ -107,6 +107,11 @@ class Stepper:
         if made_room:
             self.dirty.update(self._waiting())
         return made_room
+
+    def _as_of_this_pass(self, node: FleetNode | None) -> FleetNode | None:
+        """The node with its quarantine as it is now: the registry has it once it is on disk."""
+        kept = None if node is None else self._fleet_state.quarantines.get(node.node)
+        return node if node is None or node.quarantine == kept else dataclasses.replace(node, quarantine=kept)
 
     def _gates_to_step(self, batch: Batch, heard: set[str]) -> set[str]:
         """The open gates that something happened to, without those that rest after a fault."""

@@ -140,12 +140,11 @@ def _assess_unknown(gate: Gate, snapshot: Snapshot, policy: Policy, name: str) -
 
 
 def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
-    """A node that is quarantined or has a duplicate is excluded at once, whatever its evidence says."""
+    """
+    A node that is quarantined or has a duplicate is excluded at once, whatever its evidence says. What it says itself
+    of a quarantine is what it was told last, and may be over.
+    """
     kept = node.quarantine
-    if kept is None and node.state is not None and node.state.quarantine is not None:
-        # A node may quarantine itself by a rule of its own; the quarantines of people are kept here.
-        own = node.state.quarantine
-        kept = own if own.owner_kind == "rule" else None
     if kept is not None and (kept.until is None or kept.until > now):
         text = f"{node.node} is quarantined by {kept.owner}: {kept.reason}"
         return _out(node.node, "Quarantined", text, status=Status.FAIL, wake_at=kept.until or math.inf)

@@ -30,8 +30,8 @@ class FleetNode:
     (`healthd.aggregator.inventory.machine_identity`), None where nobody has looked. `heard_seconds` is how long ago the
     node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so that its ages
     are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word. `orders` holds
-    the last report on every order that is not yet acknowledged. `issuer` is the database that the node took orders from
-    before its last sync.
+    the last report on every order that is not yet acknowledged. `issuer` is the database that had made the last
+    statement to the node when it sent its last sync.
     """
 
     node: str

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from checks.contract import Action, Tier
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts, Fault
 from healthd.aggregator.model.quarantines import (
     BY_BOOT,
     COLLECTIVES,
-    HARD_ACTIONS,
-    INHERITED,
-    CountedResult,
     DeviceSlot,
     Effect,
     FailureCount,
@@ -28,14 +24,13 @@ from healthd.aggregator.model.quarantines import (
     RuleRecord,
 )
 from healthd.aggregator.quarantine.causes import causes_of, rebooted
-from healthd.aggregator.quarantine.counting import accused, count_accusations, count_results, latch
+from healthd.aggregator.quarantine.counting import count_accusations, count_results
 from healthd.aggregator.quarantine.facts import in_force
 from healthd.aggregator.quarantine.lifecycle import speak
 from healthd.aggregator.quarantine.recheck import next_probe
 
 MOST_COUNTS = 64
 """Checks of one node that are counted: some twice as many as there are."""
-_SOFT_ACTION = Action.INSPECT
 
 
 def judge(now: float, record: RuleRecord, facts: Facts, policy: Policy) -> tuple[RuleRecord, tuple[Effect, ...]]:
@@ -177,25 +172,6 @@ def _still_needed(record: RuleRecord, facts: Facts) -> dict[str, LastCounted]:
     if any(count.rule is Rule.ACCUSED for count in record.counts):
         wanted.add(COLLECTIVES)
     return {check: seen for check, seen in record.seen.items() if check in wanted}
-
-
-def inherited(now: float, record: RuleRecord, facts: Facts, rule: Rule, reason: str, policy: Policy) -> RuleRecord:
-    """A rule's quarantine that the node tells of, out of a database that was lost: hard ones stay latched."""
-    fault = Fault(
-        code="Quarantined",
-        check=INHERITED,
-        target="node",
-        message=reason,
-        action=HARD_ACTIONS[0] if rule is Rule.HARD else _SOFT_ACTION,
-        device=None,
-        injected=False,
-    )
-    quiet: list[Effect] = []
-    if rule is Rule.HARD:
-        return latch(record, facts, fault, Tier.QUICK, now, quiet)
-    mark = CountedResult(at=now, failed=True)
-    count = dataclasses.replace(accused(now, fault, policy), fails=1, marks=(mark,), tripped=True)
-    return dataclasses.replace(record, counts=(*record.counts, count))
 
 
 def released(record: RuleRecord) -> RuleRecord:

@@ -36,9 +36,9 @@ class SyncRequest:
     `incarnation` is new at every start of the daemon; `seq` counts requests within it. `last_answer` is the id of the
     newest answer received and `since_answer_seconds` how long ago that was, by CLOCK_BOOTTIME: what lies between is
     what the aggregator adds to all ages. `state` is None when nothing but ages changed; then `digest` names the state
-    that was sent last, and `ages` maps checks to ages. `issuer` is the database the node last took orders from.
-    `baseline` is the digest of the learned limits it has; empty: none; None: it does not take any. `steps` are those of
-    running jobs since the last answer.
+    that was sent last, and `ages` maps checks to ages. `issuer` is the database that last made a statement to the node:
+    its quarantine is that one's word. None: none ever did. `baseline` is the digest of the learned limits it has;
+    empty: none; None: it does not take any. `steps` are those of running jobs since the last answer.
     """
 
     protocol: int

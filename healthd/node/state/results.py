@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from checks.contract import Status
+from checks.contract import Status, worst
 from healthd.core.model import CheckResult, CheckSpec, Quarantine
 from healthd.node.clock import Clock
 
@@ -62,6 +62,8 @@ class SavedState:
     """Saved so that the node can report it to an aggregator that has lost its database."""
     quarantine_told: bool = False
     """An aggregator has said whether there is a quarantine."""
+    issuer: str | None = None
+    """The database of that aggregator: to another one the quarantine is news."""
 
 
 class ResultLog:
@@ -78,12 +80,21 @@ class ResultLog:
         self._current: dict[str, StampedResult] = {}
         self._history: dict[str, History] = {}
 
-    def add(self, result: CheckResult, measured_at: float) -> None:
-        """Add a finished check. A run that found the devices busy measured nothing, so it never replaces evidence."""
+    def add(self, result: CheckResult, measured_at: float, *, passive: bool) -> None:
+        """
+        Add a finished check. A run that found the devices busy measured nothing, so it never replaces evidence.
+
+        One that found a part of them busy leaves the faults standing that were found there before. A `passive` check
+        looks also at devices that are busy.
+        """
         stamped = StampedResult(result=result, measured_at=measured_at, boot_id=self._boot_id)
-        if not (is_busy(result) and result.check in self._current):
-            self._current[result.check] = stamped
-            self._history_of(result.check).add(stamped)
+        before = self._current.get(result.check)
+        if before is not None and is_busy(result):
+            return
+        if before is not None and not passive and is_partly_busy(result):
+            stamped = _with_earlier_faults(stamped, before)
+        self._current[result.check] = stamped
+        self._history_of(result.check).add(stamped)
 
     def _history_of(self, check: str) -> History:
         return self._history.setdefault(check, History(self._history_results))
@@ -128,6 +139,29 @@ class ResultLog:
 def is_busy(result: CheckResult) -> bool:
     """Whether a run measured nothing because the devices were in use."""
     return result.status is Status.SKIP and any(finding.reason == "Busy" for finding in result.findings)
+
+
+def is_partly_busy(result: CheckResult) -> bool:
+    """Whether a run could look at a part of the devices only, because the others were in use."""
+    return not is_busy(result) and any(finding.reason == "Busy" for finding in result.findings)
+
+
+def _with_earlier_faults(new: StampedResult, before: StampedResult) -> StampedResult:
+    """A partly busy result with the faults of before, without those of targets that were looked at; old as they are."""
+    busy = {finding.target for finding in new.result.findings if finding.reason == "Busy"}
+    seen = {finding.target for finding in new.result.findings} - busy
+    faults = tuple(one for one in before.result.findings if one.status is Status.FAIL and one.target not in seen)
+    if not faults:
+        return new
+    findings = (*faults, *new.result.findings)
+    result = dataclasses.replace(
+        new.result,
+        findings=findings,
+        status=worst(finding.status for finding in findings),
+        started_at=min(new.result.started_at, before.result.started_at),
+        injected=new.result.injected or before.result.injected,
+    )
+    return dataclasses.replace(new, result=result, measured_at=min(new.measured_at, before.measured_at))
 
 
 def ended_well(result: CheckResult) -> bool:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from checks.accelerators import find_descriptor
-from checks.contract import Status
+from checks.contract import Status, Tier
 from checks.worker.faults import Fault, check_of, parse_fault
 from healthd.core.evidence import judge_health
 from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Inventory, Lease, NodeState, Quarantine
@@ -67,6 +67,8 @@ class NodeStore:
         self._doubt = ""
         self.quarantine: Quarantine | None = None
         """The quarantine by the last statement of the aggregator; None for no quarantine."""
+        self.issuer: str | None = None
+        """The database that made this statement; None where none has made any."""
         self._quarantine_known = False
         self.faults: tuple[str, ...] = settings.faults
         """The injected faults in force."""
@@ -100,8 +102,10 @@ class NodeStore:
     def record(self, result: CheckResult) -> None:
         """Record a finished check."""
         self.runs[result.status] += 1
-        if any(spec.name == result.check for spec in self.specs):
-            self._results.add(result, self.clock.boot() - result.age_seconds)
+        spec = next((spec for spec in self.specs if spec.name == result.check), None)
+        if spec is not None:
+            passive = spec.tier is Tier.PASSIVE
+            self._results.add(result, self.clock.boot() - result.age_seconds, passive=passive)
             self._touch()
 
     def set_survey(self, survey: Survey) -> None:
@@ -135,10 +139,10 @@ class NodeStore:
             self._doubt = doubt
             self._touch()
 
-    def set_quarantine(self, quarantine: Quarantine | None) -> None:
-        """Record the statement of the aggregator."""
-        if quarantine != self.quarantine or not self._quarantine_known:
-            self.quarantine, self._quarantine_known = quarantine, True
+    def set_quarantine(self, quarantine: Quarantine | None, issuer: str | None = None) -> None:
+        """Record the statement of the aggregator with the database `issuer`."""
+        if (quarantine, issuer) != (self.quarantine, self.issuer) or not self._quarantine_known:
+            self.quarantine, self.issuer, self._quarantine_known = quarantine, issuer, True
             self._touch()
 
     def set_faults(self, faults: tuple[str, ...]) -> set[str]:
@@ -288,10 +292,11 @@ class NodeStore:
             history=history,
             quarantine=self.quarantine,
             quarantine_told=self._quarantine_known,
+            issuer=self.issuer,
         )
 
     def restore(self, saved: SavedState) -> None:
         """Restore what an earlier daemon has saved."""
-        self.quarantine, self._quarantine_known = saved.quarantine, saved.quarantine_told
+        self.quarantine, self.issuer, self._quarantine_known = saved.quarantine, saved.issuer, saved.quarantine_told
         self._results.restore(saved, {spec.name for spec in self.specs}, self.clock.boot())
         self._touch()

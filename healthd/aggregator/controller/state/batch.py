@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from healthd.aggregator.model.effects import Accuse
 from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.store.changes import Change, PutEvent
+from healthd.core.model import Quarantine
 from healthd.core.text import plain
 
 MOST_MESSAGE = 4096
@@ -30,6 +31,8 @@ class Batch:
     """Gates that have granted their first leases."""
     accused: list[Accuse] = field(default_factory=list)
     """What validations said of nodes."""
+    inherited: dict[str, Quarantine] = field(default_factory=dict)
+    """By node: what the rules of another database said of it, as the node tells."""
     forgotten: set[str] = field(default_factory=set)
     """Nodes that are gone for good."""
 

@@ -23,7 +23,7 @@ from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.store.changes import ForgetNode, PutNode
 from healthd.aggregator.store.reading import Loaded
-from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus
+from healthd.core.model import FINAL_STATUSES, Lease, NodeState, OrderStatus, Quarantine
 
 GONE_SECONDS = 86400.0
 """A node that was silent for so long counts neither as one of its pool nor among those that are kept out of it. A day:
@@ -47,6 +47,7 @@ class LeaseReconciler:
         self._settled_at = started_at + policy.settle_seconds
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
         self._reconciled: set[str] = set()
+        self._taken_over: dict[str, Quarantine] = {}
         self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
         # No node was silent while no aggregator listened: count from when the last of all nodes was heard.
         last = max((row.last_seen for row in loaded.nodes), default=started_at)
@@ -164,12 +165,25 @@ class LeaseReconciler:
             )
             self._fleet_state.put_lease(batch, row)
         other = node.issuer is not None and node.issuer != self._fleet_state.store_id
-        kept = state.quarantine
-        if other and kept is not None and kept.owner_kind != "rule" and node.node not in self._fleet_state.quarantines:
-            self._fleet_state.put_quarantine(batch, node.node, kept)
+        if other and state.quarantine is not None:
+            self._take_over(batch, node.node, state.quarantine)
         restored = any(lease.issuer == self._fleet_state.store_id for lease in foreign)
         if restored or (not self._recovery.established and (other or bool(foreign))):
             self._recovery.witness(node.node)
+
+    def _take_over(self, batch: Batch, node: str, quarantine: Quarantine) -> None:
+        """
+        Take over what another database said of a node: once, because the node repeats it until it has read our own
+        statement, and somebody may have ended it by then.
+        """
+        if self._taken_over.get(node) == quarantine or (quarantine.until or math.inf) <= batch.now:
+            return
+        self._taken_over[node] = quarantine
+        known = self._fleet_state.quarantines.get(node)
+        if quarantine.owner_kind == "rule":
+            batch.inherited[node] = quarantine
+        elif known is None or known.owner_kind == "rule":
+            self._fleet_state.put_quarantine(batch, node, quarantine)
 
     def _unknown(self, node: str, lease: Lease) -> bool:
         """
@@ -195,7 +209,7 @@ class LeaseReconciler:
         for name in batch.forgotten:
             self._reconciled.discard(name)
             self._recovery.forget(name)
-            for kept in (self._labels, self._heard_at, self._written):
+            for kept in (self._labels, self._heard_at, self._written, self._taken_over):
                 kept.pop(name, None)
         for name in sorted(reconciled | batch.touched):
             node = nodes.get(name)

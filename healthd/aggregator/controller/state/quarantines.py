@@ -30,13 +30,13 @@ from healthd.aggregator.model.quarantines import (
     LiftQuarantine,
     Mode,
     OpenBreaker,
-    Rule,
     RuleRecord,
     SetQuarantine,
     VerdictChanged,
 )
 from healthd.aggregator.quarantine.facts import facts_of
-from healthd.aggregator.quarantine.judge import inherited, judge, released
+from healthd.aggregator.quarantine.inheritance import judge_inherited
+from healthd.aggregator.quarantine.judge import judge, released
 from healthd.aggregator.quarantine.recheck import due_at
 from healthd.aggregator.store.reading import Loaded
 from healthd.core.model import NodeState, Order, OrderKind, Quarantine, Reason, RunOrder
@@ -85,6 +85,11 @@ class Quarantines:
         if not self._policy.rules:
             return
         self.breakers.begin()
+        for name, spoken in sorted(batch.inherited.items()):
+            with contained(Where.NODE, name):
+                node = nodes.get(name)
+                if node is not None and node.state is not None:
+                    self._look(batch, node, node.state, spoken=spoken)
         due = [name for name, at in self._memory.due.items() if at <= batch.now and name not in resting]
         for name in sorted({*heard, *due}):
             with contained(Where.NODE, name):
@@ -92,7 +97,7 @@ class Quarantines:
                 if node is None or node.state is None or node.duplicate or not node.confirmed:
                     self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
                 elif self._concerns(batch, node, node.state):
-                    self._look(batch, node, node.state, ())
+                    self._look(batch, node, node.state)
 
     def accuse(self, batch: Batch, nodes: Mapping[str, FleetNode], resting: Collection[str] = ()) -> set[str]:
         """Take in what validations said in this turn of nodes not `resting`; those that are quarantined for it."""
@@ -108,7 +113,7 @@ class Quarantines:
             with contained(Where.NODE, name):
                 node = nodes.get(name)
                 if node is not None and node.state is not None:
-                    self._look(batch, node, node.state, tuple(reasons))
+                    self._look(batch, node, node.state, accusations=tuple(reasons))
         return set(self._fleet_state.quarantines) - before
 
     def next_due(self, resting: Collection[str] = ()) -> float:
@@ -125,7 +130,7 @@ class Quarantines:
         if node.failing is None or node.machine is None:
             return True
         same = self._memory.machines.get(node.node) == node.machine
-        if node.failing or self._lost_word(node) or not (same or self._unlatched(node.node, node.machine)):
+        if node.failing or not (same or self._unlatched(node.node, node.machine)):
             return True
         self._follow_machine(batch, node, state)
         self._memory.set(self._memory.versions, node.node, node.version)
@@ -136,15 +141,18 @@ class Quarantines:
         latches = self._memory.latches
         return not latches or not any(identity in latches for identity in identities_in(machine, name))
 
-    def _lost_word(self, node: FleetNode) -> bool:
-        """Whether the node tells of a rule's quarantine by a database that is not ours."""
-        kept = node.state.quarantine if node.state is not None else None
-        other = node.issuer is not None and node.issuer != self._fleet_state.store_id
-        return other and kept is not None and kept.owner.startswith("rule:") and kept.owner_kind == "rule"
-
     # --- one node -----------------------------------------------------------------------------------------------------
 
-    def _look(self, batch: Batch, node: FleetNode, state: NodeState, accusations: tuple[Reason, ...]) -> None:
+    def _look(
+        self,
+        batch: Batch,
+        node: FleetNode,
+        state: NodeState,
+        *,
+        accusations: tuple[Reason, ...] = (),
+        spoken: Quarantine | None = None,
+    ) -> None:
+        """Judge the node. `spoken` is a quarantine by the rules of another database: then that alone is looked at."""
         name = node.node
         self._follow_machine(batch, node, state)
         record = self._memory.records.get(name) or RuleRecord(node=name)
@@ -160,12 +168,12 @@ class Quarantines:
             probe=record.probe.order_id if record.probe is not None else None,
         )
         composed = dataclasses.replace(record, latches=tuple(self._latches_of(record, facts)))
-        if self._lost_word(node) and record.word is None and kept is None and state.quarantine is not None:
-            spoken = state.quarantine
-            known = spoken.owner.removeprefix("rule:") in {rule.value for rule in Rule}
-            rule = Rule(spoken.owner.removeprefix("rule:")) if known else Rule.HARD
-            composed = inherited(batch.now, composed, facts, rule, spoken.reason, self._policy)
-        after, effects = judge(batch.now, composed, facts, self._policy)
+        if spoken is None:
+            after, effects = judge(batch.now, composed, facts, self._policy)
+        elif record.word is None:
+            after, effects = judge_inherited(batch.now, composed, facts, spoken, self._policy)
+        else:
+            return
         self._memory.set(self._memory.versions, name, node.version)
         self._keep(batch, record, after, facts)
         for effect in effects:
@@ -199,9 +207,11 @@ class Quarantines:
         if after.probe != before.probe:
             self._fleet_state.set_probe(after.node, _order(after))
             batch.touched.add(after.node)
-        due = due_at(slim)
+        kept = self._fleet_state.quarantines.get(after.node)
+        until = kept.until if kept is not None and slim.word is not None else None  # of a person's: the rules take over
         # What is due already and did not happen waits for the node's next word.
-        self._memory.set(self._memory.due, after.node, due if batch.now < due < math.inf else None)
+        times = [at for at in (due_at(slim), until or math.inf) if batch.now < at < math.inf]
+        self._memory.set(self._memory.due, after.node, min(times, default=None))
 
     def _carry_out(self, batch: Batch, name: str, effect: Effect) -> None:
         kept = self._fleet_state.quarantines.get(name)
@@ -235,6 +245,11 @@ class Quarantines:
         return dataclasses.replace(record, latches=tuple(self._held_by(record)))
 
     # --- a person's word ----------------------------------------------------------------------------------------------
+
+    def look_again(self, batch: Batch, name: str) -> None:
+        """A person has quarantined the node or let it in: the rules look at it in this pass."""
+        if name in self._memory.records:
+            self._memory.set(self._memory.due, name, batch.now)
 
     def release(self, batch: Batch, name: str) -> None:
         """A person lets the node in: its latches go wherever they are."""

@@ -1,0 +1,249 @@
+"""Quarantines over the loss of the aggregator's database: nodes keep what they were told and tell it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.inventory.registry import Fleet
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.store.store import Store
+from healthd.core.model import Quarantine
+from healthd.node.settings import SyncSettings
+from healthd.node.state.saving import StateFile
+from healthd.node.sync import SyncClient
+from tests.aggregator.parts import fleet
+from tests.aggregator.ruling import DAY
+from tests.aggregator.test_engine import running
+from tests.aggregator.test_rules_engine import kept, kinds, measured
+from tests.aggregator.world import World, good_results, with_wrong
+from tests.node import node_kit
+
+PERSON = Quarantine(reason="fan", owner="ada", owner_kind="person", since=1.0, until=None)
+SOFT = Quarantine(reason="matmul SlowDevice", owner="rule:soft", owner_kind="rule", since=1.0, until=None)
+HARD = Quarantine(reason="matmul WrongResult", owner="rule:hard", owner_kind="rule", since=1.0, until=None)
+OWNERS = pytest.mark.parametrize("word", [PERSON, SOFT, HARD], ids=["person", "soft", "hard"])
+
+
+class Node:
+    """The real node's side of the line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machine = node_kit.World(folder)
+        self.book = self.machine.book
+        self.file = StateFile(self.book, folder / "state.json")
+        self.file.restore()
+        clock = self.machine.time.clock
+        self.client = SyncClient(self.book, self.machine.orders, SyncSettings(), key="k" * 40, clock=clock)
+
+    async def sync(self, to: Aggregator) -> None:
+        """One request and its answer."""
+        request = self.client.compose()
+        answer = await to.registry.sync("n1", "hash", request, 0.0)
+        self.client.apply(request, answer, self.machine.time.clock.boot())
+
+
+@dataclasses.dataclass
+class Aggregator:
+    """The real registry and engine; a pass of its loop runs only when a test says so."""
+
+    registry: Fleet
+    engine: Engine
+
+    def says(self) -> str | None:
+        """Who keeps n1 out: "person" or "rule"."""
+        found = self.engine.quarantines().get("n1")
+        return None if found is None else found.owner_kind
+
+
+@contextlib.asynccontextmanager
+async def aggregator(url: str = "sqlite://") -> AsyncIterator[Aggregator]:
+    store = Store.open(url)
+    registry = fleet(issuer=store.store_id)
+    try:
+        yield Aggregator(registry, Engine(store=store, registry=registry, policy=Policy()))
+    finally:
+        store.close()
+
+
+async def told(folder: Path, word: Quarantine) -> Node:
+    """A node that an aggregator has told its quarantine, whose database is then lost."""
+    async with aggregator() as former:
+        node = Node(folder)
+        await node.sync(former)
+        await former.engine.run_once()
+        former.registry.set_quarantine("n1", word)
+        await node.sync(former)
+        assert node.book.quarantine == word
+    return node
+
+
+@OWNERS
+@pytest.mark.parametrize("syncs", [1, 2, 3], ids=["one sync a pass", "two", "three"])
+def test_node_tells_its_quarantine_however_many_syncs_come_before_the_first_pass(
+    tmp_path: Path, word: Quarantine, syncs: int
+) -> None:
+    async def main() -> None:
+        node = await told(tmp_path, word)
+        async with aggregator() as empty:
+            for _ in range(3):
+                for _ in range(syncs):
+                    await node.sync(empty)
+                await empty.engine.run_once()
+            assert empty.says() == word.owner_kind
+            assert node.book.quarantine is not None
+            assert word.reason in node.book.quarantine.reason
+
+    asyncio.run(main())
+
+
+@OWNERS
+def test_node_whose_first_sync_brings_no_state_tells_its_quarantine(tmp_path: Path, word: Quarantine) -> None:
+    """As behind a proxy, which keeps the node's connection while the aggregator is replaced."""
+
+    async def main() -> None:
+        node = await told(tmp_path, word)
+        async with aggregator() as former:
+            await node.sync(former)  # whose answer makes no statement; it knows the state now
+        async with aggregator() as empty:
+            assert node.client.compose().state is None
+            for _ in range(3):
+                await node.sync(empty)
+                await empty.engine.run_once()
+            assert empty.says() == word.owner_kind
+
+    asyncio.run(main())
+
+
+@OWNERS
+def test_daemon_that_restarts_before_its_first_sync_tells_its_quarantine(tmp_path: Path, word: Quarantine) -> None:
+    """As after a power failure of the whole site."""
+
+    async def main() -> None:
+        node = await told(tmp_path, word)
+        node.file.save()
+        async with aggregator() as empty:
+            again = Node(tmp_path)
+            for _ in range(3):
+                await again.sync(empty)
+                await empty.engine.run_once()
+            assert empty.says() == word.owner_kind
+
+    asyncio.run(main())
+
+
+@OWNERS
+def test_quarantine_ended_while_the_node_was_away_is_not_taken_from_it(tmp_path: Path, word: Quarantine) -> None:
+    async def main() -> None:
+        url = f"sqlite:///{tmp_path}/a.db"
+        async with aggregator(url) as former:
+            node = Node(tmp_path)
+            await node.sync(former)
+            await former.engine.run_once()
+            former.registry.set_quarantine("n1", word)
+            await node.sync(former)
+        node.file.save()
+        async with aggregator(url) as same:
+            for again in (node, Node(tmp_path)):
+                for _ in range(3):
+                    await again.sync(same)
+                    await same.engine.run_once()
+                assert same.says() is None
+                assert again.book.quarantine is None
+
+    asyncio.run(main())
+
+
+def lost(world: World, name: str, word: Quarantine, *, confirmed: bool = True) -> None:
+    """This node was told so by a database that is no more."""
+    world.renew(name, quarantine=word)
+    world.daemons[name].issuer = "store-lost"
+    world.daemons[name].confirmed = confirmed
+
+
+def test_rules_quarantines_are_taken_over_whatever_share_of_the_pool_has_come() -> None:
+    """They were within the limit of the whole pool, of which the quarantined nodes may be the first to come."""
+
+    async def main() -> None:
+        world = World()
+        async with running(world) as run:
+            for i in range(6):
+                world.add(f"n{i}")
+                lost(world, f"n{i}", SOFT if i % 2 else HARD, confirmed=i > 3)
+                await run.engine.run_once()
+            assert [name for name in sorted(world.daemons) if kept(run, name)] == sorted(world.daemons)
+            assert run.engine.breakers() == {}
+
+    asyncio.run(main())
+
+
+def test_rules_quarantine_that_only_had_time_to_pass_ends_at_that_time() -> None:
+    async def main() -> None:
+        world = World("n1", "n2")
+        until = world.now + 300
+        lost(world, "n1", dataclasses.replace(HARD, until=until))
+        lost(world, "n2", dataclasses.replace(HARD, until=world.now - 1))
+        async with running(world) as run:
+            found = kept(run, "n1")
+            assert found is not None
+            assert (found.owner, found.until) == ("rule:hard", until)
+            assert kept(run, "n2") is None
+            measured(run, "n1", good_results(1.0), after=301)
+            await run.engine.run_once()
+            assert kept(run, "n1") is None
+
+    asyncio.run(main())
+
+
+def test_rules_quarantine_is_taken_over_once() -> None:
+    async def main() -> None:
+        world = World("n1")
+        lost(world, "n1", HARD)
+        async with running(world) as run:
+            await run.engine.quarantine("n1", None, why="by ada")
+            measured(run, "n1", good_results(1.0))
+            await run.engine.run_once()
+            assert kept(run, "n1") is None
+            assert (await kinds(run, "n1")).count("quarantined") == 1
+
+    asyncio.run(main())
+
+
+def test_rules_quarantine_is_kept_behind_a_persons_that_came_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World("n1", "n2")
+        async with running(world) as run:
+            word = dataclasses.replace(PERSON, until=world.now + DAY)
+            await run.engine.quarantine("n1", word)
+            lost(world, "n1", HARD)
+            measured(run, "n1", good_results(1.0))
+            await run.engine.run_once()
+            assert kept(run, "n1") == word
+            measured(run, "n1", good_results(1.0), after=2 * DAY)
+            await run.engine.run_once()
+            found = kept(run, "n1")
+            assert found is not None
+            assert found.owner == "rule:hard"
+
+    asyncio.run(main())
+
+
+def test_fault_that_the_first_state_shows_again_is_one_quarantine() -> None:
+    async def main() -> None:
+        world = World("n1", "n2")
+        lost(world, "n1", HARD)
+        world.renew("n1", results=with_wrong())
+        async with running(world) as run:
+            await run.settle()
+            assert kept(run, "n1") is not None
+            record = run.engine.remembered("n1")
+            assert record is not None
+            assert record.repeats == 1
+
+    asyncio.run(main())

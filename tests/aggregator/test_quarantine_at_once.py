@@ -1,0 +1,81 @@
+"""A quarantine that begins or ends holds in the very pass in which it does, for gates as for the rules."""
+
+from __future__ import annotations
+
+import asyncio
+
+from healthd.aggregator.model.gates import Phase
+from healthd.core.model import GateRequest, Quarantine
+from tests.aggregator.test_engine import running
+from tests.aggregator.test_rules_engine import kept, measured
+from tests.aggregator.world import World, good_results, with_wrong
+
+
+def asked(*names: str) -> GateRequest:
+    return GateRequest(job="a", nodes=names, wait_seconds=600.0)
+
+
+def test_gate_in_the_pass_in_which_a_person_ends_a_quarantine_has_the_node_whatever_the_node_still_tells() -> None:
+    async def main() -> None:
+        async with running(World("n1", "n2", "n3")) as run:
+            measured(run, "n1", with_wrong(1.0))
+            await run.engine.run_once()
+            measured(run, "n1", good_results(1.0), quarantine=kept(run, "n1"))
+            await run.engine.run_once()
+            _, gate = await asyncio.gather(run.engine.quarantine("n1", None, why="by ana"), run.engine.ask(asked("n1")))
+            assert gate.phase is Phase.GRANTING
+
+    asyncio.run(main())
+
+
+def test_gate_in_the_pass_in_which_a_person_quarantines_a_node_does_not_have_it() -> None:
+    async def main() -> None:
+        async with running(World("n1", "n2")) as run:
+            word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=0.0, until=None)
+            _, gate = await asyncio.gather(run.engine.quarantine("n1", word), run.engine.ask(asked("n1")))
+            assert gate.decision is not None
+            assert gate.decision.excluded[0].reasons[0].message == "n1 is quarantined by ana: fan"
+
+    asyncio.run(main())
+
+
+def test_rules_take_over_at_the_moment_at_which_a_persons_quarantine_runs_out() -> None:
+    """Not at the next word of the node: a gate would have it in between."""
+
+    async def main() -> None:
+        async with running(World("n1", "n2", "n3")) as run:
+            measured(run, "n1", with_wrong(1.0))
+            await run.engine.run_once()
+            until = run.world.now + 30
+            word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=0.0, until=until)
+            await run.engine.quarantine("n1", word)
+            measured(run, "n1", good_results(1.0), after=20.0)
+            await run.engine.run_once()
+            assert run.engine._memory.next_due(run.world.now) == until
+            run.world.now = until + 1.0
+            gate = await run.engine.ask(asked("n1"))
+            found = kept(run, "n1")
+            assert found is not None
+            assert found.owner == "rule:hard"
+            assert gate.decision is not None
+            assert gate.decision.excluded[0].reasons[0].code == "Quarantined"
+
+    asyncio.run(main())
+
+
+def test_rules_look_at_a_node_in_the_pass_in_which_a_person_quarantines_it() -> None:
+    """Or the end of it would be news to them, where the node says nothing until then."""
+
+    async def main() -> None:
+        async with running(World("n1", "n2", "n3")) as run:
+            measured(run, "n1", with_wrong(1.0))
+            measured(run, "n1", good_results(1.0))
+            await run.engine.run_once()
+            measured(run, "n1", with_wrong(1.0))
+            await run.engine.run_once()
+            until = run.world.now + 30
+            word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=0.0, until=until)
+            await run.engine.quarantine("n1", word)
+            assert run.engine._memory.next_due(run.world.now) == until
+
+    asyncio.run(main())
