@@ -37,7 +37,7 @@ class Aws:
             endpoint_url=self.url,
             aws_access_key_id="test",
             aws_secret_access_key="test",
-            config=Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 1}),
+            config=Config(connect_timeout=3, read_timeout=60, retries={"total_max_attempts": 1}),
         )
         return self._clients[service]
 

@@ -100,7 +100,7 @@ def test_rank_of_a_gloo_job_that_is_a_tenth_slower_is_named(slow: int, tmp_path:
         for rank in range(RANKS)
     ]
     try:
-        reports = asyncio.run(follow(tmp_path, watch, 120))
+        reports = asyncio.run(follow(tmp_path, watch, 300))
         time.sleep(0.1)  # some steps without a daemon
     finally:
         enough.touch()
