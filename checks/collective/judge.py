@@ -47,6 +47,10 @@ _ABORTED = "sigabrt"
 _MEETING = "rendezvous"
 # Reasons that say that the rank's process was never at work, so that the others waited in vain.
 _NOT_STARTED = ("MissingDevice", "Busy", "StartFailed", "ColdCache", "CompileFailed")
+# Reasons that say that our own tool failed in the rank, which says nothing of its node.
+_OURS = ("CheckError", "Garbage", "NoData", "MissingTool", "NoPermission", "CannotAllocate", "InternalError")
+# Of a process that ended itself, as a program does that fails; one that a fault of the machine ends is killed.
+_EXITED = "exited with code"
 
 
 def judge_ranks(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
@@ -107,20 +111,24 @@ def gave_out(one: Missing) -> bool:
 def _ended_by_itself(one: Missing) -> bool:
     """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
     said = one.message.lower()
-    if one.reason == "CheckError" or (one.reason == "Crashed" and _ABORTED in said):
+    if one.reason == "CheckError" or (one.reason == "Crashed" and (_ABORTED in said or _EXITED in said)):
         return not any(words in said for words in _PEER_GONE)
-    return one.reason in ("Crashed", "Garbage", "NoData", "DeviceLost", "InjectedFault")
+    return one.reason in ("Crashed", "DeviceLost", "InjectedFault", *_OURS)
+
+
+def _died(one: Missing) -> bool:
+    return one.reason == "Crashed" and _EXITED not in one.message
 
 
 def _order(one: Missing) -> tuple[bool, bool, int]:
     """The first to die first; then who failed otherwise (perhaps for a peer's death); who was ended by others last."""
-    return (one.reason not in ("Crashed", "DeviceLost"), one.order is None, one.order or 0)
+    return (not _died(one) and one.reason != "DeviceLost", one.order is None, one.order or 0)
 
 
 def _first_to_end(name: str, first: Missing, gone: Sequence[Missing], devices: Mapping[str, str]) -> Finding:
-    """The first to die is the culprit, whatever the others died of. An error of our own code accuses no node."""
+    """The first to die is the culprit, whatever the others died of. A failure of our own tool accuses no node."""
     who, where = _named(first.target, devices), _where(first)
-    if first.reason == "Crashed":
+    if _died(first):
         text = f"{who} died {where} of {name}: {first.message}"
         return _finding(Status.FAIL, "RankDied", text, first.target, gone, [first])
     text = f"{who} failed {where} of {name}: {first.message}"

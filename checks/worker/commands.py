@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -107,8 +108,8 @@ class Worker:
         """
         from checks.host.identity import read_identity
 
-        host = self._on()
-        accelerator = self._accelerator()
+        looked_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        host, accelerator = self._on(), self._accelerator()
         options = self._setup["options"]
         inventory = accelerator.find(host, options)
         holders = accelerator.holders(host, inventory, options)
@@ -122,7 +123,7 @@ class Worker:
             "accelerator": inventory["accelerator"],
             "versions": identity["versions"],
         }
-        self._results.send("surveyed", inventory=inventory, holders=holders, **identity)
+        self._results.send("surveyed", looked_at=looked_at, inventory=inventory, holders=holders, **identity)
 
     def warm(self, command: Mapping[str, Any]) -> None:
         """Compile what is not compiled yet, by running those checks once unjudged; one process at a time does this."""

@@ -57,7 +57,7 @@ class Runner:
         self.probe_device_seconds = 0.0
         """How long workers have had devices, over all runs: the cost of the checks."""
         self.latest: Survey | None = None
-        """The last survey; every run makes one before anything else, and one after active checks."""
+        """The survey that looked last; every run makes one before anything else, and one after active checks."""
         self.learned = settings.learned
         """The approved baselines of the next run; the daemon changes them."""
         self.on_profile: OnProfile | None = None
@@ -204,8 +204,10 @@ class Runner:
             await workers.kill_all()
 
     def _note_survey(self, outcome: Outcome, faults: Sequence[Fault]) -> Survey:
-        self.latest = to_survey(outcome, self._versions, [f for f in faults if f.check == COUNTING_CHECK])
-        return self.latest
+        survey = to_survey(outcome, self._versions, [f for f in faults if f.check == COUNTING_CHECK])
+        if self.latest is None or survey.looked_at >= self.latest.looked_at:
+            self.latest = survey
+        return survey
 
     # --- evidence of node checks, for their next run ------------------------------------------------------------------
 

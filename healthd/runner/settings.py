@@ -58,6 +58,10 @@ class Survey:
     """Versions of drivers and libraries, by name."""
     holders: tuple[str, ...] | None
     """The processes that hold devices, as `pid 123 (python)`. None: they cannot be seen, and count as there."""
+    looked_at: float = field(compare=False)
+    """When the look began (CLOCK_BOOTTIME), however much later it is known what it saw."""
+    failed: str = ""
+    """Why the machine could not be looked at; empty where it was."""
     raw: Mapping[str, Any] = field(default_factory=dict)
     """The whole answer of the worker."""
 

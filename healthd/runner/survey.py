@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 
 from checks.worker.faults import Fault, without_missing
@@ -18,6 +19,7 @@ NO_INVENTORY = Inventory(
 def to_survey(outcome: Outcome, versions: Mapping[str, str], lost: Sequence[Fault]) -> Survey:
     """A survey from the answer of a worker, without the devices that faults `lost`; all unknown without an answer."""
     if outcome.missing is not None or not outcome.answers:
+        failed = outcome.missing.message if outcome.missing else "no answer"
         return Survey(
             inventory=NO_INVENTORY,
             boot_id=None,
@@ -25,7 +27,9 @@ def to_survey(outcome: Outcome, versions: Mapping[str, str], lost: Sequence[Faul
             instance_type=None,
             versions=dict(versions),
             holders=None,
-            raw={"error": outcome.missing.message if outcome.missing else "no answer"},
+            looked_at=time.clock_gettime(time.CLOCK_BOOTTIME) - max(0.0, time.monotonic() - outcome.began),
+            failed=failed,
+            raw={"error": failed},
         )
     answer = outcome.answers[0]
     plain = without_missing(answer["inventory"], lost)
@@ -48,5 +52,6 @@ def to_survey(outcome: Outcome, versions: Mapping[str, str], lost: Sequence[Faul
         instance_type=answer["instance_type"],
         versions={**versions, **answer["versions"]},
         holders=None if holders is None else tuple(holders),
-        raw={key: value for key, value in answer.items() if key not in ("kind", "id")},
+        looked_at=answer["looked_at"],
+        raw={key: value for key, value in answer.items() if key not in ("kind", "id", "looked_at")},
     )

@@ -29,6 +29,19 @@ from tests.aggregator.world import (
 
 POLICY = Policy(settle_seconds=0.0, collective_checks=("all_reduce",))
 RANKS = 2
+TOOL_FAILURES = {
+    "raised": (3, "CheckError", "KeyError: 'seconds'"),
+    "raised before it joined": (0, "CheckError", "ImportError: no module named checks"),
+    "no data": (3, "NoData", "it ended without evidence"),
+    "garbage": (3, "Garbage", "not a line of JSON"),
+    "no tool": (0, "MissingTool", "no module named torch"),
+    "no tool in the middle": (3, "MissingTool", "no such program"),
+    "no permission": (0, "NoPermission", "/dev/infiniband: permission denied"),
+    "internal error": (1, "InternalError", "IndexError in the probe"),
+    "exits": (3, "Crashed", "exited with code 1 in the middle: ModuleNotFoundError"),
+    "exits at once": (0, "Crashed", "exited with code 2 in the middle"),
+}
+"""What healthd's own tool does in the ranks of a node: signs of life before it, reason, message."""
 
 
 def inventory(ranks: int = RANKS) -> Inventory:
@@ -47,9 +60,10 @@ def inventory(ranks: int = RANKS) -> Inventory:
 @dataclasses.dataclass
 class Lab:
     """
-    `bad` nodes: corrupt, hang, die, slow, absent (its ranks never join), silent (its daemon is gone), refuse, once (the
-    first group with it fails). `cut` pairs cannot talk. `labels` are those of topology. `doubted` nodes were named by
-    a validation before. `knows` are checks of a node besides those of every node; an order with others is refused.
+    `bad` nodes: corrupt, hang, die, slow, absent (its ranks never join), silent (its daemon is gone), refuse, once
+    (the first group with it fails), or a key of `TOOL_FAILURES`. `cut` pairs cannot talk. `labels` are those of
+    topology. `doubted` nodes were named by a validation before. `knows` are checks of a node besides those of every
+    node; an order with others is refused.
     """
 
     names: Sequence[str]
@@ -176,7 +190,10 @@ class Lab:
             return dataclasses.replace(
                 base, events=3, last="all_reduce/1024 entered", reason="Crashed", message="killed by SIGKILL"
             )
-        if "die" in kinds:
+        if mine in TOOL_FAILURES:
+            events, why, message = TOOL_FAILURES[mine]
+            return dataclasses.replace(base, events=events, last=RANK_READY, reason=why, message=message)
+        if "die" in kinds or not kinds.isdisjoint(TOOL_FAILURES):
             return dataclasses.replace(
                 base,
                 events=3,

@@ -14,7 +14,7 @@ from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Decision, Verdict
 from healthd.localize import Outcome
-from tests.aggregator.lab import POLICY, Lab
+from tests.aggregator.lab import POLICY, TOOL_FAILURES, Lab
 
 FOUR = ("n1", "n2", "n3", "n4")
 SIX = ("n1", "n2", "n3", "n4", "n5", "n6")
@@ -61,6 +61,29 @@ def test_the_culprit_is_named_and_alone_and_the_job_is_rejected(kind: str, culpr
     assert decision.reasons[0].blame is Blame.NODE
     assert lab.accused() == {culprit}
     assert not lab.claims
+
+
+@pytest.mark.parametrize("failure", TOOL_FAILURES)
+@pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX], ids=["two", "three", "six"])
+def test_failure_of_the_tool_itself_takes_out_its_node_and_accuses_none(failure: str, names: tuple[str, ...]) -> None:
+    lab = Lab(names, bad={"n2": failure})
+    decision = lab.decide(lab.ask(nodes=names, min_nodes=1))
+    assert decision.decision is Verdict.ADMIT
+    assert included(decision) == [name for name in names if name != "n2"]
+    (why,) = (one.reasons[0] for one in decision.excluded)
+    assert why.status is Status.UNKNOWN
+    assert why.blame is not Blame.NODE
+    assert lab.accused() == set()
+    # It is no failed test: nothing was searched for.
+    assert len(lab.groups) <= 2
+
+
+def test_failures_of_the_tool_in_several_nodes_accuse_none_beside_a_node_at_fault() -> None:
+    lab = Lab(SIX, bad={"n2": "raised", "n4": "no data", "n5": "corrupt"})
+    decision = lab.decide(lab.ask(nodes=SIX, min_nodes=2))
+    assert decision.decision is Verdict.ADMIT
+    assert lab.accused() == {"n5"}
+    assert included(decision) == ["n1", "n3", "n6"]
 
 
 def test_the_rest_starts_where_fewer_nodes_are_enough() -> None:

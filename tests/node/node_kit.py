@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,7 +125,8 @@ def measured(name: str, value: float, target: str = "node", **labels: str) -> Fi
     return Finding(status=Status.PASS, reason=None, message="measured", target=target, measurements=(one,))
 
 
-def survey(holders: tuple[str, ...] | None = ()) -> Survey:
+def survey(holders: tuple[str, ...] | None = (), looked_at: float = math.inf) -> Survey:
+    """As of `looked_at`; else as of when it is recorded."""
     device = DeviceRecord(target="cpu:0", kind="cpu", serial=None, cores=1, memory_bytes=1 << 30)
     return Survey(
         inventory=Inventory(
@@ -135,6 +137,7 @@ def survey(holders: tuple[str, ...] | None = ()) -> Survey:
         instance_type=None,
         versions={"torch": "2"},
         holders=holders,
+        looked_at=looked_at,
     )
 
 
@@ -197,6 +200,7 @@ class ScriptedProbes:
         self.cancelled: list[Plan] = []
         self.surveys = 0
         self.latest: Survey | None = None
+        self.boot: Callable[[], float] = lambda: math.inf
         self.probe_device_seconds = 0.0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -206,8 +210,9 @@ class ScriptedProbes:
 
     async def survey(self) -> Survey:
         self.surveys += 1
+        looked_at = self.boot()
         await self.look_gate.wait()
-        self.latest = survey(self.holders)
+        self.latest = survey(self.holders, looked_at)
         return self.latest
 
     async def run(
@@ -252,6 +257,7 @@ class World:
         self.tasks = Tasks(first_restart_seconds=first_restart_seconds)
         self._forgiven = False
         self.probes = ScriptedProbes()
+        self.probes.boot = self.time.clock.boot
         self.book = NodeStore(
             self.settings, enabled_checks(CATALOGUE, self.settings), clock=self.time.clock, boot_id=boot_id
         )

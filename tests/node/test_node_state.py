@@ -133,6 +133,21 @@ def test_history_keeps_failures_longest(tmp_path: Path) -> None:
     assert history[-1].status is Status.FAIL
 
 
+def test_a_survey_is_as_old_as_its_look_and_an_older_one_replaces_no_newer_one(tmp_path: Path) -> None:
+    time = MovedClock()
+    one = book(tmp_path, time)
+    began = time.at
+    time.move(8)
+    one.set_survey(survey(holders=("pid 7 (python)",), looked_at=began + 5))
+    assert one.surveyed_at == began + 5
+    one.set_survey(survey(holders=(), looked_at=began))
+    assert (one.surveyed_at, one.holders) == (began + 5, ("pid 7 (python)",))
+    one.set_survey(survey(holders=(), looked_at=began + 6))
+    assert (one.surveyed_at, one.holders) == (began + 6, ())
+    one.set_survey(survey(looked_at=began + 100))
+    assert one.surveyed_at == time.at, "no look is ahead of the clock"
+
+
 # --- who has the devices ----------------------------------------------------------------------------------------------
 
 

@@ -379,6 +379,17 @@ def test_survey_tells_inventory_identity_and_holders(tmp_path: Path) -> None:
     assert runner.latest == survey
 
 
+def test_survey_is_stamped_when_it_looks_and_the_last_one_is_that_which_looked_last() -> None:
+    runner = make_runner()
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    survey = asyncio.run(runner.survey())
+    assert before <= survey.looked_at <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    answer = {**survey.raw, "holders": ["cpu:0: pid 7 (python)"], "looked_at": before}
+    late = runner._note_survey(Outcome(target="node", answers=[answer]), ())
+    assert (late.holders, late.looked_at) == (("cpu:0: pid 7 (python)",), before)
+    assert runner.latest is survey
+
+
 def test_survey_that_fails_says_that_nothing_is_known() -> None:
     survey = asyncio.run(make_runner(probe_python=Path("/bin/false"), retries=0).survey())
     assert (survey.inventory.device_count, survey.holders) == (None, None)

@@ -26,9 +26,9 @@ from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankRep
 from healthd.localize import Outcome
 
 # The node could not take part, through no fault that the group could show.
-_UNFIT = ("Busy", "StartFailed", "NoPermission", "MissingTool", "Cancelled", "Stuck", "ColdCache", "CompileFailed")
-# It failed by what our own tool did there, which marks no node.
-_OURS = ("CheckError", "Garbage")
+_UNFIT = ("Busy", "StartFailed", "Cancelled", "Stuck", "ColdCache", "CompileFailed")
+# Neither could it where our own tool failed: a group with such a rank was not tested.
+_OURS = ("CheckError", "Garbage", "NoData", "MissingTool", "NoPermission", "CannotAllocate", "InternalError", "Crashed")
 # Another program has the port of the first rank: the next group gets another one.
 _PORT = "is in use"
 _RANK = re.compile(r"rank:(\d{1,9})(?!\d)")
@@ -220,9 +220,9 @@ def _tested(
             continue
         if _is_of_port(finding):
             continue
-        if finding.reason in _UNFIT:
+        if finding.reason in _UNFIT or finding.reason in _OURS:
             unfit.setdefault(node, told)
-        elif finding.status is Status.FAIL or finding.reason in _OURS:
+        elif finding.status is Status.FAIL:
             accused.setdefault(node, told)
     if silent or unfit or any(_is_of_port(finding) for finding in bad):
         outcome = Outcome.UNKNOWN

@@ -60,7 +60,7 @@ class NodeStore:
         """How long active checks have had the devices since the start."""
         self._survey: Survey | None = None
         self.surveyed_at: float | None = None
-        """When the devices were last surveyed (CLOCK_BOOTTIME); None before the first time."""
+        """When the last look at the devices began (CLOCK_BOOTTIME); None before the first time."""
         self.scheduled: Scheduled = NO_SCHEDULERS
         """The allocations of the host's job schedulers, by their last answers."""
         self._leases: tuple[tuple[Lease, float], ...] = ()
@@ -104,22 +104,23 @@ class NodeStore:
         self.runs[result.status] += 1
         spec = next((spec for spec in self.specs if spec.name == result.check), None)
         if spec is not None:
-            passive = spec.tier is Tier.PASSIVE
-            self._results.add(result, self.clock.boot() - result.age_seconds, passive=passive)
+            self._results.add(result, self.clock.boot() - result.age_seconds, passive=spec.tier is Tier.PASSIVE)
             self._touch()
 
     def set_survey(self, survey: Survey) -> None:
-        """Record a survey of the machine."""
-        self.surveyed_at = self.clock.boot()
+        """Record a survey of the machine, unless a later one is recorded: they may end in another order."""
+        looked_at = min(survey.looked_at, self.clock.boot())
+        if self.surveyed_at is not None and looked_at < self.surveyed_at:
+            return
+        self.surveyed_at = looked_at
         if survey != self._survey:
             self._survey = survey
             self._touch()
 
     def set_scheduled(self, scheduled: Scheduled) -> None:
         """Record the allocations of the host's job schedulers."""
-        changed = scheduled.readings != self.scheduled.readings
-        self.scheduled = scheduled
-        if changed:
+        before, self.scheduled = self.scheduled, scheduled
+        if scheduled.readings != before.readings:
             self._touch()
 
     def set_specs(self, specs: tuple[CheckSpec, ...]) -> None:

@@ -62,7 +62,7 @@ class Session:
         self._targets: tuple[str, ...] = ()
         self._lanes: list[WorkerLane] = []
         self._ranks: OrderRanks | None = None
-        self._seen_free_at = -math.inf
+        self._seen_free_at = self._looked_at = -math.inf
 
     # --- the devices --------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Session:
             await self._claimed.enter_async_context(self._claim.held(surveyed))
         except ClaimError as error:
             raise _refused(error) from None
-        self._seen_free_at = time.monotonic()
+        self._seen_free_at = self._looked_at
         together = self._kind == "together"
         targets = [",".join(self._targets)] if together else self._targets
         self._lanes = [WorkerLane(self._workers, target) for target in targets]
@@ -87,10 +87,11 @@ class Session:
                 await self._claim.check_free(await self._survey())
             except ClaimError as error:
                 raise _refused(error) from None
-            self._seen_free_at = time.monotonic()
+            self._seen_free_at = self._looked_at
 
     async def _survey(self) -> Outcome:
         """The devices and their holders. Raises RefusedError when they cannot be found."""
+        self._looked_at = time.monotonic()
         outcome = await ask_node(self._workers, "survey", self._workers.settings.survey_timeout_seconds)
         survey = self._on_survey(outcome)
         if outcome.missing is not None or not outcome.answers:
