@@ -145,7 +145,7 @@ def test_slow_device_is_really_slow_and_a_failure_fails() -> None:
         )
 
     whole = {"matmul": {"dtypes": ["fp32"]}}  # of a size at which the operation takes the time
-    results = run_quick("matmul", "present", faults=("matmul@cpu:1=slow:20", "present@cpu:0=fail"), params=whole)
+    results = run_quick("matmul", "present", faults=("matmul@cpu:1=slow:100", "present@cpu:0=fail"), params=whole)
     assert flops(results["matmul"], "cpu:1") < flops(results["matmul"], "cpu:0") / 3
     assert results["matmul"].injected
     assert by_target(results["present"]) == {"cpu:0": ("fail", "InjectedFault"), "cpu:1": ("pass", None)}

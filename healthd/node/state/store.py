@@ -110,12 +110,11 @@ class NodeStore:
     def set_survey(self, survey: Survey) -> None:
         """Record a survey of the machine, unless a later one is recorded: they may end in another order."""
         looked_at = min(survey.looked_at, self.clock.boot())
-        if self.surveyed_at is not None and looked_at < self.surveyed_at:
-            return
-        self.surveyed_at = looked_at
-        if survey != self._survey:
-            self._survey = survey
-            self._touch()
+        if self.surveyed_at is None or looked_at >= self.surveyed_at:
+            changed = survey != self._survey
+            self._survey, self.surveyed_at = survey, looked_at
+            if changed:
+                self._touch()
 
     def set_scheduled(self, scheduled: Scheduled) -> None:
         """Record the allocations of the host's job schedulers."""
@@ -201,9 +200,8 @@ class NodeStore:
     @property
     def quarantine_unknown(self) -> str:
         """Why it is not known whether the node is quarantined; empty where it is known, or without an aggregator."""
-        if self._quarantine_known or not self.settings.sync.aggregators:
-            return ""
-        return "no aggregator has said yet whether this node is quarantined"
+        known = self._quarantine_known or not self.settings.sync.aggregators
+        return "" if known else "no aggregator has said yet whether this node is quarantined"
 
     @property
     def accelerator(self) -> str | None:
@@ -252,7 +250,6 @@ class NodeStore:
 
     def _render(self, now: float) -> NodeState:
         survey = self._survey
-        results = (self._results.get(spec.name) for spec in self.specs)
         blank = NodeState(
             node=self.settings.name,
             aliases=self.settings.aliases,
@@ -267,7 +264,7 @@ class NodeStore:
             health=Health.UNKNOWN,
             reasons=(),
             checks=self.specs,
-            results=tuple(stamped.as_of(now) for stamped in results if stamped is not None),
+            results=tuple(kept.as_of(now) for spec in self.specs if (kept := self._results.get(spec.name))),
             allocated=self.allocated,
             leases=self.leases,
             quarantine=self.quarantine,
