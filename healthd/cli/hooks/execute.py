@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from healthd.cli.hooks.stopping import Stopped
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.model import Decision, Join
 from healthd.core.threads import in_thread
+from healthd.hooks.stopping import Stopped
 
 PLACE = Path("/tmp")  # short: a socket lies below
 PREFIX = "healthd-gate-"

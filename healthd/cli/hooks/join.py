@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import click
 
-from healthd.cli.hooks.stopping import Stopped, stoppable
 from healthd.cli.hooks.unreachable import may_start
 from healthd.cli.settings.hooks import GateSettings
 from healthd.cli.settings.tree import Settings
@@ -22,6 +21,7 @@ from healthd.core.http.aggregator_client import RefusedError
 from healthd.core.http.gate_client import GateClient, NotAdmittedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
 from healthd.hooks.launchers import Place, describe, find_place, find_places
+from healthd.hooks.stopping import Stopped, stoppable
 
 LONGEST_WAIT_SECONDS = 7 * 86400.0
 """The aggregator ends a gate at its deadlines; this is for one that never would."""
