@@ -19,7 +19,7 @@ class Signals:
     def __init__(self) -> None:
         self.name: str | None = None
         self._deferred = False
-        self._on_stop: Callable[[], None] | None = None
+        self._on_stop: Callable[[], object] | None = None
 
     def come(self, number: int, _: object) -> None:
         """The handler of the signals."""
@@ -44,7 +44,7 @@ class Signals:
             if self.name is not None:
                 raise Stopped(self.name)
 
-    def on_stop(self, then: Callable[[], None] | None) -> None:
+    def on_stop(self, then: Callable[[], object] | None) -> None:
         """Call this when a signal comes, at once where one has come; None: nothing any more."""
         self._on_stop = then
         if then is not None and self.name is not None:
