@@ -47,11 +47,13 @@ from healthd.runner.settings import RunnerSettings
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 256
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
-async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> None:
+async def run_node(settings: NodeSettings, runner_settings: RunnerSettings, *, signals: bool = True) -> None:
     """
-    Run until SIGTERM or SIGINT. HealthdError in one line when it cannot start.
+    Run until SIGTERM or SIGINT, or (`signals` false) until it is cancelled. HealthdError in one line when it cannot
+    start.
 
     Call it in the main thread: workers die with the thread that started them.
     """
@@ -84,7 +86,7 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings) -> N
         StateFile(store, settings.state_dir / "state.json").restore()
         if settings.active.unprompted is not None:
             log.info("active checks run unprompted by the rule %r: as set", settings.active.unprompted.value)
-        await _serve(settings, runner, store, clock, tcp_socket, control_socket)
+        await _serve(settings, runner, store, clock, tcp_socket, control_socket, NUMBERS if signals else ())
 
 
 def _lnc(runner: Runner) -> int | None:
@@ -100,6 +102,7 @@ async def _serve(
     clock: Clock,
     tcp_socket: socket.socket,
     control_socket: socket.socket,
+    signals: tuple[signal.Signals, ...],
 ) -> None:
     """Run all tasks until the daemon must stop."""
     loop = asyncio.get_running_loop()
@@ -132,7 +135,7 @@ async def _serve(
     control = ControlApi(store, scheduler, profiles, stopping)
     steps = StepReports(settings.run_dir, boot_seconds=clock.boot, spacing_seconds=settings.sync.wait_seconds)
     sync_clients = _sync_clients(settings, store, orders, clock, baselines, steps, tasks)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in signals:
         loop.add_signal_handler(number, _resolve, stopping)
     try:
         async with (
@@ -158,7 +161,7 @@ async def _serve(
                 await tasks.stop(each)
             saver.save()
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             loop.remove_signal_handler(number)
     log.info("node %s has stopped", settings.name)
 

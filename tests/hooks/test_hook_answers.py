@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -70,11 +73,11 @@ def serving(by_end: Mapping[str, Answer | Callable[[str], Answer]]) -> Iterator[
         server.server_close()
 
 
-def admission(*nodes: str) -> bytes:
+def admission(*nodes: str, verdict: Verdict = Verdict.ADMIT) -> bytes:
     return wire.encode(
         Decision(
             id="g-1",
-            decision=Verdict.ADMIT,
+            decision=verdict,
             reasons=(),
             nodes=tuple(AdmittedNode(node=name, evidence_age_seconds=1.0) for name in nodes),
             excluded=(),
@@ -161,6 +164,26 @@ def test_a_member_whose_decision_cannot_be_told_gives_its_node_back() -> None:
     with serving({**words, "/v1/gates": (200, "application/json", admission("n0", "n1"))}) as aggregator:
         said = run_inside("gate", "--aggregator", aggregator.url, *GROUP, "--json", out="/dev/full")
     assert (said.code, "cannot be written" in said.err) == (75, True), said
+    assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
+
+
+def test_a_signal_that_comes_with_the_answer_ends_a_hook_that_executes(tmp_path: Path) -> None:
+    """Its node's daemon, which runs in the same process, must not take the signal for its own."""
+
+    def answer(_: str) -> Answer:
+        if not any(one.endswith("/sync") for one in aggregator.asked):
+            time.sleep(0.05)
+            return 200, "application/json", admission(verdict=Verdict.HOLD)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 200, "application/json", admission("n0")
+
+    words = {"/v1/gates": answer, "/sync": (404, "application/json", b"{}")}
+    (tmp_path / "hook.toml").write_text('[node]\nchecks = ["memory_free"]\n')
+    with serving(words) as aggregator:
+        who = ("--join", "g", "--size", "1", "--rank", "0", "--node", "n0", "--execute")
+        where = ("--config", str(tmp_path / "hook.toml"), "--run-dir", str(tmp_path), "--aggregator", aggregator.url)
+        said = run_inside("gate", *who, *where)
+    assert (said.code, "stopped by SIGTERM; its group is told" in said.err) == (75, True), said
     assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
 
 

@@ -155,8 +155,8 @@ def test_a_hook_that_is_killed_takes_its_keeper_with_it_and_a_dead_main_node_end
     keeper = job.wait_for("--keeper", "--node-rank 1")
     for rank in (1, 2):
         job.reported(rank)
-    job.ranks[1].send_signal(signal.SIGTERM)
-    assert job.end(1).code == -signal.SIGTERM
+    job.ranks[1].kill()
+    assert job.end(1).code == -signal.SIGKILL
     until = time.monotonic() + 6 * PATIENCE
     while keeper in job.left() and time.monotonic() < until:
         time.sleep(0.05)

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from healthd.cli.hooks.stopping import Stopped
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.model import Decision, Join
 from healthd.core.threads import in_thread
+from healthd.hooks.stopping import Signals, Stopped
 
 PLACE = Path("/tmp")  # short: a socket lies below
 PREFIX = "healthd-gate-"
@@ -28,12 +28,14 @@ ASK_SECONDS = 5.0
 """How long the aggregator holds an answer to the executor: short, since the gate waits for it."""
 
 
-def executed(settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision]) -> Decision:
+def executed(
+    settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], *, signals: Signals
+) -> Decision:
     """
     What `ask` comes to, with the executor of `join`'s node running meanwhile; it has ended when this returns.
 
-    Call it in the main thread. Raises what `ask` raises, `Stopped` for a signal, and HealthdError where the executor
-    cannot run.
+    Call it in the main thread. Raises what `ask` raises, `Stopped` for a signal that came before this returns, and
+    HealthdError where the executor cannot run.
     """
     sweep()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
@@ -41,7 +43,8 @@ def executed(settings: Settings, join: Callable[[], Join], job: str, ask: Callab
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)  # the kernel lets go of it however we end: `sweep` looks for that
-        return asyncio.run(_both(settings, join, job, ask, folder))
+        with signals.deferred():
+            return asyncio.run(_both(settings, join, job, ask, folder, signals))
     finally:
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
@@ -62,9 +65,27 @@ def sweep(place: Path = PLACE) -> None:
 
 
 async def _both(
-    settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], folder: Path
+    settings: Settings, join: Callable[[], Join], job: str, ask: Callable[[], Decision], folder: Path, signals: Signals
 ) -> Decision:
-    answer = in_thread("the gate's hook", ask)
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    signals.on_stop(lambda: loop.call_soon_threadsafe(stopped.set))
+    stop = asyncio.create_task(stopped.wait(), name="signals")
+    try:
+        return await _until_answered(settings, join, job, in_thread("the gate's hook", ask), folder, stop)
+    finally:
+        signals.on_stop(None)  # from here on it is noted alone
+        stop.cancel()
+
+
+async def _until_answered(
+    settings: Settings,
+    join: Callable[[], Join],
+    job: str,
+    answer: asyncio.Future[Decision],
+    folder: Path,
+    stop: asyncio.Task[bool],
+) -> Decision:
     member = 0
     while True:
         current = join()
@@ -73,18 +94,20 @@ async def _both(
         place.mkdir(mode=0o700)
         executor = asyncio.create_task(_run(settings, current, job, place), name="executor")
         changed = asyncio.create_task(_other(join, current), name="look for a new round")
-        waited: set[asyncio.Future[object]] = {answer, executor, changed}  # type: ignore[arg-type]
+        waited: set[asyncio.Future[object]] = {answer, executor, changed, stop}  # type: ignore[arg-type]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
-        ended = executor.done() and not answer.done()
+        ended = executor.done() and not answer.done() and not stop.done()
         executor.cancel()
         await asyncio.wait({executor})
+        if stop.done():
+            if answer.done():
+                answer.exception()  # it counts no more
+            raise Stopped("a signal")
         if answer.done():
             return answer.result()
         if ended:
-            if error := executor.exception():
-                raise error
-            raise Stopped("a signal")  # run_node ends by itself for no other reason
+            raise executor.exception() or Stopped("the end of the checks of its node")
 
 
 async def _other(join: Callable[[], Join], current: Join) -> None:
@@ -108,4 +131,4 @@ async def _run(settings: Settings, join: Join, job: str, folder: Path) -> None:
     )
     sync = dataclasses.replace(node.sync, executor=join.member, ca_file=settings.gate.ca_file, backoff_max_seconds=1.0)
     runner = settings.runner(in_job=True, in_fleet=join.size > 1)
-    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), runner)
+    await run_node(dataclasses.replace(node, sync=sync, executor=f"hook:{job}"), runner, signals=False)

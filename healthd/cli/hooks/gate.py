@@ -15,7 +15,6 @@ from healthd.cli.fleet.line import gate_client
 from healthd.cli.hooks.hostfile import read_hostfile, write_hostfile
 from healthd.cli.hooks.leases import release
 from healthd.cli.hooks.outcome import outcome
-from healthd.cli.hooks.stopping import Stopped, stoppable
 from healthd.cli.hooks.unreachable import may_start
 from healthd.cli.settings.hooks import GateSettings
 from healthd.cli.settings.options import common_options, load_settings
@@ -23,6 +22,7 @@ from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.model import Decision, GateRequest, Verdict
+from healthd.hooks.stopping import Stopped, stoppable
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import click
 
-from healthd.cli.hooks.stopping import Stopped, stoppable
 from healthd.cli.hooks.unreachable import may_start
 from healthd.cli.settings.hooks import GateSettings
 from healthd.cli.settings.tree import Settings
@@ -22,6 +21,7 @@ from healthd.core.http.aggregator_client import RefusedError
 from healthd.core.http.gate_client import GateClient, NotAdmittedError
 from healthd.core.model import Decision, GateRequest, Join, Verdict
 from healthd.hooks.launchers import Place, describe, find_place, find_places
+from healthd.hooks.stopping import Signals, Stopped, stoppable
 
 LONGEST_WAIT_SECONDS = 7 * 86400.0
 """The aggregator ends a gate at its deadlines; this is for one that never would."""
@@ -233,9 +233,9 @@ def run(settings: Settings, *, as_json: bool) -> int:
         )
 
     try:
-        with stoppable():
+        with stoppable() as signals:
             with progress:
-                decision = _executed(hook, ask) if settings.gate.execute else ask()
+                decision = _executed(hook, ask, signals) if settings.gate.execute else ask()
             code = command.finish(decision, settings.gate, as_json=as_json)
     except UnreachableError as error:
         if may_start(settings.gate, hook.request, error):
@@ -254,7 +254,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     return code
 
 
-def _executed(hook: Hook, ask: Callable[[], Decision]) -> Decision:
+def _executed(hook: Hook, ask: Callable[[], Decision], signals: Signals) -> Decision:
     from healthd.cli.hooks.execute import executed
 
-    return executed(hook.settings, lambda: hook.join, hook.request.job, ask)
+    return executed(hook.settings, lambda: hook.join, hook.request.job, ask, signals=signals)

@@ -23,6 +23,8 @@ from healthd.core.config.schema import key_of
 from healthd.core.errors import ConfigError
 from healthd.core.model import GateRequest
 from healthd.hooks.launchers import Place, describe, find_place
+from healthd.hooks.preflight import NOT_ADMITTED
+from healthd.hooks.stopping import Stopped, stoppable
 
 if TYPE_CHECKING:
     from healthd.hooks.preflight import Outcome, Plain, Task
@@ -85,7 +87,7 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
     Check the nodes of a job together, then start COMMAND on all of them, or on none.
 
     Started on every node. Rank 0 runs the aggregator for as long as the gate lasts. Exit code: the command's, once it
-    has started; 75: not admitted; 1: impossible as asked; 2: usage.
+    has started; 75: not admitted, or stopped by a signal before that; 1: impossible as asked; 2: usage.
     """
     settings = load_settings(options, section="preflight")
     place = find_my_place(settings)
@@ -95,6 +97,7 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
         _run_keeper(settings, place, keeper)
         return 0
     from healthd.hooks.preflight.hook import run_hook
+    from healthd.hooks.preflight.job import become
 
     _main_address(place.main, settings.preflight.port)
     _read_secret(settings.preflight.token_file)
@@ -102,7 +105,13 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
     if place.source != "options" and place.local_rank == 0:
         sys.stderr.write(f"healthd: {describe(place)}\n")
     arguments = sys.argv[sys.argv.index("preflight") + 1 :]
-    return run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json))
+    try:
+        with stoppable():
+            end = run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json))
+    except Stopped as stop:
+        click.echo(f"healthd: stopped by {stop}; not admitted", err=True)
+        return NOT_ADMITTED
+    return end if isinstance(end, int) else become(end.command, end.environment)
 
 
 def find_my_place(settings: Settings) -> Place:
@@ -184,7 +193,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
         os.close(int(descriptor))
 
     try:
-        asyncio.run(keep(task, lambda: run_node(node, runner), report, folder))
+        asyncio.run(keep(task, lambda: run_node(node, runner, signals=False), report, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,13 +15,13 @@ from healthd.cli.fleet.line import gate_client
 from healthd.cli.hooks.readiness import Fitness, ask_readiness
 from healthd.cli.hooks.slurm_doctor import doctor
 from healthd.cli.hooks.slurm_rules import Step, culprits, next_step, refusal
-from healthd.cli.hooks.stopping import Stopped, stoppable
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.model import Decision, Verdict
 from healthd.core.platforms.slurm import MARK, Scontrol, SlurmError, gate_name, one_node, reason_text
+from healthd.hooks.stopping import Stopped, stoppable
 
 if TYPE_CHECKING:
     from healthd.cli.hooks.slurm_job import SlurmJob

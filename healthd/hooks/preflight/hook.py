@@ -1,84 +1,113 @@
 """
-The hook: starts the keeper, waits for its word, and becomes the command, parks, or ends.
+The hook: starts the keeper, waits for its word, and then starts the command, parks, or ends.
 
 It does nothing that takes time or memory itself, because it is what the launcher sees, signals and may kill.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from healthd.core import wire
 from healthd.core.errors import ConfigError, HealthdError
 from healthd.hooks.launchers import Place
 from healthd.hooks.preflight import NOT_ADMITTED, Outcome
-from healthd.hooks.preflight.job import become, environment_of
+from healthd.hooks.preflight.job import environment_of
+
+# A launcher that ends a hook kills it some seconds later.
+END_SECONDS = 4.0
 
 # Of a path in which a folder and a socket's name still fit.
 FOLDER_BYTES = 60
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The command that the hook is to become, with its environment."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
 def run_hook(
     place: Place, command: tuple[str, ...], keeper_arguments: Sequence[str], show: Callable[[Outcome], None]
-) -> int:
+) -> int | Start:
     """
-    The exit code when the command is not to be started here; else it does not return.
+    The exit code when the command is not to be started here.
 
     `keeper_arguments` are this command's own, for the keeper that is told two more by `--keeper`. Raises HealthdError
-    in one line.
+    in one line. Whatever is raised here ends the keeper.
     """
     began = time.monotonic()
     _open_standard_files()
     if shutil.which(command[0]) is None:
         raise ConfigError(f"{command[0]}: no such command here; it is what should start after the gate")
     folder = Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=_short_folder()))
+    keeper: subprocess.Popen[bytes] | None = None
     try:
-        keeper, outcome = _start_keeper(keeper_arguments, folder, began)
+        read_end, write_end = os.pipe()
+        with os.fdopen(read_end, "rb") as pipe:
+            try:
+                keeper = _start_keeper(keeper_arguments, f"{write_end}:{os.getpid()}:{began}:{folder}", write_end)
+            finally:
+                os.close(write_end)
+            outcome = _read_outcome(pipe, keeper)
+        show(outcome)
+        if outcome.kind == "run":
+            if outcome.decision is None or not outcome.decision.excluded:
+                keeper.wait()  # nobody is parked, so the keeper has nothing left to keep
+            return Start(command=command, environment=environment_of(place, outcome, os.environ))
+        if outcome.kind == "park":
+            sys.stderr.write("healthd: this node was left out; waiting for the job to end\n")
+            sys.stderr.flush()
+        keeper.wait()
     except BaseException:
+        if keeper is not None:
+            _end(keeper)
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    show(outcome)
-    if outcome.kind == "run":
-        if outcome.decision is None or not outcome.decision.excluded:
-            keeper.wait()  # nobody is parked, so the keeper has nothing left to keep
-        become(command, environment_of(place, outcome, os.environ))
-    if outcome.kind == "park":
-        sys.stderr.write("healthd: this node was left out; waiting for the job to end\n")
-        sys.stderr.flush()
-    keeper.wait()
     shutil.rmtree(folder, ignore_errors=True)
     return outcome.code if outcome.kind == "park" else outcome.code or NOT_ADMITTED
 
 
-def _start_keeper(
-    keeper_arguments: Sequence[str], folder: Path, began: float
-) -> tuple[subprocess.Popen[bytes], Outcome]:
-    """The keeper and its word. It is in a process group of its own: Ctrl-C is for the hook, whose end it sees."""
-    read_end, write_end = os.pipe()
-    told = ("--keeper", f"{write_end}:{os.getpid()}:{began}:{folder}")
-    with os.fdopen(read_end, "rb") as pipe:
-        try:
-            keeper = subprocess.Popen(
-                # -P: the working directory is the job's, and a module of its name must not come before ours.
-                [sys.executable, "-P", "-m", "healthd", "preflight", *told, *keeper_arguments],
-                pass_fds=(write_end,),
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
-        finally:
-            os.close(write_end)
-        line = pipe.readline()
+def _start_keeper(keeper_arguments: Sequence[str], told: str, write_end: int) -> subprocess.Popen[bytes]:
+    """It is in a process group of its own: Ctrl-C is for the hook, whose end it sees."""
+    return subprocess.Popen(
+        # -P: the working directory is the job's, and a module of its name must not come before ours.
+        [sys.executable, "-P", "-m", "healthd", "preflight", "--keeper", told, *keeper_arguments],
+        pass_fds=(write_end,),
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def _read_outcome(pipe: IO[bytes], keeper: subprocess.Popen[bytes]) -> Outcome:
+    line = pipe.readline()
     if not line:
         keeper.wait()
         raise HealthdError("the keeper of this node ended without a word; not admitted")
-    return keeper, wire.decode(line, Outcome, what="the keeper's word")
+    return wire.decode(line, Outcome, what="the keeper's word")
+
+
+def _end(keeper: subprocess.Popen[bytes]) -> None:
+    """
+    Have the keeper take back what it has acknowledged and end, within seconds.
+
+    It would see the end of the hook by itself, but not where that is the first process of a container.
+    """
+    keeper.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        keeper.wait(END_SECONDS)
 
 
 def _short_folder() -> str:

@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from checks.printable import printable_line
 from healthd.core.errors import ConfigError
@@ -54,8 +55,10 @@ def write_hostfile(hosts: tuple[str, ...], *, folder: Path | None = None) -> Pat
     return file
 
 
-def become(command: tuple[str, ...], environment: Mapping[str, str]) -> None:
+def become(command: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
     """Never returns: the hook becomes the command. ConfigError when it cannot be started."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would forget one that comes just now
     # Python ignores these, and what is ignored stays so over exec: a pipe's end would no longer end a job's commands.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -21,6 +21,7 @@ from healthd.core.tasks import OnEnd, Tasks
 from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
 from healthd.hooks.preflight.main_node import MainNode, main_node
 from healthd.hooks.preflight.roll_call import DifferenceError, call, check, reach_main, tell_difference
+from healthd.hooks.stopping import NUMBERS
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
 RETRIES = Backoff(0.1, 2.0)
@@ -265,7 +266,7 @@ async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> N
 
 
 async def _parent_ended(parent: int) -> None:
-    """Until the process that is the hook, or that the hook has become, has ended."""
+    """Until the process that is the hook, or that the hook has become, has ended, or a signal says that it ends."""
     try:
         descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
@@ -273,9 +274,13 @@ async def _parent_ended(parent: int) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(descriptor, ended.set)
+    for number in NUMBERS:
+        loop.add_signal_handler(number, ended.set)
     try:
         if os.getppid() == parent:  # else it ended before, and another process may have its number
             await ended.wait()
     finally:
+        for number in NUMBERS:
+            loop.remove_signal_handler(number)
         loop.remove_reader(descriptor)
         os.close(descriptor)

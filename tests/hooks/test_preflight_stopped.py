@@ -1,0 +1,73 @@
+"""A preflight that a signal ends before its command has started: the launcher is to try again, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hooks.preflight_kit import Job
+from tests.hooks.test_preflight import BAD, PASSIVE
+
+PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+IGNORING = ("sh", "-c", "trap '' INT TERM; exec \"$@\"", "sh")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with Job(tmp_path, size=2) as job:
+        yield job
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("within", [(), IGNORING], ids=["plain", "ignoring"])
+def test_a_hook_that_is_stopped_while_it_waits_says_try_again(
+    job: Job, number: signal.Signals, within: tuple[str, ...]
+) -> None:
+    hook = job.start(1, *PASSIVE, within=within)
+    job.wait_for("--keeper", "--node-rank 1")
+    hook.send_signal(number)
+    ended = job.end(1)
+    assert (ended.code, ended.out) == (75, ""), ended.err
+    assert f"healthd: stopped by {number.name}; not admitted\n" in ended.err
+    job.nothing_left()
+
+
+@pytest.mark.system("unshare", root=True)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_hook_that_is_the_first_process_of_its_container_hears_signals_too(job: Job, number: signal.Signals) -> None:
+    """The kernel gives such a process no signal that it has not asked for."""
+    job.start(1, *PASSIVE, within=PID_1)
+    job.wait_for("--keeper", "--node-rank 1")
+    hook = next(pid for pid, line in job.left().items() if "--keeper" not in line and "unshare" not in line)
+    os.kill(hook, number)
+    ended = job.end(1)
+    assert (ended.code, ended.out) == (75, ""), ended.err
+    job.nothing_left()
+
+
+def test_a_parked_hook_that_is_stopped_ends_alone(job: Job) -> None:
+    over = job.folder / "over"
+    job.start(0, *PASSIVE, "--min-nodes", "1", env={"JOB_UNTIL": str(over)})
+    parked = job.start(1, *BAD, "--min-nodes", "1")
+    assert parked.stderr is not None
+    while "waiting for the job to end" not in (line := parked.stderr.readline()):
+        assert line, "it ended before it was parked"
+    parked.send_signal(signal.SIGTERM)
+    assert job.end(1).code == 75
+    assert job.ranks[0].poll() is None
+    over.touch()
+    assert job.end(0).code == 0
+    job.nothing_left()
+
+
+def test_the_command_is_started_with_the_signals_that_the_hook_was_started_with(tmp_path: Path) -> None:
+    with Job(tmp_path, size=1) as job:
+        job.start(0, *PASSIVE, within=IGNORING, command=("grep", "-E", "SigIgn|SigBlk", "/proc/self/status"))
+        masks = dict(line.split() for line in job.end(0).out.splitlines() if line.startswith("Sig"))
+        wanted = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGTERM - 1)
+        assert (int(masks["SigIgn:"], 16) & wanted, int(masks["SigBlk:"], 16)) == (wanted, 0)
+        job.nothing_left()
