@@ -1,7 +1,8 @@
 """
 Handles the orders of the aggregator: each is done once, whatever is lost or repeated on the way.
 
-A lease is reported as accepted only once it is on disk and no probe of ours uses the devices any more.
+A lease is reported as accepted only once it is on disk, no probe of ours uses the devices any more, and nobody else was
+seen to have them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderRep
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.occupancy.model import describe
 from healthd.node.orders.collectives import Collectives
-from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, others_than, process_start
+from healthd.node.orders.lease_claim import claim_devices
+from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, process_start
 from healthd.node.settings import NodeSettings
 from healthd.node.state.store import NodeStore
 
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 # While nothing is open, the watch sleeps until something is.
 IDLE_WATCH_SECONDS = 3600.0
-LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its devices refuses a lease
+ACCEPTED = OrderReport(status=OrderStatus.ACCEPTED)
+CLAIMING = OrderReport(status=OrderStatus.RUNNING, message="stored; who has the devices is to be looked at")
 RELEASED = OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
 
 
@@ -75,8 +77,8 @@ class Orders:
 
     def reports(self) -> dict[str, OrderReport]:
         """The reports on all open orders, on the leases in force, and final ones that are not acknowledged yet."""
-        accepted = {held.lease.id: OrderReport(status=OrderStatus.ACCEPTED) for held in self._leases.held}
-        return {**accepted, **{key: one.report for key, one in self._open.items()}, **self._unacknowledged}
+        leases = {held.lease.id: ACCEPTED if held.claimed else CLAIMING for held in self._leases.held}
+        return {**leases, **{key: one.report for key, one in self._open.items()}, **self._unacknowledged}
 
     def apply(
         self,
@@ -111,9 +113,9 @@ class Orders:
 
     def _handle(self, order: Order, *, issuer: str, acknowledged: bool) -> None:
         """Begin a listed order once, cancel it when it is withdrawn, report its end until that is `acknowledged`."""
-        held = next((one.lease for one in self._leases.held if one.lease.id == order.id), None)
+        held = next((one for one in self._leases.held if one.lease.id == order.id), None)
         if held is not None and order.withdrawn:
-            self._end_lease(held, RELEASED)
+            self._end_lease(held.lease, RELEASED)
         elif order.id in self._open:
             if order.withdrawn:
                 self._cancel(self._open[order.id], "the aggregator called it off")
@@ -125,14 +127,14 @@ class Orders:
             self._unacknowledged[order.id] = never
             self._leases.add_final_report(order.id, never)
             self.on_change()
-        elif held is None or order.lease is None:
+        elif held is None or not held.claimed or order.lease is None:
             self._begin_or_refuse(order, issuer)
 
     def _clear_doubt(self) -> None:
         """Once all leases that an aggregator has listed are stored or over, the node knows its leases."""
         if not self._leases.doubt or self._listed is None:
             return
-        known = [held.lease.id for held in self._leases.held]
+        known = [held.lease.id for held in self._leases.held if held.claimed]
         final = self._leases.final_report
         if all((key in known and key not in self._open) or final(key) is not None for key in self._listed):
             log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
@@ -205,7 +207,9 @@ class Orders:
 
     async def _store_lease(self, order: Order, lease: Lease, issuer: str) -> None:
         try:
-            report = await self._claim_for(lease, issuer)
+            report = await claim_devices(
+                lease, issuer, leases=self._leases, store=self._store, scheduler=self._scheduler
+            )
         except Exception as error:  # in any case the order must not stay open for ever, nor the lease in force
             known = isinstance(error, OSError)
             log.error("lease %s of job %s: cannot be stored: %s", lease.id, lease.job, error, exc_info=not known)
@@ -226,28 +230,6 @@ class Orders:
         else:
             self._report(order.id, report)
         self._clear_doubt()
-
-    async def _claim_for(self, lease: Lease, issuer: str) -> OrderReport:
-        """Give the devices to the lease: first store it, so that no probe starts, then look at who has them."""
-        if other := [held.lease for held in self._leases.held]:
-            return _refusal(f"job {other[0].job} has a lease on the node")
-        self._leases.add(lease, issuer)
-        self._store.set_leases(self._leases.with_stamps())
-        await self._scheduler.stop_active(f"job {lease.job} gets the node")
-        for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
-            await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
-            await self._scheduler.refresh()
-            if self._leases.doubt:
-                return OrderReport(status=OrderStatus.ACCEPTED)  # it may be in force from before, and its job running
-            others = others_than(lease, self._store.allocated, self._store.scheduled.workloads)
-            if all(one.by != "process" for one in others):
-                break
-        if not others:
-            return OrderReport(status=OrderStatus.ACCEPTED)
-        report = _refusal(f"the devices are taken: {describe(others)}")
-        self._leases.release(lease.id, report)
-        self._store.set_leases(self._leases.with_stamps())
-        return report
 
     def _end_lease(self, lease: Lease, report: OrderReport) -> None:
         self._leases.release(lease.id, report)
