@@ -8,12 +8,14 @@ seen to have them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from checks.accelerators import find_descriptor
+from healthd.core import wire
 from healthd.core.errors import words_of
 from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, wait_for
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # While nothing is open, the watch sleeps until something is.
 IDLE_WATCH_SECONDS = 3600.0
+END_SECONDS = 60.0  # beyond its deadline an order is reported as cancelled although it has not ended
 ACCEPTED = OrderReport(status=OrderStatus.ACCEPTED)
 CLAIMING = OrderReport(status=OrderStatus.RUNNING, message="stored; who has the devices is to be looked at")
 RELEASED = OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
@@ -197,11 +200,23 @@ class Orders:
         one.report = report
         if report.status in FINAL_STATUSES:
             del self._open[order_id]
-            self._unacknowledged[order_id] = report
-            # An aggregator that asks again after a restart of this daemon does not need what ranks have measured.
-            self._leases.add_final_report(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
+            report = self._unacknowledged[order_id] = self._store_end(order_id, report)
             log.info("order %s: %s%s", order_id, report.status, f" ({report.message})" if report.message else "")
         self.on_change()
+
+    def _store_end(self, order_id: str, report: OrderReport) -> OrderReport:
+        """Store a final report; returns it, or one without its content where that cannot be written."""
+        try:
+            wire.encode(report)  # all of it is to be sent
+            # An aggregator that asks again after a restart of this daemon does not need what ranks have measured.
+            self._leases.add_final_report(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
+        except Exception as error:
+            log.exception("order %s: its report cannot be stored", order_id)
+            why = f"its report ({report.status.value}) cannot be stored: {type(error).__name__}"
+            report = OrderReport(status=OrderStatus.CANCELLED, message=why)
+            with contextlib.suppress(Exception):  # it is logged; the order has ended all the same
+                self._leases.add_final_report(order_id, report)
+        return report
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -249,11 +264,15 @@ class Orders:
             self.tick()
 
     def tick(self) -> None:
-        """Cancel runs that are past their deadline, and end leases whose workload is gone."""
+        """Cancel orders past their deadline, report those that do not end then, end leases whose workload is gone."""
         now = self._clock.boot()
         for one in list(self._open.values()):
             if now >= one.due_at:
-                self._cancel(one, f"not done within {one.order.deadline_seconds:.0f} s")
+                why = f"not done within {one.order.deadline_seconds:.0f} s"
+                self._cancel(one, why)
+                if now >= one.due_at + END_SECONDS and one.order.kind != OrderKind.LEASE:
+                    ended = dataclasses.replace(one.report, status=OrderStatus.CANCELLED)
+                    self._report(one.order.id, dataclasses.replace(ended, message=f"{why}, and it does not end"))
         if not self._leases.held or self._store.surveyed_at is None:
             return
         proc = (self._settings.host_root or Path("/")) / "proc"
