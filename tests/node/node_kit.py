@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -201,6 +202,7 @@ class ScriptedProbes:
         self.surveys = 0
         self.latest: Survey | None = None
         self.boot: Callable[[], float] = lambda: math.inf
+        self.look_fails = ""
         self.probe_device_seconds = 0.0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -212,7 +214,8 @@ class ScriptedProbes:
         self.surveys += 1
         looked_at = self.boot()
         await self.look_gate.wait()
-        self.latest = survey(self.holders, looked_at)
+        seen = survey(None if self.look_fails else self.holders, looked_at)
+        self.latest = dataclasses.replace(seen, failed=self.look_fails)
         return self.latest
 
     async def run(

@@ -108,9 +108,15 @@ class Site(World):
     """A node that takes orders to be ranks."""
 
     def __init__(
-        self, folder: Path, *, active: ActiveSettings = ON_ORDER, idle_seconds: float = collectives.IDLE_SECONDS
+        self,
+        folder: Path,
+        *,
+        active: ActiveSettings = ON_ORDER,
+        idle_seconds: float = collectives.IDLE_SECONDS,
+        interface: str | None = "lo",
     ) -> None:
         super().__init__(folder, active=active)
+        self.interface = interface
         self.idle_seconds = idle_seconds
         self.script = Script()
         self.use(self.script.open)
@@ -120,7 +126,7 @@ class Site(World):
             self.book,
             self.scheduler,
             open_session,
-            interface="lo",
+            interface=self.interface,
             clock=self.time.clock,
             tasks=self.tasks,
             idle_seconds=self.idle_seconds,

@@ -13,7 +13,7 @@ import pytest
 
 from checks.contract import Tier
 from healthd.core.model import Order, OrderReport
-from healthd.node.orders import orders
+from healthd.node.orders import lease_claim
 from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_of, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from tests.node import node_kit
@@ -147,7 +147,7 @@ def test_lease_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
 def test_second_lease_is_refused_and_so_is_one_where_somebody_else_has_the_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.0)
 
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:
@@ -165,7 +165,7 @@ def test_second_lease_is_refused_and_so_is_one_where_somebody_else_has_the_devic
 
 def test_a_lease_waits_for_processes_that_are_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the ranks of the validation of the same gate are, when it is granted the node."""
-    monkeypatch.setattr(orders, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.01)
 
     async def main() -> None:
         async with World(tmp_path, active=ON_ORDER) as world:
@@ -175,6 +175,52 @@ def test_a_lease_waits_for_processes_that_are_about_to_end(tmp_path: Path, monke
             assert world.status("L0") == "running"
             world.probes.holders = ()
             await eventually(lambda: world.status("L0") == "accepted")
+
+    run(main())
+
+
+@pytest.mark.parametrize(("holders", "status"), [((), "accepted"), (("cpu:0: pid 77 (python)",), "refused")])
+def test_a_lease_that_a_restart_kept_from_looking_is_no_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holders: tuple[str, ...], status: str
+) -> None:
+    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.0)
+
+    async def main() -> None:
+        async with World(tmp_path, active=ON_ORDER) as world:
+            await quiet()
+            world.probes.look_gate.clear()
+            await world.take(lease_order(lease()))
+            assert world.status("L1") == "running"
+        async with World(tmp_path, active=ON_ORDER) as again:
+            assert again.status("L1") == "running", "stored, and who holds the devices was not looked at"
+            assert [claim.by for claim in again.book.allocated] == ["unseen", "lease"]
+            again.probes.holders = holders
+            await again.take(lease_order(lease()))
+            assert again.status("L1") == status
+            assert [one.id for one in again.book.leases] == (["L1"] if status == "accepted" else [])
+        async with World(tmp_path, active=ON_ORDER) as third:
+            assert third.status("L1") == ("accepted" if status == "accepted" else None)
+
+    run(main())
+
+
+def test_a_lease_is_refused_where_the_look_at_the_devices_fails_or_shows_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_claim, "LOOK_AGAIN_SECONDS", 0.0)
+
+    async def main() -> None:
+        async with World(tmp_path, active=ON_ORDER) as world:
+            await quiet()
+            world.probes.look_fails = "did not end within 10 s"
+            await world.take(lease_order(lease()))
+            report = world.orders.reports()["L1"]
+            assert report.status == "refused"
+            assert report.message == "the devices could not be looked at: did not end within 10 s"
+            world.probes.look_fails, world.probes.holders = "", None
+            await world.take(lease_order(lease("L2")))
+            await eventually(lambda: world.status("L2") == "refused")
+            assert world.book.leases == ()
 
     run(main())
 

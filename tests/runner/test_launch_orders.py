@@ -25,6 +25,7 @@ from checks.contract import Finding, Status
 from checks.host.machine import Host
 from healthd.core.model import CollectiveOrder, Launch, LaunchOrder, NccomGroup, Order
 from healthd.core.model.launch_permission import checks_over_nodes, judge, own_node, round_of
+from healthd.node.nccom import round as nccom_round
 from healthd.node.nccom.main_node import MainNode as Main
 from healthd.node.nccom.round import RoundSettings
 from healthd.node.orders.collectives import Collectives
@@ -386,6 +387,29 @@ def test_end_of_the_round_leaves_no_process(tmp_path: Path, monkeypatch: pytest.
     pid, rank = run(main())
     assert not alive(pid)
     assert not alive(rank)
+
+
+def test_a_launch_ends_with_its_round_while_it_is_being_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = asyncio.Event()
+
+    async def start_slowly(*_: object) -> None:
+        starting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(nccom_round, "start_tree", start_slowly)
+
+    async def main() -> None:
+        async with Guest(tmp_path, monkeypatch) as site:
+            await quiet()
+            await site.take(group_order(), launch_order())
+            await eventually(starting.is_set)
+            await site.take(launch_order())  # the group is not listed any more
+            await eventually(lambda: site.status("C1") == "cancelled")
+            assert site.status("L1") == "cancelled"
+
+    run(main())
 
 
 def test_round_is_done_when_each_check_had_its_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -374,6 +374,31 @@ def test_session_keeps_others_off_the_devices_until_it_is_closed(tmp_path: Path)
     run(main())
 
 
+def test_session_whose_end_is_disturbed_keeps_nobody_off_the_devices(tmp_path: Path) -> None:
+    """As when the order of another validation comes while the ranks of the last one are being ended."""
+
+    async def main() -> None:
+        session = make_runner(run_dir=tmp_path, options={"cpu_devices": 1}).session()
+        await session.open()
+        killing = asyncio.Event()
+        kill_all = session._workers.kill_all
+
+        async def kill_slowly() -> None:
+            killing.set()
+            await kill_all()
+            await asyncio.Event().wait()
+
+        session._workers.kill_all = kill_slowly  # type: ignore[method-assign]
+        ending = asyncio.create_task(session.close())
+        await killing.wait()
+        ending.cancel()
+        await asyncio.wait([ending])
+        with (tmp_path / "cpu.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    run(main())
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,11 @@ class OrderKind(enum.StrEnum):
 
 
 class OrderStatus(enum.StrEnum):
-    """How far a node is with an order; a lease is ACCEPTED once it is stored there. The last three are final."""
+    """
+    How far a node is with an order. The last three are final.
+
+    A lease is ACCEPTED once it is stored there and nobody else was seen to have the devices.
+    """
 
     ACCEPTED = "accepted"
     RUNNING = "running"

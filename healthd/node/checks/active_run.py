@@ -118,7 +118,7 @@ class DeviceUse:
     work: Callable[[], Coroutine[Any, Any, None]]
     """Starts when the devices are free. It ends by itself or when it is cancelled, and raises nothing else."""
     refuse: Callable[[str], None]
-    """Called with the reason when it never starts."""
+    """Called with the reason when it never starts, and again after its end, where nothing may wait any more."""
     on_stop: Callable[[str], None]
     """Called with the reason when it must end early."""
     idle: Callable[[], bool] = lambda: False

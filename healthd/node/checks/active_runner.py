@@ -121,6 +121,7 @@ class ActiveRunner:
         """Run another use of the devices, until they are seen to be free again."""
         try:
             await self._occupancy.refresh()
+            why = self._occupancy.blocked_by([use])
         except Exception as error:
             if not use.stopping:
                 use.refuse(_unforeseen(error))
@@ -128,7 +129,7 @@ class ActiveRunner:
             raise
         if use.stopping:
             return  # it was stopped while we looked
-        if why := self._occupancy.blocked_by([use]):
+        if why:
             use.refuse(why)
             return
         self.use = use
@@ -151,6 +152,8 @@ class ActiveRunner:
             self._store.device_seconds = self._runner.probe_device_seconds
             self._store.set_running(None)
             self.use = None
+            if use.task is None or use.task.done():
+                use.refuse("it was ended before it began")  # a task cancelled before its first step ends nothing
             use.released.set()
         self._occupancy.note_survey()
 

@@ -155,9 +155,9 @@ class Scheduler:
 
     # --- surveys and faults -------------------------------------------------------------------------------------------
 
-    async def refresh(self) -> None:
-        """Look at the machine now; returns when the result is known."""
-        await self._occupancy.refresh()
+    async def refresh(self) -> str:
+        """Look at the machine now; returns when the result is known: see `Occupancy.refresh`."""
+        return await self._occupancy.refresh()
 
     def set_faults(self, faults: tuple[str, ...]) -> None:
         """

@@ -158,7 +158,12 @@ class NccomRound:
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                 for _ in self._order.checks:
-                    await self._start(*await self._queued.get(), folder)
+                    order_id, plan, found, report = await self._queued.get()
+                    try:
+                        await self._start(order_id, plan, found, report, folder)
+                    except BaseException:
+                        report(OrderReport(status=OrderStatus.CANCELLED, message="the round is over"))
+                        raise
                 if self._running is not None:
                     await self._running[1].wait()
             return RoundProgress(message=f"{len(self._accepted)} daemons of mpirun ran here")

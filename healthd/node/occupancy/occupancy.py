@@ -76,10 +76,11 @@ class Occupancy:
 
     # --- surveys ------------------------------------------------------------------------------------------------------
 
-    async def refresh(self) -> None:
-        """Look at the machine and ask the schedulers now."""
-        await asyncio.gather(self._runner.survey(), self.ask_schedulers())
+    async def refresh(self) -> str:
+        """Look at the machine and ask the schedulers now. Why the look failed; empty when it did not."""
+        survey, _ = await asyncio.gather(self._runner.survey(), self.ask_schedulers())
         self.note_survey()
+        return survey.failed
 
     async def ensure_fresh(self) -> None:
         """Ask the schedulers now, and look at the devices unless that was done a moment ago."""

@@ -169,9 +169,10 @@ class CollectiveSession:
 
     async def work(self) -> None:
         """Run all orders, from the first to the last. Raises nothing but CancelledError."""
-        session = self._make_session()
+        session: RankSession | None = None
         try:
             if self._waiting:
+                session = self._make_session()
                 await session.open()
                 while (pending := await self._next()) is not None:
                     await self._join(session, pending)
@@ -182,7 +183,8 @@ class CollectiveSession:
             self.refuse(f"internal error of healthd: {type(error).__name__}: {error}")
         finally:
             self.refuse(self.why, OrderStatus.CANCELLED)
-            await session.close()
+            if session is not None:
+                await session.close()
 
     async def _next(self) -> PendingCollective | None:
         if not self._waiting:
@@ -193,19 +195,11 @@ class CollectiveSession:
         return self._waiting.popleft() if self._waiting else await self._next()
 
     async def _join(self, session: RankSession, pending: PendingCollective) -> None:
-        def on_report(ranks: tuple[RankReport, ...]) -> None:
-            pending.ranks = ranks
-            pending.report(OrderReport(status=OrderStatus.RUNNING, ranks=ranks))
-
+        # Nothing is awaited before it is the order under way: it could neither be cancelled nor be ended meanwhile.
         order = pending.collective
-        seconds = max(0.0, pending.due_at - self._clock.boot())
-        if order.nccom is not None:
-            work = self._run_round(session, pending, seconds)
-        else:
-            interface = self._interface or await asyncio.to_thread(interface_to, order.main)
-            work = session.join(order, on_report, interface=interface, deadline_seconds=seconds)
         pending.report(OrderReport(status=OrderStatus.RUNNING))
-        task = self._tasks.start(f"ranks of {order.group}", work)
+        work = self._run_ranks if order.nccom is None else self._run_round
+        task = self._tasks.start(f"ranks of {order.group}", work(session, pending))
         self._running = pending, task
         try:
             await _wait_ended(task)
@@ -229,9 +223,19 @@ class CollectiveSession:
         if order.nccom is None:
             await session.warm()
 
-    async def _run_round(
-        self, session: RankSession, pending: PendingCollective, seconds: float
-    ) -> tuple[RankReport, ...]:
+    def _seconds_left(self, pending: PendingCollective) -> float:
+        return max(0.0, pending.due_at - self._clock.boot())
+
+    async def _run_ranks(self, session: RankSession, pending: PendingCollective) -> tuple[RankReport, ...]:
+        def on_report(ranks: tuple[RankReport, ...]) -> None:
+            pending.ranks = ranks
+            pending.report(OrderReport(status=OrderStatus.RUNNING, ranks=ranks))
+
+        order = pending.collective
+        interface = self._interface or await asyncio.to_thread(interface_to, order.main)
+        return await session.join(order, on_report, interface=interface, deadline_seconds=self._seconds_left(pending))
+
+    async def _run_round(self, session: RankSession, pending: PendingCollective) -> tuple[RankReport, ...]:
         """A round of nccom-test: the devices are claimed, and were seen to be free a moment before."""
 
         def on_progress(progress: RoundProgress) -> None:
@@ -248,7 +252,7 @@ class CollectiveSession:
         if self._rounds is None:
             raise RefusedError("nothing runs nccom-test over several nodes here")
         await session.check_free()
-        pending.round = NccomRound(pending.collective, self._rounds, on_progress, seconds=seconds)
+        pending.round = NccomRound(pending.collective, self._rounds, on_progress, seconds=self._seconds_left(pending))
         for launch in pending.launches:
             pending.round.launch(*launch)
         pending.launches.clear()

@@ -41,6 +41,8 @@ class HeldLease:
     """The start time of its process in clock ticks; None before it was seen."""
     seen_at: float | None = None
     """When its workload was last seen (CLOCK_BOOTTIME); None before it was seen."""
+    claimed: bool = True
+    """The devices were looked at, and nobody else had them: only then is it accepted. Files of before say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +141,18 @@ class LeaseStore:
         return self._final_reports.get(order_id)
 
     def add(self, lease: Lease, issuer: str) -> None:
-        """Store a lease that counts from now. Raises OSError when it cannot be stored; then it is not in force."""
-        now = self._clock.boot()
-        self._commit({**self._held, lease.id: HeldLease(lease=lease, taken_at=now, issuer=issuer)}, self._final_reports)
+        """
+        Store a lease that counts from now, and is not claimed yet. Raises OSError when it cannot be stored; then it is
+        not in force.
+        """
+        held = HeldLease(lease=lease, taken_at=self._clock.boot(), issuer=issuer, claimed=False)
+        self._commit({**self._held, lease.id: held}, self._final_reports)
+
+    def note_claimed(self, lease_id: str) -> None:
+        """The devices were looked at for a lease. Raises OSError when that cannot be stored."""
+        if lease_id in self._held:
+            after = dataclasses.replace(self._held[lease_id], claimed=True)
+            self._commit({**self._held, lease_id: after}, self._final_reports)
 
     def set_issuer(self, lease_ids: Sequence[str], issuer: str) -> None:
         """A database lists these leases among its orders: from now on it alone can cancel them."""
@@ -265,10 +276,10 @@ def _unseen(lease: Lease, age: float, what: str) -> LeaseFate:
 
 
 def others_than(lease: Lease, claims: Sequence[Allocation], workloads: Sequence[Workload]) -> list[Allocation]:
-    """Who has devices beside the workload of a lease: processes, and jobs of a scheduler."""
+    """Who has devices beside the workload of a lease: processes, jobs of a scheduler, and whoever cannot be seen."""
     own = f"pid {process_of(lease.workload)} "
     beside = foreign(claims, workloads, {lease.workload, lease.job})
-    return [one for one in beside if one.by in ("process", "scheduler") and own not in f"{one.holder} "]
+    return [one for one in beside if one.by != "lease" and own not in f"{one.holder} "]
 
 
 def process_of(workload: str | None) -> int | None:

@@ -1,26 +1,29 @@
 """
 Handles the orders of the aggregator: each is done once, whatever is lost or repeated on the way.
 
-A lease is reported as accepted only once it is on disk and no probe of ours uses the devices any more.
+A lease is reported as accepted only once it is on disk, no probe of ours uses the devices any more, and nobody else was
+seen to have them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from checks.accelerators import find_descriptor
+from healthd.core import wire
 from healthd.core.errors import words_of
 from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.occupancy.model import describe
 from healthd.node.orders.collectives import Collectives
-from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, others_than, process_start
+from healthd.node.orders.lease_claim import claim_devices
+from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, process_start
 from healthd.node.settings import NodeSettings
 from healthd.node.state.store import NodeStore
 
@@ -28,7 +31,9 @@ log = logging.getLogger(__name__)
 
 # While nothing is open, the watch sleeps until something is.
 IDLE_WATCH_SECONDS = 3600.0
-LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its devices refuses a lease
+END_SECONDS = 60.0  # beyond its deadline an order is reported as cancelled although it has not ended
+ACCEPTED = OrderReport(status=OrderStatus.ACCEPTED)
+CLAIMING = OrderReport(status=OrderStatus.RUNNING, message="stored; who has the devices is to be looked at")
 RELEASED = OrderReport(status=OrderStatus.CANCELLED, message="the aggregator released it")
 
 
@@ -75,8 +80,8 @@ class Orders:
 
     def reports(self) -> dict[str, OrderReport]:
         """The reports on all open orders, on the leases in force, and final ones that are not acknowledged yet."""
-        accepted = {held.lease.id: OrderReport(status=OrderStatus.ACCEPTED) for held in self._leases.held}
-        return {**accepted, **{key: one.report for key, one in self._open.items()}, **self._unacknowledged}
+        leases = {held.lease.id: ACCEPTED if held.claimed else CLAIMING for held in self._leases.held}
+        return {**leases, **{key: one.report for key, one in self._open.items()}, **self._unacknowledged}
 
     def apply(
         self,
@@ -111,9 +116,9 @@ class Orders:
 
     def _handle(self, order: Order, *, issuer: str, acknowledged: bool) -> None:
         """Begin a listed order once, cancel it when it is withdrawn, report its end until that is `acknowledged`."""
-        held = next((one.lease for one in self._leases.held if one.lease.id == order.id), None)
+        held = next((one for one in self._leases.held if one.lease.id == order.id), None)
         if held is not None and order.withdrawn:
-            self._end_lease(held, RELEASED)
+            self._end_lease(held.lease, RELEASED)
         elif order.id in self._open:
             if order.withdrawn:
                 self._cancel(self._open[order.id], "the aggregator called it off")
@@ -125,14 +130,14 @@ class Orders:
             self._unacknowledged[order.id] = never
             self._leases.add_final_report(order.id, never)
             self.on_change()
-        elif held is None or order.lease is None:
+        elif held is None or not held.claimed or order.lease is None:
             self._begin_or_refuse(order, issuer)
 
     def _clear_doubt(self) -> None:
         """Once all leases that an aggregator has listed are stored or over, the node knows its leases."""
         if not self._leases.doubt or self._listed is None:
             return
-        known = [held.lease.id for held in self._leases.held]
+        known = [held.lease.id for held in self._leases.held if held.claimed]
         final = self._leases.final_report
         if all((key in known and key not in self._open) or final(key) is not None for key in self._listed):
             log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
@@ -195,17 +200,31 @@ class Orders:
         one.report = report
         if report.status in FINAL_STATUSES:
             del self._open[order_id]
-            self._unacknowledged[order_id] = report
-            # An aggregator that asks again after a restart of this daemon does not need what ranks have measured.
-            self._leases.add_final_report(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
+            report = self._unacknowledged[order_id] = self._store_end(order_id, report)
             log.info("order %s: %s%s", order_id, report.status, f" ({report.message})" if report.message else "")
         self.on_change()
+
+    def _store_end(self, order_id: str, report: OrderReport) -> OrderReport:
+        """Store a final report; returns it, or one without its content where that cannot be written."""
+        try:
+            wire.encode(report)  # all of it is to be sent
+            # An aggregator that asks again after a restart of this daemon does not need what ranks have measured.
+            self._leases.add_final_report(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
+        except Exception as error:
+            log.exception("order %s: its report cannot be stored", order_id)
+            why = f"its report ({report.status.value}) cannot be stored: {type(error).__name__}"
+            report = OrderReport(status=OrderStatus.CANCELLED, message=why)
+            with contextlib.suppress(Exception):  # it is logged; the order has ended all the same
+                self._leases.add_final_report(order_id, report)
+        return report
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
     async def _store_lease(self, order: Order, lease: Lease, issuer: str) -> None:
         try:
-            report = await self._claim_for(lease, issuer)
+            report = await claim_devices(
+                lease, issuer, leases=self._leases, store=self._store, scheduler=self._scheduler
+            )
         except Exception as error:  # in any case the order must not stay open for ever, nor the lease in force
             known = isinstance(error, OSError)
             log.error("lease %s of job %s: cannot be stored: %s", lease.id, lease.job, error, exc_info=not known)
@@ -227,28 +246,6 @@ class Orders:
             self._report(order.id, report)
         self._clear_doubt()
 
-    async def _claim_for(self, lease: Lease, issuer: str) -> OrderReport:
-        """Give the devices to the lease: first store it, so that no probe starts, then look at who has them."""
-        if other := [held.lease for held in self._leases.held]:
-            return _refusal(f"job {other[0].job} has a lease on the node")
-        self._leases.add(lease, issuer)
-        self._store.set_leases(self._leases.with_stamps())
-        await self._scheduler.stop_active(f"job {lease.job} gets the node")
-        for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
-            await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
-            await self._scheduler.refresh()
-            if self._leases.doubt:
-                return OrderReport(status=OrderStatus.ACCEPTED)  # it may be in force from before, and its job running
-            others = others_than(lease, self._store.allocated, self._store.scheduled.workloads)
-            if all(one.by != "process" for one in others):
-                break
-        if not others:
-            return OrderReport(status=OrderStatus.ACCEPTED)
-        report = _refusal(f"the devices are taken: {describe(others)}")
-        self._leases.release(lease.id, report)
-        self._store.set_leases(self._leases.with_stamps())
-        return report
-
     def _end_lease(self, lease: Lease, report: OrderReport) -> None:
         self._leases.release(lease.id, report)
         self._unacknowledged[lease.id] = report
@@ -267,11 +264,15 @@ class Orders:
             self.tick()
 
     def tick(self) -> None:
-        """Cancel runs that are past their deadline, and end leases whose workload is gone."""
+        """Cancel orders past their deadline, report those that do not end then, end leases whose workload is gone."""
         now = self._clock.boot()
         for one in list(self._open.values()):
             if now >= one.due_at:
-                self._cancel(one, f"not done within {one.order.deadline_seconds:.0f} s")
+                why = f"not done within {one.order.deadline_seconds:.0f} s"
+                self._cancel(one, why)
+                if now >= one.due_at + END_SECONDS and one.order.kind != OrderKind.LEASE:
+                    ended = dataclasses.replace(one.report, status=OrderStatus.CANCELLED)
+                    self._report(one.order.id, dataclasses.replace(ended, message=f"{why}, and it does not end"))
         if not self._leases.held or self._store.surveyed_at is None:
             return
         proc = (self._settings.host_root or Path("/")) / "proc"

@@ -178,11 +178,13 @@ class Session:
         try:
             await self._retire()
         finally:
-            for lane in self._lanes:
-                lane.count_seconds()
-            await self._workers.kill_all()
-            self._on_device_seconds(self._workers.device_seconds)
-            await self._claimed.aclose()
+            try:
+                for lane in self._lanes:
+                    lane.count_seconds()
+                await self._workers.kill_all()
+            finally:
+                self._on_device_seconds(self._workers.device_seconds)
+                await self._claimed.aclose()
 
 
 def _refused(error: ClaimError) -> RefusedError:

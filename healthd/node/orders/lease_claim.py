@@ -1,0 +1,57 @@
+"""Gives the devices of the node to a lease: stores it first, so that no probe starts, then looks at who has them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from healthd.core.model import Lease, OrderReport, OrderStatus
+from healthd.node.checks.scheduler import Scheduler
+from healthd.node.occupancy.model import describe
+from healthd.node.orders.leases import LeaseStore, others_than
+from healthd.node.state.store import NodeStore
+
+LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its devices refuses a lease
+
+
+async def claim_devices(
+    lease: Lease, issuer: str, *, leases: LeaseStore, store: NodeStore, scheduler: Scheduler
+) -> OrderReport:
+    """
+    Accepted once it is stored that nobody else was seen to have the devices; else refused, and the lease is over.
+
+    One that is stored and was not accepted yet, such as one that a restart came between, is looked at again. Raises
+    OSError when something cannot be stored.
+    """
+    if other := [held.lease for held in leases.held if held.lease.id != lease.id]:
+        why = f"job {other[0].job} has a lease on the node"
+    else:
+        if not leases.held:
+            leases.add(lease, issuer)
+            store.set_leases(leases.with_stamps())
+        await scheduler.stop_active(f"job {lease.job} gets the node")
+        why = await _taken(lease, leases, store, scheduler)
+    if not why:
+        leases.note_claimed(lease.id)
+        return OrderReport(status=OrderStatus.ACCEPTED)
+    report = OrderReport(status=OrderStatus.REFUSED, message=why)
+    if any(held.lease.id == lease.id for held in leases.held):
+        leases.release(lease.id, report)
+        store.set_leases(leases.with_stamps())
+    return report
+
+
+async def _taken(lease: Lease, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> str:
+    """Why the devices are not free for a lease, or are not known to be; empty when they are."""
+    why = ""
+    for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
+        await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
+        failed = await scheduler.refresh()
+        if leases.doubt:
+            return ""  # it may be in force from before, and its job running
+        if failed:
+            return f"the devices could not be looked at: {failed}"
+        others = others_than(lease, store.allocated, store.scheduled.workloads)
+        why = f"the devices are taken: {describe(others)}" if others else ""
+        if all(one.by == "scheduler" for one in others):
+            break
+    return why
