@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -322,3 +323,59 @@ def test_settings_that_name_no_cluster_are_an_error() -> None:
 def test_it_is_made_from_settings_without_asking_aws() -> None:
     made = make(ActuatorSettings(kind="batch", batch=BatchActuatorSettings(clusters=("c",), region="eu-west-1")))
     assert made.name == "batch"
+
+
+class Slow:
+    """Clients of boto3 whose answer to `describe_container_instances` takes until `go`; what they change is noted."""
+
+    def __init__(self) -> None:
+        self.go, self.changed = threading.Event(), list[str]()
+
+    def __call__(self, _service: str) -> Any:
+        return self
+
+    def get_paginator(self, _name: str) -> Any:
+        return self
+
+    def paginate(self, **_asked: Any) -> Any:
+        return [{"containerInstanceArns": ["arn"]}]
+
+    def describe_container_instances(self, **_asked: Any) -> Any:
+        self.go.wait(30)
+        marks = [{"name": OWNER, "value": "healthd"}]
+        described = {"containerInstanceArn": "arn", "status": "DRAINING", "ec2InstanceId": "i-0123456789abcdef0"}
+        return {
+            "containerInstances": [{**described, "runningTasksCount": 0, "pendingTasksCount": 0, "attributes": marks}]
+        }
+
+    def terminate_instances(self, **asked: Any) -> Any:
+        self.changed.append(f"terminated {asked}")
+
+
+def test_call_that_nobody_waits_for_any_more_terminates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = Slow()
+    settings = BatchActuatorSettings(clusters=(CLUSTER,), terminate=True)
+    hand = BatchActuator(settings, owner="healthd", clients=aws)
+    asked = Removal(
+        node="n1",
+        aliases=(),
+        instance_id="i-0123456789abcdef0",
+        why=Why.QUARANTINE,
+        reason="WrongResult",
+        by_person=False,
+        injected=False,
+        allocated=False,
+        since=0.0,
+    )
+
+    async def late() -> None:
+        with pytest.raises(ActuatorError, match="did not answer within"):
+            await hand.remove(asked)
+        aws.go.set()  # and the loop waits for the thread when it closes
+
+    monkeypatch.setattr("healthd.aggregator.drain.aws_calls.METHOD_SECONDS", 0.05)
+    asyncio.run(late())
+    assert aws.changed == []
+    monkeypatch.undo()
+    assert remove(hand, asked).note.endswith("terminated")
+    assert len(aws.changed) == 1

@@ -12,7 +12,7 @@ from healthd.aggregator.inventory.registry import DuplicateError, Fleet
 from healthd.aggregator.inventory.roster import FullError
 from healthd.core.errors import BadInputError, StoreError
 from healthd.core.model import Allocation, Health, Order, OrderReport, Quarantine
-from tests.aggregator.parts import Clock, Node, fleet, state
+from tests.aggregator.parts import Clock, Node, fleet, key_hash, state
 
 
 def ages(registry: Fleet, node: str = "n1") -> dict[str, float]:
@@ -440,5 +440,46 @@ def test_leases_grow_older_as_results_do() -> None:
         current = seen.current()
         assert current is not None
         assert current.leases[0].age_seconds == 121.0
+
+    asyncio.run(run())
+
+
+def test_no_version_of_a_name_is_used_twice() -> None:
+    """Those who read evidence know it by its version, also where another daemon, or a node forgotten, has the name."""
+
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock)
+        seen: list[int] = []
+
+        async def look(key: str) -> None:
+            node = Node(registry, clock, key=key, incarnation=key)
+            for digest in ("d1", "d2"):
+                await node.say(state(), digest=digest)
+                found = registry.node("n1")
+                assert found is not None
+                seen.append(found.version)
+
+        await look("first-key-first-key")
+        registry.rekey("n1", key_hash("second-key-second-key"))
+        await look("second-key-second-key")
+        registry.forget("n1")
+        await look("third-key-third-key")
+        assert seen == sorted(set(seen))
+
+    asyncio.run(run())
+
+
+def test_orders_of_a_rekeyed_node_stand_whatever_becomes_of_its_executor() -> None:
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock)
+        await joined(registry, clock)
+        registry.set_orders("n1", ())
+        registry.rekey("n1", key_hash("second-key-second-key"))
+        node = Node(registry, clock, key="second-key-second-key", incarnation="i2")
+        registry.set_executors({"n1": "m1"})
+        registry.set_executors({})
+        assert (await node.say(state())).orders == ()
 
     asyncio.run(run())

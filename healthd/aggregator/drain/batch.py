@@ -14,23 +14,21 @@ once was not seen.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from healthd.aggregator.drain.aws_calls import in_thread, while_awaited
 from healthd.aggregator.drain.model import ActuatorError, Done, Outcome, Removal
 from healthd.aggregator.drain.plan import why_not_terminated
 from healthd.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from healthd.aggregator.drain.settings import ActuatorSettings, BatchActuatorSettings
-
-T = TypeVar("T")
 
 OWNER, NODE, REASON = "healthd.owner", "healthd.node", "healthd.reason"
 # What the value of an attribute may hold, and how much.
@@ -39,11 +37,8 @@ VALUE_CHARACTERS = 128
 INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,17}")
 # Most that DescribeContainerInstances takes.
 AT_ONCE = 100
-# Of one call with its repeats, and of all calls of one method together.
-CONNECT_SECONDS, READ_SECONDS, METHOD_SECONDS = 3.0, 5.0, 20.0
-# Codes after which asking at once makes it worse.
-THROTTLED = frozenset({"ThrottlingException", "Throttling", "RequestLimitExceeded", "TooManyRequestsException"})
-THROTTLED_PAUSE_SECONDS = 30.0
+# Of one call with its repeats.
+CONNECT_SECONDS, READ_SECONDS = 3.0, 5.0
 
 
 class _Attribute(msgspec.Struct, frozen=True):
@@ -91,20 +86,20 @@ class BatchActuator:
     def __init__(self, settings: BatchActuatorSettings, *, owner: str, clients: Callable[[str], Any]) -> None:
         self._settings = settings
         self._owner = owner
-        self._clients = clients
+        self._clients = functools.partial(while_awaited, clients)
         self._clusters: tuple[str, ...] = ()
 
     async def marked(self) -> Mapping[str, str]:
         """Nodes with our mark, by the name that they had when they were marked, and why."""
-        return await _in_thread(self._marked)
+        return await in_thread(self._marked)
 
     async def remove(self, removal: Removal) -> Outcome:
         """Drain, and terminate where that is allowed. LEFT where ECS does not know it or somebody else drains it."""
-        return await _in_thread(functools.partial(self._remove, removal))
+        return await in_thread(functools.partial(self._remove, removal))
 
     async def restore(self, node: str) -> Outcome:
         """ACTIVE again where our mark is; LEFT where it is not."""
-        return await _in_thread(functools.partial(self._restore, node))
+        return await in_thread(functools.partial(self._restore, node))
 
     # --- what runs in threads -----------------------------------------------------------------------------------------
 
@@ -244,25 +239,6 @@ def _ids(removal: Removal) -> tuple[str, ...]:
 def _value(text: str) -> str:
     """Text as the value of an attribute: what may not be in it becomes a blank, and it is cut."""
     return " ".join(_NOT_IN_A_VALUE.sub(" ", text).split())[:VALUE_CHARACTERS].strip() or "-"
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """What `work` gives, within METHOD_SECONDS; ActuatorError for all that AWS, the network or boto3 can say."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        async with asyncio.timeout(METHOD_SECONDS):
-            return await asyncio.to_thread(work)
-    except TimeoutError:
-        raise ActuatorError(f"AWS did not answer within {METHOD_SECONDS:g} s") from None
-    except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
-        pause = THROTTLED_PAUSE_SECONDS if code in THROTTLED else None
-        raise ActuatorError(f"AWS refused: {error}", retry_after_seconds=pause) from None
-    except BotoCoreError as error:
-        raise ActuatorError(f"AWS could not be asked: {error}") from None
-    except (msgspec.ValidationError, KeyError, TypeError) as error:
-        raise ActuatorError(f"what AWS answered is not understood: {error}") from None
 
 
 def make(settings: ActuatorSettings) -> BatchActuator:

@@ -228,8 +228,8 @@ def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode
         # A node is not measured again under its lease: evidence that was fresh when it was granted stays valid.
         max_age += snapshot.now - gate.granted[name].granted_at
     run = gate.ordered.get(name)
-    if run is not None:
-        # A run that this gate ordered stays valid for it while it waits for other nodes.
+    if run is not None and run.ordered_at > gate.returned.get(name, -math.inf):
+        # A run that this gate ordered stays valid for it while it has the node and waits for others.
         max_age = max(max_age, snapshot.now - run.ordered_at)
     judged = judge(node, terms.tier, max_age, policy.require)
     if judged.health is Health.UNHEALTHY or (judged.health is Health.DEGRADED and not policy.admit_degraded):

@@ -217,6 +217,7 @@ def _restart(context: StepContext) -> None:
         ordered={},
         failed={},
         ended=(),
+        returned={},
         deadline=context.now + context.policy.join_seconds,
     )
     context.move(Event.REGROUPED, Collecting())

@@ -197,6 +197,8 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
         if grant is not None:
             context.effects.append(RevokeLease(node=name, lease_id=grant.lease_id, why=why))
     returned = set(names)
+    times = {**context.gate.returned, **dict.fromkeys(names, context.now)}
+    context.gate = dataclasses.replace(context.gate, returned=times)
     reserved = tuple(name for name in context.gate.reserved if name not in returned)
     granted = {name: grant for name, grant in context.gate.granted.items() if name not in returned}
     if not reserved:

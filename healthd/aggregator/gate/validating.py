@@ -8,6 +8,7 @@ and then all of them are validated again. Idle nodes that are borrowed for the s
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 
 from checks.contract import Blame, Status
@@ -63,12 +64,14 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
 
 
 def _proven(context: StepContext) -> Admit | None:
-    """The proof where exactly the reserved nodes passed together; None otherwise."""
+    """The proof where exactly the reserved nodes passed together and none was given back since; None otherwise."""
     last = context.gate.ended[-1] if context.gate.ended else None
-    if last is None or last.verdict is None:
+    if last is None or last.verdict is None or last.ended_at is None:
         return None
     found = consequence(last)
     if not found.cleared or set(found.cleared) != set(context.gate.reserved):
+        return None
+    if any(context.gate.returned.get(name, -math.inf) >= last.ended_at for name in found.cleared):
         return None
     return Admit(tuple(one for one in found.reasons if one.status is Status.WARN))
 
@@ -134,8 +137,9 @@ def _revoke_leases(context: StepContext) -> Hold | None:
 def _start_validation(context: StepContext) -> Reject | None:
     """Validate the nodes that are reserved now; a Reject only when too many have failed, or no check can be run."""
     gate = context.gate
-    # Stopped validations do not count: nodes that fall silent do so one by one, and each stops one.
-    ended = [one for one in gate.ended if one.verdict is not None]
+    # Stopped validations do not count, nor those of nodes that passed and were given back: nodes that fall silent do
+    # so one by one, and each may cause one.
+    ended = [one for one in gate.ended if one.verdict is not None and consequence(one).out]
     if len(ended) >= context.policy.most_validations:
         last = consequence(ended[-1]).reasons
         text = f"{len(ended)} validations with different nodes did not end with nodes that pass together"

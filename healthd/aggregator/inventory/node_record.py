@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import itertools
 from collections.abc import Mapping, Sequence
 
 from checks.contract import Finding
@@ -41,6 +42,10 @@ MAX_REPORTS = 1000
 MAX_LEASES = 16
 # Of their texts, as the columns of the database have them; a job's as in a request.
 LEASE_LENGTHS = {"id": 400, "gate": 64, "job": 256, "issuer": 64}
+
+
+_versions = itertools.count(1)
+"""Of evidence, whoever's: no two have the same, whatever daemon or executor has a name, now or before."""
 
 
 class Arrival(enum.Enum):
@@ -123,7 +128,7 @@ class NodeRecord:
         based_at = now - unaccounted
         self.heard_at = based_at if self.heard_at is None else max(self.heard_at, based_at)
         if request.state is not None:
-            self.version += 1
+            self.version = next(_versions)
             self.state, self.digest = CompactState(request.state, based_at), request.digest
             self.state.amend(self.shown_by_peers)
             self.confirmed = known
@@ -145,7 +150,7 @@ class NodeRecord:
         self.shown_by_peers = findings
         if self.state is None or not self.state.amend(findings):
             return False
-        self.version += 1
+        self.version = next(_versions)
         return True
 
     def _order_of_arrival(self, request: SyncRequest) -> Arrival:

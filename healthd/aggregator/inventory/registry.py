@@ -32,8 +32,6 @@ KeepDuplicate = Callable[[str, Duplicate], Awaitable[None]]
 
 # Nodes that are asked to send all spread over this many a second, so that a restart is not a stampede.
 SEND_ALL_PER_SECOND = 1000
-# The evidence of each executor is counted from another number: a new one is never taken for the last.
-FIRST_VERSIONS = 1_000_000
 # An earlier incarnation has nothing to say; it may look again after this.
 FORMER_RETRY_SECONDS = 5.0
 
@@ -81,7 +79,6 @@ class Fleet(Instructions):
         self._nonce = secrets.token_hex(4)
         self._answers = 0
         self._first_seq = first_seq
-        self._executors = 0
         self._stopping = False
 
     async def sync(self, node: str, key_hash: str, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
@@ -115,9 +112,7 @@ class Fleet(Instructions):
             raise NotExecutorError(f"{node}: no open gate has member {member[:80]!r} as its executor (yet)")
         inner = record.executor
         if inner is None or inner.member != member:
-            self._executors += 1
-            first = self._executors * FIRST_VERSIONS
-            inner = record.executor = NodeRecord(node=node, key_hash=key_hash, member=member, version=first)
+            inner = record.executor = NodeRecord(node=node, key_hash=key_hash, member=member)
             self._share(record)
         elif inner.key_hash is None or not hmac.compare_digest(inner.key_hash, key_hash):
             raise DuplicateError(f"{node}: member {member[:80]!r} came with another key; a member is one process")

@@ -150,10 +150,14 @@ class Roster:
     def rekey(self, name: str, key_hash: str) -> None:
         """Another key is the node's from now on, and whoever has it is a new daemon."""
         record = self._records[name]
-        quarantine, orders = record.quarantine, record.orders
         record.wake()
         self._records[name] = NodeRecord(
-            node=name, key_hash=key_hash, pool=record.pool, quarantine=quarantine, orders=orders
+            node=name,
+            key_hash=key_hash,
+            pool=record.pool,
+            quarantine=record.quarantine,
+            orders=record.orders,
+            all_orders=record.all_orders,
         )
         self._known_as.put(name)
         self._notify(name)

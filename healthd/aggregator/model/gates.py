@@ -190,6 +190,8 @@ class Gate:
     exclusions are judged anew at each step."""
     ended: tuple[Validation, ...] = ()
     """Validations that have a verdict or were stopped, oldest first."""
+    returned: Mapping[str, float] = field(default_factory=dict)
+    """When nodes were last given back. Others may have had them since: what was found out before counts no more."""
     grants: int = 0
     """Rounds of granting, for ids of leases that are never used twice."""
     group: GateGroup | None = None

@@ -101,6 +101,10 @@ class LeaseReconciler:
         old = [name for name, at in self._heard_at.items() if now - at > seconds]
         return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
 
+    def keep_times_heard(self, before: LeaseReconciler) -> None:
+        """Copy from former memory when nodes were heard: on disk that is hours old, and counted from the start."""
+        self._heard_at.update((node, at) for node, at in before._heard_at.items() if node in self._heard_at)
+
     def unwritten_times(self) -> list[PutNode]:
         """When nodes were last heard, where that has to be written for the next aggregator."""
         return [
