@@ -10,6 +10,8 @@ from healthd.localize.evidence import Evidence, Pair, disjoint
 # How much likelier than "one end is flaky" a path must be, whatever share of its tests a flaky member fails.
 PATH_ODDS = 300.0
 PATH_FAILS = 4  # tests of the pair itself: one that fails a fifth of its tests by chance fails four in a row in 0.8 %
+BUDGET = 0.001  # false accusations accepted for each validation of a whole healthy fleet
+FLAKY = 0.5  # how often a flaky member makes its group fail, which decides how long one is looked for
 # A member is worth more tests while the odds that it is flaky, one culprit in the fleet being expected, are above this.
 OPEN_ODDS = 0.05
 # What is taken for known before any test: that many failures by chance in that many tests of healthy members.
@@ -44,7 +46,7 @@ def is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float)
 
     The bound holds at any time that one looks: the failures can be chosen in `comb` ways among the tests.
     """
-    return many * math.comb(max(tests, failed), failed) * chance**failed > ev.problem.noise.budget_ratio
+    return many * math.comb(max(tests, failed), failed) * chance**failed > BUDGET
 
 
 def is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
@@ -61,11 +63,10 @@ def is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
 
 def is_open(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
     """Whether an end of an odd pair may yet turn out flaky: likelier than chance by enough."""
-    flaky = ev.problem.noise.flaky_fail_ratio
     for v in pair:
         chance = chance_of(ev, odd, (v,))
         failed = len({o for o, _ in ev.counted(v)})
-        odds = failed * math.log(flaky / chance) + ev.passes[v] * math.log((1 - flaky) / (1 - chance))
+        odds = failed * math.log(FLAKY / chance) + ev.passes[v] * math.log((1 - FLAKY) / (1 - chance))
         if odds - math.log(len(ev.job)) > math.log(OPEN_ODDS):
             return True
     return False

@@ -64,7 +64,7 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
         reasons.append(f"the {len(remain)} that remain fail together; {len(rest)} of them is the largest group to pass")
     reasons += _of_rest(ev, rest, passed, named=named, failed=failed)
     if spent:
-        reasons.append("ended by the bound on rounds, on tests, or by the caller: this is what is known so far")
+        reasons.append("ended by the bound on rounds, or by the caller: this is what is known so far")
     return replace(verdict, decided=decided, reasons=tuple(reasons))
 
 
