@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from healthd.localize.evidence import Evidence, Ids
+from healthd.localize.evidence import Evidence
 from healthd.localize.model import (
     Bounds,
     Culprit,
@@ -64,7 +64,7 @@ class Course:
         self._ev = Evidence(problem)
         self._found = Found()
         self._steps = by_rounds(self._ev, self._found)
-        self._groups: list[Ids] | None = None  # None: the first whole was not given yet
+        self._asked: tuple[tuple[str, ...], ...] | None = None  # None: the first whole was not given yet
         self._verdict: Verdict | None = None
 
     def step(self, outcomes: Iterable[GroupOutcome], *, last: bool = False) -> NextRound | Verdict:
@@ -75,23 +75,23 @@ class Course:
         """
         if self._verdict is not None:
             return self._verdict
-        given = list(outcomes)
-        if self._groups is not None:
-            self._ev.rounds += 1
-            self._ev.asked += len(self._groups)
-            self._note_missing(given)
-        self._ev.record(given)
+        ev, given = self._ev, list(outcomes)
+        if self._asked is not None:
+            ev.rounds += 1
+            ev.asked += len(self._asked)
+            have = {frozenset(one.members) for one in given}
+            missing = [group for group in self._asked if frozenset(group) not in have]
+            given += [GroupOutcome(members=group, outcome=Outcome.UNKNOWN, round=ev.rounds) for group in missing]
+        ev.record(given)
         groups, why = next(self._steps, ([], ""))
         if not groups:
             return self.conclude(spent=False)
-        bounds = self.problem.bounds
-        if last or self._ev.rounds + 1 == bounds.max_rounds:
-            groups, why = final(self._ev, groups, why)
-        self._groups = groups[: bounds.max_tests - self._ev.asked]
-        if not self._groups or self._ev.rounds >= bounds.max_rounds:
+        if ev.rounds >= self.problem.bounds.max_rounds:
             return self.conclude()
-        named = tuple(tuple(self._ev.names[v] for v in group) for group in self._groups)
-        return NextRound(number=self._ev.rounds + 1, groups=named, why=why)
+        if last or ev.rounds + 1 == self.problem.bounds.max_rounds:
+            groups, why = final(ev, groups, why)
+        self._asked = tuple(tuple(ev.names[v] for v in group) for group in groups)
+        return NextRound(number=ev.rounds + 1, groups=self._asked, why=why)
 
     def conclude(self, *, spent: bool = True) -> Verdict:
         """The verdict on what is known now, final. `spent`: ended by a bound or by the caller, which it says."""
@@ -99,13 +99,6 @@ class Course:
             self._steps.close()
             self._verdict = verdict_of(self._ev, self._found, spent=spent)
         return self._verdict
-
-    def _note_missing(self, given: list[GroupOutcome]) -> None:
-        have = {frozenset(one.members) for one in given}
-        for group in self._groups or ():
-            names = tuple(self._ev.names[v] for v in group)
-            if frozenset(names) not in have:
-                given.append(GroupOutcome(members=names, outcome=Outcome.UNKNOWN, round=self._ev.rounds))
 
 
 def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: bool = False) -> NextRound | Verdict:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from healthd.localize.evidence import Evidence, Pair
+from healthd.localize.evidence import Evidence, Pair, disjoint
 
 # How much likelier than "one end is flaky" a path must be, whatever share of its tests a flaky member fails.
 PATH_ODDS = 300.0
 PATH_FAILS = 4  # tests of the pair itself: one that fails a fifth of its tests by chance fails four in a row in 0.8 %
+BUDGET = 0.001  # false accusations accepted for each validation of a whole healthy fleet
+FLAKY = 0.5  # how often a flaky member makes its group fail, which decides how long one is looked for
 # A member is worth more tests while the odds that it is flaky, one culprit in the fleet being expected, are above this.
 OPEN_ODDS = 0.05
 # What is taken for known before any test: that many failures by chance in that many tests of healthy members.
@@ -25,23 +27,17 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
     count, since whether they fail by chance is the question. What earlier searches have seen only raises the estimate:
     a network that was good for weeks may be bad today. The setting is an upper bound.
     """
-    used = set(without)
-    count = 0
-    for a, b in odd:
-        if a not in used and b not in used and not ev.is_soft((a, b)):
-            used |= {a, b}
-            count += 1
+    count = len(disjoint(pair for pair in odd if not ev.is_soft(pair) and set(pair).isdisjoint(without))) // 2
     noise = ev.problem.noise
     bound, tests = noise.false_alarm_ratio, ev.passed + count
-    here = _estimate(count, tests, bound)
-    ever = _estimate(count + noise.seen_failed, tests + noise.seen_tests, bound)
-    return min(bound or MOST_CHANCE, max(here, ever))
+    known = max(CHANCE_FAILS, bound * CHANCE_TESTS)
 
+    def estimate(failed: float, tests: float) -> float:
+        """From above."""
+        return (known + failed + 2 * math.sqrt(failed)) / (CHANCE_TESTS + tests)
 
-def _estimate(failed: float, tests: float, bound: float) -> float:
-    """An upper estimate of the share that fails, of so many failures in so many tests."""
-    known = max(CHANCE_FAILS, bound * CHANCE_TESTS) + failed + 2 * math.sqrt(failed)
-    return known / (CHANCE_TESTS + tests)
+    ever = estimate(count + noise.seen_failed, tests + noise.seen_tests)
+    return min(bound or MOST_CHANCE, max(estimate(count, tests), ever))
 
 
 def is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float) -> bool:
@@ -50,7 +46,7 @@ def is_chance(ev: Evidence, many: float, tests: int, failed: int, chance: float)
 
     The bound holds at any time that one looks: the failures can be chosen in `comb` ways among the tests.
     """
-    return many * math.comb(max(tests, failed), failed) * chance**failed > ev.problem.noise.budget_ratio
+    return many * math.comb(max(tests, failed), failed) * chance**failed > BUDGET
 
 
 def is_path(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
@@ -69,9 +65,8 @@ def is_open(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
     """Whether an end of an odd pair may yet turn out flaky: likelier than chance by enough."""
     for v in pair:
         chance = chance_of(ev, odd, (v,))
-        flaky = ev.problem.noise.flaky_fail_ratio
         failed = len({o for o, _ in ev.counted(v)})
-        odds = failed * math.log(flaky / chance) + ev.passes[v] * math.log((1 - flaky) / (1 - chance))
+        odds = failed * math.log(FLAKY / chance) + ev.passes[v] * math.log((1 - FLAKY) / (1 - chance))
         if odds - math.log(len(ev.job)) > math.log(OPEN_ODDS):
             return True
     return False

@@ -8,11 +8,12 @@ is a culprit, once it has been tried with all to whom it could belong: others wh
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from healthd.localize.chance import chance_of, is_chance, is_path
-from healthd.localize.evidence import Evidence, Pair
-from healthd.localize.network import Trunk, find_apart, find_trunks, name_groups
+from healthd.localize.evidence import SILENT, Evidence, Pair, Trunk
+from healthd.localize.network import Group, find_apart, find_trunks, name_groups
 
 SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at times; before it takes three
 SOMETIMES_SHARE = 5  # one that passes at times is accused only where more than one in so many of its tests failed
@@ -34,9 +35,9 @@ class Judged:
 
     `accused` maps a member to its counted (partner, test). `pending` would be accused, but were not tried with all to
     whom they could belong; those of them in `wanting` not with enough clean partners. `awaiting` would, but were only
-    slow while others ran. `suspects` never passed. `apart` are the components cut off, `groups` the same by the name
-    of a label: (label, value, members, whether they pass among themselves). `odd` pairs failed although both ends
-    passed elsewhere and nothing explains them.
+    slow while others ran. `suspects` never passed. `apart` are the components cut off from the `main` one, `groups` the
+    same by the name of a label. `trunks` with the number of failed pairs. `odd` pairs failed although both ends passed
+    elsewhere and nothing explains them.
     """
 
     accused: dict[int, Failures] = field(default_factory=dict)
@@ -47,8 +48,8 @@ class Judged:
     component: dict[int, frozenset[int]] = field(default_factory=dict)  # root -> members, where any failed across
     part: dict[int, int] = field(default_factory=dict)  # member of a part that is apart -> which
     main: frozenset[int] = frozenset()
-    groups: list[tuple[str, str, frozenset[int], bool]] = field(default_factory=list)
-    trunks: list[Trunk] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    trunks: dict[Trunk, int] = field(default_factory=dict)
     paths: list[Pair] = field(default_factory=list)
     suspects: list[int] = field(default_factory=list)
     odd: list[Pair] = field(default_factory=list)
@@ -62,75 +63,73 @@ class Judged:
         """Whether anything is named that can be why the whole failed."""
         return bool(self.accused or self.pending or self.apart or self.groups or self.trunks or self.paths)
 
+    def is_over_trunk(self, ev: Evidence, pair: Pair) -> bool:
+        """Whether a trunk explains why these two fail."""
+        return not self.trunks.keys().isdisjoint(ev.crossing(*pair))
+
 
 def judge(ev: Evidence) -> Judged:
     """All rules over all evidence; the order of names decides nothing but the order of answers."""
     found = Judged()
-    live = [pair for pair, tests in ev.bad_pairs.items() if pair[0] != pair[1] and not ev.dropped.issuperset(tests)]
+    live = [pair for pair in ev.bad_pairs if pair[0] != pair[1] and ev.own(pair)[0]]
     odd = sorted(pair for pair in live if ev.passes[pair[0]] and ev.passes[pair[1]])
     if any(ev.root(a) != ev.root(b) for a, b in odd):
-        found.component = {ev.root(part[0]): frozenset(part) for part in ev.components()}
-        found.main, found.apart = find_apart(ev, odd, found.component)
+        found.component = ev.components()
+        found.main = next(iter(found.component.values()), frozenset())
+        found.apart = find_apart(ev, odd, found.component)
         found.part = {v: i for i, part in enumerate(found.apart) for v in part}
         odd = [(a, b) for a, b in odd if found.part.get(a) == found.part.get(b)]
     found.trunks = find_trunks(ev, odd)
-    odd = [pair for pair in odd if not any(trunk.explains(pair) for trunk in found.trunks)]
+    odd = [pair for pair in odd if not found.is_over_trunk(ev, pair)]
     found.paths = [pair for pair in odd if is_path(ev, pair, odd)]
-    explained = set(found.paths).union(pair for pair in live if any(one.explains(pair) for one in found.trunks))
+    explained = {*found.paths, *(pair for pair in live if found.is_over_trunk(ev, pair))}
     rest = [pair for pair in odd if pair not in explained]
     _accuse(ev, found, explained, rest)
     found.odd = [pair for pair in rest if found.accused.keys().isdisjoint(pair)]
     _hold_back(ev, found)
-    name_groups(ev, found, found.groups)
-    for _, _, members, inside in found.groups:
-        if not inside:
-            for v in members:
-                found.accused.pop(v, None)
+    found.groups = name_groups(ev, found.accused, found.apart)
     blamed = found.blamed()
+    cut = frozenset[int]().union(*(members for _, _, members, inside in found.groups if not inside))
+    found.accused = {v: counted for v, counted in found.accused.items() if v not in cut}
     found.paths = [pair for pair in found.paths if blamed.isdisjoint(pair)]
     found.odd = [pair for pair in rest if blamed.isdisjoint(pair)]
     if ev.count > 1 or (ev.first and len(ev.first.members) < len(ev.job)):
-        found.suspects = [v for v in ev.job if not ev.passes[v] and v not in blamed and _is_suspect(ev, v, blamed)]
+        # One who never passed is worth a test, but not the witness of one in whom the whole showed the fault.
+        found.suspects = [
+            v
+            for v in ev.job
+            if not ev.passes[v] and v not in blamed
+            if v not in ev.fails or any(o not in blamed or o not in ev.shown for o, _ in ev.counted(v))
+        ]
     return found
-
-
-def _is_suspect(ev: Evidence, v: int, blamed: set[int]) -> bool:
-    """Whether one who never passed is worth a test: not the witness of one in whom the whole showed the fault."""
-    return v not in ev.fails or any(o not in blamed or o not in ev.shown for o, _ in ev.counted(v))
 
 
 def _accuse(ev: Evidence, found: Judged, explained: set[Pair], odd: list[Pair]) -> None:
     """Accuse until nobody is added: what an accused member explains makes its partners clean."""
-    known: set[int] = set()
-    usual = chance_of(ev, odd)
     open_ends = {v for pair in odd for v in pair}
     waiting = {v for v in ev.fails if len(ev.fails[v]) > 1 or v in ev.shown}
-    while waiting:
-        new: set[int] = set()
+    new: set[int] | None = None
+    while new is None or new:
+        known = set(found.accused)
+        odd = [pair for pair in odd if known.isdisjoint(pair)]
+        usual = chance_of(ev, odd)
         for v in waiting:
             counted = _clean_failures(ev, v, known, explained, found)
-            hard = [(o, n) for o, n in counted if not ev.tests[n].slow]
             slow = [(o, n) for o, n in counted if ev.tests[n].slow]
+            hard = [(o, n) for o, n in counted if not ev.tests[n].slow]
             chance = usual if v not in open_ends else chance_of(ev, odd, (v,))
             if _is_enough(ev, v, hard, chance, known):
                 found.accused[v] = counted
-                found.awaiting.pop(v, None)
             elif not _is_enough(ev, v, slow, chance, known):
                 _of_shown(ev, v, known, found)
-            elif all(ev.tests[n].soft for _, n in slow):
-                found.awaiting[v] = slow
             else:
-                found.accused[v] = slow
-                found.awaiting.pop(v, None)
-            if v in found.accused:
-                found.pending.pop(v, None)
-                new.add(v)
-        known |= new
+                soft = all(ev.tests[n].soft for _, n in slow)
+                (found.awaiting if soft else found.accused)[v] = slow
+        new = waiting & found.accused.keys()
         waiting -= new
-        if not new:
-            return
-        odd = [pair for pair in odd if known.isdisjoint(pair)]
-        usual = chance_of(ev, odd)
+    for v in found.accused:
+        found.awaiting.pop(v, None)
+        found.pending.pop(v, None)
 
 
 def _of_shown(ev: Evidence, v: int, known: set[int], found: Judged) -> None:
@@ -140,9 +139,8 @@ def _of_shown(ev: Evidence, v: int, known: set[int], found: Judged) -> None:
     All others must have passed since without it; until its witness has, it may be the witness's fault.
     """
     tests = [ev.tests[n].members for n in ev.shown.get(v, ())]
-    if ev.passes[v] or len(tests) < 2 or not any(not t.bad and v not in t.members for t in ev.large):
-        return
-    if any(not known.isdisjoint(members) for members in tests):
+    without = any(v not in group and not all(bad) for group, bad in ev.large.items())
+    if ev.passes[v] or len(tests) < 2 or not without or not all(map(known.isdisjoint, tests)):
         return
     sure = all(ev.passes[o] for members in tests if len(members) == 2 for o in members if o != v)
     (found.accused if sure else found.pending)[v] = [(o, n) for o, n in ev.counted(v) if ev.passes[o]]
@@ -173,29 +171,23 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, known: se
 
 
 def _clean_failures(ev: Evidence, v: int, known: set[int], explained: set[Pair], found: Judged) -> Failures:
-    """Failures of v that nothing named explains, with partners that are otherwise clean."""
-    counted = [
-        (o, n)
-        for o, n in ev.counted(v)
-        if o == v
-        or (o not in known and (min(o, v), max(o, v)) not in explained and _is_clean(ev, o, v, known, explained, found))
-    ]
-    if counted and ev.passes[v] and found.apart:  # across the border of what is cut off it speaks against nobody
-        mine = ev.root(v)
-        counted = [(o, n) for o, n in counted if o == v or ev.root(o) == mine]
-    return counted
+    """
+    Failures of v that nothing named explains, alone or with witnesses against it.
 
+    A witness passed, and whom else it failed with never did, or is named or cut off. Across the border of what is cut
+    off one speaks against nobody who passed.
+    """
 
-def _is_clean(ev: Evidence, o: int, v: int, known: set[int], explained: set[Pair], found: Judged) -> bool:
-    """Whether o is a witness against v: it passed, and whom else it failed with never did, or is named or cut off."""
-    if not ev.passes[o]:
-        return False
-    for p, _ in ev.counted(o):
-        if p in (v, o) or p in known or not ev.passes[p] or (min(o, p), max(o, p)) in explained:
-            continue
-        if not found.apart or found.part.get(p) == found.part.get(o):
+    def is_told(o: int, p: int) -> bool:
+        return p in known or (min(o, p), max(o, p)) in explained
+
+    def is_clean(o: int) -> bool:
+        if not ev.passes[o] or (found.apart and ev.passes[v] and ev.root(o) != ev.root(v)):
             return False
-    return True
+        others = (p for p, _ in ev.counted(o) if p not in (v, o) and ev.passes[p] and not is_told(o, p))
+        return all(found.apart and found.part.get(p) != found.part.get(o) for p in others)
+
+    return [(o, n) for o, n in ev.counted(v) if o == v or (not is_told(v, o) and is_clean(o))]
 
 
 def _hold_back(ev: Evidence, found: Judged) -> None:
@@ -207,26 +199,27 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     once by chance.
     """
     named = {v for v in found.accused if not ev.passes[v]}
-    heard = {v for v in named if ev.silent[v] < 2}
-    by_label: dict[tuple[str, str], set[int]] = {}
+    heard = {v for v in named if ev.silent[v] < SILENT}
+    by_label: dict[tuple[str, str], set[int]] = defaultdict(set)
     for v in heard:
         for label in ev.labels[v]:
-            by_label.setdefault(label, set()).add(v)
+            by_label[label].add(v)
     share = len(named) / len(ev.job)
     others = OTHERS_OF_MANY if share > 0.5 else OTHERS if ev.rounds < (6 if share > 0.25 else 4) else 1
-    doubt = found.odd or found.paths or found.trunks or found.apart
     few = WITNESSES if len(named) < (3 if share > 0.25 else 2) and ev.rounds < (5 if share > 0.25 else 3) else 2
-    taken = found.blamed() | set(found.awaiting) | {v for pair in found.odd for v in pair}
-    clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < 2 and o not in taken]
+    if found.odd or found.paths or found.trunks or found.apart:
+        few = DOUBT_WITNESSES
+    taken = found.blamed().union(found.awaiting, *found.odd)
+    clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < SILENT and o not in taken]
     for v in named:
         met = named.intersection(ev.met[v])
         tried = sum(ev.own((min(o, v), max(o, v)))[0] for o in met)
         most = len(heard) - (v in heard)
-        near = set[int]().union(*(by_label.get(label, ()) for label in ev.labels[v])) - {v}
+        near = set[int]().union(*(by_label[label] for label in ev.labels[v])) - {v}
         lonely = tried < min(others, 2 if most == 1 else most) or (near and near.isdisjoint(met))
         failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
-        if v not in ev.shown and len(failed) < (DOUBT_WITNESSES if doubt else few):
-            found.wanting.update([v] if ev.met[v] and any(o not in ev.met[v] for o in clean) else [])
+        if v not in ev.shown and len(failed) < few and ev.met[v] and any(o not in ev.met[v] for o in clean):
+            found.wanting.add(v)
         if (ev.met[v] and lonely) or any(wants_part(ev, v, part) for part in parts_of(found)) or v in found.wanting:
             found.pending[v] = found.accused.pop(v)
 

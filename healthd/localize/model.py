@@ -41,27 +41,22 @@ class GroupOutcome:
 @dataclass(frozen=True, kw_only=True)
 class Noise:
     """
-    What may go wrong although nothing is broken, and how broken things behave.
+    What may go wrong although nothing is broken.
 
     The share of healthy groups that fail is learnt, from what passes on repetition. `false_alarm_ratio` is an upper
     bound for it; 0: none is set. `seen_failed` of `seen_tests` healthy groups have failed in earlier searches of the
-    same fleet. `flaky_fail_ratio`: how often a flaky member makes its group fail, which decides how
-    long one is looked for. `budget_ratio`: false accusations accepted for each validation of a whole healthy fleet.
+    same fleet.
     """
 
     false_alarm_ratio: float = 0.0
-    flaky_fail_ratio: float = 0.5
-    budget_ratio: float = 0.001
     seen_failed: float = 0.0
     seen_tests: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.false_alarm_ratio < self.flaky_fail_ratio < 1 and 0 < self.budget_ratio < 1):
+        if not (0 <= self.false_alarm_ratio < 0.5 and 0 <= self.seen_failed <= self.seen_tests):
             raise BadInputError(
-                "localisation: noise must have 0 <= false_alarm_ratio < flaky_fail_ratio < 1 and 0 < budget_ratio < 1"
+                "localisation: noise must have 0 <= false_alarm_ratio < 0.5 and 0 <= seen_failed <= seen_tests"
             )
-        if not 0 <= self.seen_failed <= self.seen_tests:
-            raise BadInputError("localisation: noise must have 0 <= seen_failed <= seen_tests")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +69,11 @@ class Bounds:
     """
 
     max_rounds: int = 40
-    max_tests: int = 100_000_000
     pair_rounds: int = 6
 
     def __post_init__(self) -> None:
-        if self.max_rounds < 0 or self.max_tests < 0 or self.pair_rounds < 1:
-            raise BadInputError("localisation: bounds must not be negative, and pair_rounds at least 1")
+        if self.max_rounds < 0 or self.pair_rounds < 1:
+            raise BadInputError("localisation: max_rounds must not be negative, and pair_rounds at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

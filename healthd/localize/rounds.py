@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from healthd.localize import search
-from healthd.localize.evidence import Evidence, Ids, Pair
-from healthd.localize.growing import grow
+from healthd.localize.evidence import SILENT, Ask, Evidence, Ids, Pair, Steps, disjoint
 from healthd.localize.judge import Judged, judge
 from healthd.localize.pairing import shuffled_pairs
 from healthd.localize.search import Found
-from healthd.localize.targets import SILENT, alone, named_pairs, odd_pairs, settled, targeted
-
-Ask = tuple[list[Ids], str]
-Steps = Generator[Ask, None, None]
+from healthd.localize.targets import alone, named_pairs, settled, targeted
 
 LAST_PAIR_ROUND = 9  # an intermittent failure of the whole is looked for in so many rounds of pairs
 MANY = 3  # bad pairs without a member in common
@@ -50,7 +46,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
                 return
             yield [found.rest, *named_pairs(ev, judged)], "all that remain, together"
         elif (judged.paths or many(ev, judged.odd)) and len(found.rest) > 3:
-            yield from grow(ev, found, [*judged.paths, *judged.odd])
+            yield from search.grow(ev, found, [*judged.paths, *judged.odd])
             return
         elif not (yield from hidden(ev, found)):
             return
@@ -98,7 +94,7 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
     """Who remains without the blamed, one side of each trunk, one end of each path, and who is not yet understood."""
     out = judged.blamed() | set(judged.awaiting)
     for trunk in judged.trunks:
-        out |= trunk.smaller()
+        out |= min(reversed(ev.sides(trunk)), key=len)
     out |= cover([pair for pair in judged.paths if out.isdisjoint(pair)])
     if ev.rounds:
         out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
@@ -130,22 +126,18 @@ def rest_state(ev: Evidence, rest: Ids) -> bool | None:
     """
     if len(rest) < 2:
         return True if rest and ev.passes[rest[0]] else None
-    seen = ev.history(rest)
-    if seen:
-        return not seen[-1]
+    bad = ev.last(rest)
+    if bad is not None:
+        return not bad
     if ev.passed_together(rest):
         return True
-    return False if ev.failed_inside(rest) else None
+    return False if any(any(bads) and group.issubset(rest) for group, bads in ev.large.items()) else None
 
 
 def many(ev: Evidence, odd: list[Pair]) -> bool:
     """Whether so many pairs without a common member failed twice and never passed that naming each takes too long."""
-    used: set[int] = set()
-    for pair in odd:
-        failed, passed = ev.own(pair)
-        if failed > 1 and not passed and used.isdisjoint(pair):
-            used.update(pair)
-    return len(used) >= 2 * MANY
+    own = {pair: ev.own(pair) for pair in odd}
+    return len(disjoint(pair for pair, (failed, passed) in own.items() if failed > 1 and not passed)) >= 2 * MANY
 
 
 def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
@@ -153,7 +145,7 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.bounds.pair_rounds
     if found.pair_rounds < (limit if len(found.rest) > 2 else 1):
         pairs = shuffled_pairs(ev, found.rest, across=not found.pair_rounds)
-        if len(found.rest) == 2 and ev.history(found.rest):
+        if len(found.rest) == 2 and ev.last(found.rest) is not None:
             pairs = []  # two alone: their pair is the whole, which was measured
         found.pair_rounds += 1
         if pairs:
@@ -161,16 +153,16 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
         return True
     if found.intermittent or found.scale is not None or len(found.rest) <= 2:
         return False
-    if ev.history(found.rest).count(True) < 2:
+    if ev.large.get(frozenset(found.rest), []).count(True) < 2:
         if found.whole_again > 2:
             return False
         found.whole_again += 1
         yield [found.rest], "pairs are clean: the whole again"
         found.intermittent = found.intermittent or rest_state(ev, found.rest) is True
         return True
-    before = odd_pairs(judge(ev))
+    before = len(ev.bad_pairs)
     yield from search.smallest_failing(ev, found)
     if search.is_contradicted(ev, found):
         found.scale, found.intermittent = None, True
         return True
-    return odd_pairs(judge(ev)) > before
+    return len(ev.bad_pairs) > before

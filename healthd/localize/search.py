@@ -1,5 +1,6 @@
 """
-The smallest group that still fails, where pairs are clean and the whole is not: a bad path, or a fault of scale.
+Groups of the rest: the smallest that still fails, where pairs are clean and the whole is not, and the largest that
+passes, where so many pairs fail that naming each takes longer than anybody waits.
 
 Four blocks give three rounds of two unions each; a union that fails is the new whole, about half as large. When no
 union fails the fault needs more than two blocks, and the size itself is searched.
@@ -8,25 +9,15 @@ union fails the fault needs more than two blocks, and the size itself is searche
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
-from healthd.localize.evidence import Evidence, Ids
-
-Steps = Generator[tuple[list[Ids], str], None, None]
+from healthd.localize.evidence import Ask, Evidence, Ids, Pair, Steps
+from healthd.localize.model import ScaleFault
 
 MOST_NEEDED = 8  # members that must all take part; for more of them the bound on rounds is too low
 SPARED = 4  # members left out, one after another, before it is said that nobody can be spared
 PAIRINGS = (((0, 2), (1, 3)), ((0, 3), (1, 2)), ((0, 1), (2, 3)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """The smallest failing group seen, the size of the largest that passed, whether others of that size fail too."""
-
-    members: Ids
-    largest_passing: int
-    any_group: bool | None
 
 
 @dataclass(kw_only=True)
@@ -35,7 +26,7 @@ class Found:
 
     rest: Ids = ()
     rest_passed: bool | None = None
-    scale: Scale | None = None
+    scale: ScaleFault | None = None
     intermittent: bool = False
     pair_rounds: int = 0
     whole_again: int = 0
@@ -44,121 +35,152 @@ class Found:
 
 def smallest_failing(ev: Evidence, found: Found) -> Steps:
     """Shrink the rest, to `found.scale`; None there when a bad pair was found: then it is in the evidence as such."""
-    whole = found.rest
-    order = list(whole)
-    ev.random("search").shuffle(order)
-    order.sort(key=lambda v: ev.labels[v])  # a fault within one switch or rack stays within a block
-    failing = order
+    failing = list(found.rest)
+    ev.random("search").shuffle(failing)
+    failing.sort(key=lambda v: ev.labels[v])  # a fault within one switch or rack stays within a block
     while len(failing) > 2:
         smaller = yield from _halve(ev, failing)
         if smaller is None:
             break
         failing = smaller
     if len(failing) > 2:
-        failing = yield from _shortest_prefix(ev, failing)
+        lower = max(len(failing) // 2, 1)  # passes, or is a single member
+        failing = failing[: (yield from _shortest(ev, [], failing, lower, "the smallest group that fails"))]
     if len(failing) == 2:
         return
-    yield [tuple(sorted(failing))], f"the smallest failing group, of {len(failing)}, again"
-    any_group = yield from _another(ev, list(whole), failing)
+    size = len(failing)
+    yield [tuple(sorted(failing))], f"the smallest failing group, of {size}, again"
+    others, any_group = [v for v in found.rest if v not in set(failing)], None
+    if others:
+        another = (others + failing)[:size]
+        yield [tuple(sorted(another))], f"another group of {size}"
+        any_group = ev.last(another)
     found.scale = _scale(ev, failing, any_group=any_group)
     if any_group is not True and not is_contradicted(ev, found):
         yield from _needed(ev, found, failing)
 
 
-def _scale(ev: Evidence, members: Iterable[int], *, any_group: bool | None) -> Scale:
-    largest = max((len(t.members) for t in ev.tests if not t.bad), default=2 if ev.good_pairs else 0)
-    return Scale(members=tuple(sorted(members)), largest_passing=largest, any_group=any_group)
+def _scale(ev: Evidence, members: Iterable[int], *, any_group: bool | None) -> ScaleFault:
+    sizes = (len(group) for group, bad in ev.large.items() if not all(bad))
+    largest = max(sizes, default=2 if ev.good_pairs else 0)
+    return ScaleFault(members=ev.say(members), largest_passing=largest, any_group=any_group)
 
 
 def _needed(ev: Evidence, found: Found, failing: list[int]) -> Steps:
     """It matters who takes part: find each who must, one after another. The last of a shortest beginning is one."""
     needed, others = failing[-1:], failing[:-1]
     for drop in others[:: -(-len(others) // SPARED)]:  # where nobody can be spared it is the number after all
-        group = [v for v in failing if v != drop]
-        seen = yield from _try(ev, group, f"can one of {len(failing)} be spared?")
-        if seen:
+        if (yield from _fails(ev, [v for v in failing if v != drop], f"can one of {len(failing)} be spared?")):
             break
     else:
         return
     while others and len(needed) < MOST_NEEDED:
-        lower, upper = 0, len(others)  # with all others it fails
-        while upper - lower > 1 or (upper == 1 and lower == 0 and len(needed) > 1):
-            middle = (lower + upper) // 2
-            if (yield from _try(ev, needed + others[:middle], f"those that must take part: {len(needed)} known")):
-                upper = middle
-            elif middle == 0:
-                break
-            else:
-                lower = middle
-        if upper == 0:
-            others = []
-        else:
-            needed, others = [*needed, others[upper - 1]], others[: upper - 1]
+        why = f"those that must take part: {len(needed)} known"
+        upper = yield from _shortest(ev, needed, others, 0 if len(needed) == 1 else -1, why)
+        needed, others = [*needed, *others[:upper][-1:]], others[: max(0, upper - 1)]
         found.scale = _scale(ev, [*needed, *others], any_group=False)
 
 
-def _try(ev: Evidence, group: list[int], why: str) -> Generator[tuple[list[Ids], str], None, bool]:
+def _shortest(ev: Evidence, needed: list[int], order: list[int], lower: int, why: str) -> Generator[Ask, None, int]:
+    """How many of the first of an order fail with those needed, by bisection; all do, and `lower` are too few."""
+    upper = len(order)
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        if (yield from _fails(ev, needed + order[:middle], why)):
+            upper = middle
+        else:
+            lower = middle
+    return upper
+
+
+def _fails(ev: Evidence, group: list[int], why: str) -> Generator[Ask, None, bool]:
     """Whether a group fails; one that gives no outcome does not."""
-    if len(group) < 2:
-        return False
-    if not ev.history(group):
+    if len(group) > 1 and ev.last(group) is None and not ev.passed_together(group):
         yield [tuple(sorted(group))], why
-    return ev.history(group)[-1:] == [True]
+    return ev.last(group) is True
 
 
-def _halve(ev: Evidence, failing: list[int]) -> Generator[tuple[list[Ids], str], None, list[int] | None]:
+def _halve(ev: Evidence, failing: list[int]) -> Generator[Ask, None, list[int] | None]:
     """A union of two of four blocks that fails, or None."""
     size = len(failing)
     cuts = [size * i // 4 for i in range(5)] if size > 3 else [0, 1, 2, 3, 3]
     blocks = [failing[a:b] for a, b in itertools.pairwise(cuts)]
     for pairing in PAIRINGS:
-        unions = [blocks[a] + blocks[b] for a, b in pairing]
-        known = [union for union in unions if len(union) > 1 and any(ev.history(union)[-1:])]
-        if known:
-            return known[0]
-        groups = [union for union in unions if 1 < len(union) < size and not ev.passed_together(union)]
-        if not groups:
-            continue
-        yield [tuple(sorted(group)) for group in groups], f"halves of the {size} that fail together"
-        for group in groups:
-            if ev.history(group)[-1:] == [True]:
-                return group
+        unions = [blocks[a] + blocks[b] for a, b in pairing if len(blocks[a] + blocks[b]) > 1]
+        groups = [tuple(sorted(union)) for union in unions if not ev.passed_together(union)]
+        if groups and not any(map(ev.last, unions)):
+            yield groups, f"halves of the {size} that fail together"
+        for union in unions:
+            if ev.last(union):
+                return union
     return None
-
-
-def _shortest_prefix(ev: Evidence, failing: list[int]) -> Generator[tuple[list[Ids], str], None, list[int]]:
-    """The shortest failing beginning of a failing order, by bisection of its length."""
-    lower, upper = max(len(failing) // 2, 1), len(failing)  # lower passes or is a single member
-    while upper - lower > 1:
-        middle = (lower + upper) // 2
-        group = failing[:middle]
-        if ev.passed_together(group):
-            lower = middle
-            continue
-        yield [tuple(sorted(group))], f"is {middle} enough to fail? {lower} passed, {upper} failed"
-        seen = ev.history(group)[-1:]
-        if not seen:
-            break
-        if seen[0]:
-            upper = middle
-        else:
-            lower = middle
-    return failing[:upper]
-
-
-def _another(ev: Evidence, whole: list[int], failing: list[int]) -> Generator[tuple[list[Ids], str], None, bool | None]:
-    """Whether another group of the same size fails as well; None when there is none or no outcome."""
-    size = len(failing)
-    if size >= len(whole):
-        return None
-    outside = [v for v in whole if v not in set(failing)]
-    group = (outside + failing)[:size]
-    yield [tuple(sorted(group))], f"another group of {size}"
-    seen = ev.history(group)[-1:]
-    return seen[0] if seen else None
 
 
 def is_contradicted(ev: Evidence, found: Found) -> bool:
     """Whether a group that failed passed too, itself or within a larger one: the fault comes and goes."""
-    scale = found.scale
-    return scale is not None and (ev.passed_together(scale.members) or not all(ev.history(scale.members)))
+    return found.scale is not None and ev.passed_together(ev.index[name] for name in found.scale.members)
+
+
+def grow(ev: Evidence, found: Found, bad: Iterable[Pair]) -> Steps:
+    """
+    Put groups of the rest that passed together two by two, all at once, then let the largest take in others.
+
+    `bad` pairs are never put together. What fails with the largest is halved; a single one stays out.
+    """
+    apart = list(map(frozenset, bad))
+    parts = passed_parts(ev, found.rest)
+    failed: set[Ids] = set()
+
+    def union(one: Ids, other: Ids) -> Ids | None:
+        """Of two that may pass together."""
+        both = tuple(sorted(one + other))
+        return None if both in failed or any(pair.issubset(both) for pair in apart) else both
+
+    while len(parts[0]) * 4 <= len(found.rest):
+        matched = _twos(parts, union)
+        if not matched:
+            break
+        yield list(matched), "groups that passed, put together"
+        for both, halves in matched.items():
+            if ev.last(both) is False:
+                parts = [part for part in parts if part not in halves] + [both]
+            else:
+                failed.add(both)
+        parts.sort(key=lambda part: (-len(part), part))
+    found.grown, others = parts[0], [v for part in parts[1:] for v in part]
+    chunks = [tuple(others[i : i + len(parts[0])]) for i in range(0, len(others), len(parts[0]))]
+    while chunks:
+        chunk = chunks.pop(0)
+        if larger := union(found.grown, chunk):
+            yield [larger], f"{len(found.grown)} that passed, and {len(chunk)} more"
+            if ev.last(larger) is False:
+                found.grown = larger
+                continue
+        if len(chunk) > 1:
+            chunks = [chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :], *chunks]
+
+
+def _twos(parts: list[Ids], union: Callable[[Ids, Ids], Ids | None]) -> dict[Ids, tuple[Ids, Ids]]:
+    """Unions of two parts that may pass together, the largest first, and what they are of."""
+    left, found = list(parts), dict[Ids, tuple[Ids, Ids]]()
+    while left:
+        one = left.pop(0)
+        for other in left[:64]:
+            if both := union(one, other):
+                left.remove(other)
+                found[both] = (one, other)
+                break
+    return found
+
+
+def passed_parts(ev: Evidence, members: Ids) -> list[Ids]:
+    """Disjoint groups within `members` that passed, the largest first; the others one by one."""
+    wanted, used = frozenset(members), set[int]()
+    groups = [group for group, bad in ev.large.items() if not all(bad) and group <= wanted]
+    groups += [frozenset(pair) for pair in ev.good_pairs if wanted.issuperset(pair)]
+    parts: list[Ids] = []
+    for group in sorted(groups, key=lambda group: (-len(group), sorted(group))):
+        if used.isdisjoint(group):
+            used |= group
+            parts.append(tuple(sorted(group)))
+    return parts + [(v,) for v in members if v not in used]

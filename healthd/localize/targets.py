@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from healthd.localize.chance import PATH_FAILS, is_open
-from healthd.localize.evidence import Evidence, Ids, Pair
+from healthd.localize.evidence import SILENT, Ask, Evidence, Ids, Pair
 from healthd.localize.judge import Judged, parts_of, wants_part
 from healthd.localize.pairing import fresh_pairs, shuffled_pairs, witness_pairs
 
-Ask = tuple[list[Ids], str]
-
-SILENT = 2  # outcomes unknown in a row after which a member is no longer asked
 ODD_PASSES = 8  # passes with others that each end of an odd pair shall have before the pair is tried again
 MOST_ODD_TESTS = 30  # of an odd pair and its ends, after which it is left as it is
 FILLED_ROUNDS = 9  # up to this round all others are tested beside odd pairs: chance is learnt from them
@@ -62,12 +60,12 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
         ev.random("among").shuffle(left)
         plan.add(fresh_pairs(ev, left, near=False), "suspects with each other")
     if not pending and not suspects:
-        plan.add(_joined(ev, judged, plan.busy), "what is cut off, together")
+        plan.add(_joined(ev, judged), "what is cut off, together")
     if plan.groups or pending:
         plan.add(named_pairs(ev, judged, plan.busy), "those to be named with each other")
     if not plan.groups:
         return None
-    if odd and judged.odd and ev.rounds < FILLED_ROUNDS and not (ev.first and ev.first.slow):
+    if odd and judged.odd and ev.rounds < FILLED_ROUNDS and not ev.is_near():
         plan.add(shuffled_pairs(ev, plan.free(), across=False), "others, to learn how often they fail")
     shown = [v for v in (*pending, *suspects, *sorted(doubtful)) if v in plan.busy]
     names, more = ", ".join(ev.say(shown)[:6]), len(shown) - 6
@@ -97,11 +95,6 @@ def named_pairs(ev: Evidence, judged: Judged, busy: Container[int] = ()) -> list
     free = [v for v in sorted(named) if v not in busy]
     free.sort(key=lambda v: (ev.labels[v], v not in judged.pending, len(named.intersection(ev.met[v]))))
     return fresh_pairs(ev, free, near=True)
-
-
-def odd_pairs(judged: Judged) -> int:
-    """How many pairs failed by themselves and are no fault of a member."""
-    return len(judged.odd) + len(judged.paths)
 
 
 def settled(ev: Evidence, pair: Pair, odd: list[Pair]) -> bool:
@@ -147,12 +140,10 @@ def _odd(ev: Evidence, judged: Judged, clean: list[int], busy: set[int]) -> list
 
 def _links(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:
     """Fresh pairs of the main component and each other one that failed with somebody outside of it."""
-    parts = list(judged.apart)
-    for pair in judged.odd:
-        parts += [part for v in pair if (part := judged.component.get(ev.root(v))) and part not in parts]
+    failed = (judged.component.get(ev.root(v)) for pair in judged.odd for v in pair)
     wanted: list[int] = []
-    for part in parts:
-        if part != judged.main:
+    for part in dict.fromkeys((*judged.apart, *failed)):
+        if part and part != judged.main:
             ready = [v for v in part if ev.silent[v] < SILENT and judged.main.isdisjoint(o for o, _ in ev.counted(v))]
             wanted += sorted(ready)[:LINKS]
     return witness_pairs(ev, wanted, [v for v in clean if v in judged.main])
@@ -167,38 +158,23 @@ def is_linked(ev: Evidence, judged: Judged, pair: Pair) -> bool:
 def _across(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:
     """Fresh pairs between the label values of an odd pair: is it the trunk between them?"""
     pairs: list[Ids] = []
-    for pair in judged.odd:
-        for key in ev.crossing(*pair):
-            if ev.passed_across(*key):
-                continue
-            label, first, second = key
-            sides = [[v for v in clean if v in ev.labelled(label, value)] for value in (first, second)]
-            fresh = [(a, b) for a, b in zip(*sides, strict=False) if b not in ev.met[a]]
-            pairs += fresh[:PROBES]
+    for trunk in (trunk for pair in judged.odd for trunk in ev.crossing(*pair)):
+        if not ev.passed_across(trunk):
+            sides = [[v for v in clean if v in side] for side in ev.sides(trunk)]
+            pairs += [(a, b) for a, b in zip(*sides, strict=False) if b not in ev.met[a]][:PROBES]
     return pairs
 
 
-def _joined(ev: Evidence, judged: Judged, busy: set[int]) -> list[Ids]:
+def _joined(ev: Evidence, judged: Judged) -> list[Ids]:
     """Parts cut off that no label names: all in one group; if that fails, two by two."""
-    parts = [part for _, _, part, inside in judged.groups if inside and part != judged.main]
-    if (
-        len(parts) < 2
-        or all(label for label, _, _, _ in judged.groups)
-        or not busy.isdisjoint(frozenset().union(*parts))
-    ):
+    parts = [part for _, _, part, inside in judged.groups if inside]
+    if len(parts) < 2 or all(label for label, _, _, _ in judged.groups):
         return []
     union = tuple(sorted(frozenset[int]().union(*parts)))
-    if not ev.history(union):
+    if ev.last(union) is None:
         return [union]
-    pairs: list[Ids] = []
-    used: set[int] = set()
-    for i, one in enumerate(parts):
-        for other in parts[i + 1 :]:
-            a, b = min(one), min(other)
-            if used.isdisjoint((a, b)) and not any(not other.isdisjoint(ev.met[v]) for v in one):
-                pairs.append((a, b))
-                used |= {a, b}
-    return pairs
+    twos = itertools.combinations(parts, 2)
+    return [(min(one), min(other)) for one, other in twos if all(other.isdisjoint(ev.met[v]) for v in one)]
 
 
 def alone(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from healthd.localize.evidence import Evidence, Ids
+from healthd.localize.evidence import SILENT, Evidence, Ids, Parts
 from healthd.localize.judge import Judged, judge
 from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, Verdict
-from healthd.localize.network import Trunk
 from healthd.localize.rounds import rest_of, rest_state
 from healthd.localize.search import Found
-from healthd.localize.targets import SILENT
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 
@@ -21,49 +20,52 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     remain = rest_of(ev, judged)
     rest = found.grown or (largest_passed(ev, remain) if spent else None) or remain
     passed = rest_state(ev, rest)
-    culprits = tuple(_culprit(ev, v, counted) for v, counted in sorted(judged.accused.items()))
-    paths = tuple(
-        PathFault(ends=(ev.names[a], ev.names[b]), failed=ev.own((a, b))[0], slow=_slow(ev, ev.bad_pairs[a, b]))
-        for a, b in sorted(judged.paths)
-    )
-    groups = tuple(
-        LabelFault(label=label, value=value, members=ev.say(members), inside=_inside(ev, members, inside=inside))
-        for label, value, members, inside in sorted(judged.groups, key=lambda one: (one[:2], sorted(one[2])))
-    )
-    trunks = tuple(_trunk(ev, one) for one in judged.trunks)
     silent = tuple(v for v in ev.job if ev.silent[v] >= SILENT and not ev.passes[v] and v not in judged.blamed())
-    one_of = tuple(ev.say(part) for part in _untold(ev, judged, passed=passed is True and judged.explains()))
-    scale = _scale(ev, found, judged)
-    failed_once = any(test.bad for test in ev.tests)
-    named = bool(culprits or paths or groups or trunks or scale)
-    cleared = passed is True or (named and not rest)
-    decided = not one_of and not silent and (cleared or scale is not None) and rest == remain
-    decided = decided and (named or not failed_once or _is_passing(ev, rest))
-    reasons = [*map(_say_culprit, culprits), *map(_say_path, paths), *map(_say_group, groups), *map(_say_trunk, trunks)]
-    reasons += [_say_scale(scale, len(ev.job))] if scale else []
-    reasons += [_say_one_of(part) for part in one_of]
-    reasons += [f"no outcome from any test with {names(ev.say(silent))}: nothing is known of them"] if silent else []
-    if rest != remain:
-        reasons.append(f"the {len(remain)} that remain fail together; {len(rest)} of them is the largest group to pass")
-    reasons += _say_rest(ev, rest, passed, named=named, failed=failed_once)
-    reasons += (
-        ["ended by the bound on rounds, on tests, or by the caller: this is what is known so far"] if spent else []
-    )
-    return Verdict(
-        culprits=culprits,
-        paths=paths,
-        groups=groups,
-        trunks=trunks,
+    one_of = _untold(ev, judged, passed=passed is True and judged.explains())
+    # No fault of scale if one of its members turned out to be the cause after all.
+    scale = found.scale if found.scale and set(ev.say(judged.blamed())).isdisjoint(found.scale.members) else None
+    verdict = Verdict(
+        culprits=tuple(_culprit(ev, v, counted) for v, counted in sorted(judged.accused.items())),
+        paths=tuple(
+            PathFault(ends=(ev.names[a], ev.names[b]), failed=ev.own((a, b))[0], slow=_is_slow(ev, ev.bad_pairs[a, b]))
+            for a, b in sorted(judged.paths)
+        ),
+        groups=tuple(
+            LabelFault(
+                label=label, value=value, members=ev.say(members), inside=inside or _is_known_inside(ev, members)
+            )
+            for label, value, members, inside in sorted(judged.groups, key=lambda one: (one[:2], sorted(one[2])))
+        ),
+        trunks=tuple(
+            TrunkFault(label=trunk[0], values=trunk[1:], members=(ev.say(one), ev.say(other)), failed=failed)
+            for trunk, failed in judged.trunks.items()
+            for one, other in [ev.sides(trunk)]
+        ),
         scale=scale,
-        one_of=one_of,
+        one_of=tuple(map(ev.say, one_of)),
         not_measured=ev.say(silent),
         rest=ev.say(rest),
         rest_passed=passed,
-        decided=decided,
-        reasons=tuple(reasons),
+        decided=False,
+        reasons=(),
         rounds=ev.rounds,
         tests=ev.asked,
     )
+    reasons = list(_faults(verdict, len(ev.job)))
+    failed, named = (
+        any(test.bad for test in ev.tests),
+        bool(judged.accused or judged.paths or judged.groups or judged.trunks or scale),
+    )
+    # A failure came and went where the whole passes now, and chance fails tests in this fleet.
+    gone = rest == ev.job and any(pair in ev.good_pairs for pair in ev.bad_pairs)
+    decided = not one_of and not silent and rest == remain and (named or not failed or gone)
+    decided = decided and (passed is True or scale is not None or (named and not rest))
+    if rest != remain:
+        reasons.append(f"the {len(remain)} that remain fail together; {len(rest)} of them is the largest group to pass")
+    reasons += _of_rest(ev, rest, passed, named=named, failed=failed)
+    if spent:
+        reasons.append("ended by the bound on rounds, or by the caller: this is what is known so far")
+    return replace(verdict, decided=decided, reasons=tuple(reasons))
 
 
 def names(members: Iterable[str]) -> str:
@@ -73,47 +75,26 @@ def names(members: Iterable[str]) -> str:
     return ", ".join(listed[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _slow(ev: Evidence, tests: Iterable[int]) -> bool:
+def _is_slow(ev: Evidence, tests: Iterable[int]) -> bool:
     kept = [n for n in tests if n not in ev.dropped]
     return bool(kept) and all(ev.tests[n].slow for n in kept)
 
 
 def _culprit(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> Culprit:
-    failed = len(ev.counted(v)) or len(counted)
-    passed = max(0, ev.pair_tests[v] - failed)
-    manner = Manner.SOMETIMES if ev.passes[v] else Manner.ALWAYS
-    if _slow(ev, [n for _, n in counted]):
-        manner = Manner.SLOW
+    failed = len(ev.counted(v))
+    slow = _is_slow(ev, [n for _, n in counted])
     return Culprit(
         member=ev.names[v],
-        manner=manner,
+        manner=Manner.SLOW if slow else Manner.SOMETIMES if ev.passes[v] else Manner.ALWAYS,
         failed_with=ev.say({o for o, _ in counted if o != v}),
-        failed=max(failed, 2),
-        passed=passed,
+        failed=max(failed, 2),  # the whole that showed the fault in it is one
+        passed=ev.pair_tests[v] - failed,
     )
 
 
-def _inside(ev: Evidence, members: frozenset[int], *, inside: bool) -> bool | None:
-    """Whether a group passes among itself; None when that was not measured."""
-    return True if inside else False if any(o in members for v in members for o in ev.met[v]) else None
-
-
-def _trunk(ev: Evidence, one: Trunk) -> TrunkFault:
-    members = (ev.say(one.members[0]), ev.say(one.members[1]))
-    return TrunkFault(label=one.label, values=one.values, members=members, failed=one.failed)
-
-
-def _is_passing(ev: Evidence, rest: Ids) -> bool:
-    """Whether a failure came and went: the whole passes now, and chance fails tests in this fleet."""
-    return rest == ev.job and any(pair in ev.good_pairs for pair in ev.bad_pairs)
-
-
-def _scale(ev: Evidence, found: Found, judged: Judged) -> ScaleFault | None:
-    """The fault of scale, unless one of its members turned out to be the cause after all."""
-    if found.scale is None or judged.blamed() & set(found.scale.members):
-        return None
-    scale = found.scale
-    return ScaleFault(members=ev.say(scale.members), largest_passing=scale.largest_passing, any_group=scale.any_group)
+def _is_known_inside(ev: Evidence, members: frozenset[int]) -> bool | None:
+    """Of a group that does not pass among itself: False where that was measured."""
+    return False if any(o in members for v in members for o in ev.met[v]) else None
 
 
 def largest_passed(ev: Evidence, rest: Ids) -> Ids | None:
@@ -136,75 +117,58 @@ def _failed_after(ev: Evidence, number: int, members: frozenset[int]) -> bool:
     return any(t.bad and t.members <= members for n, t in later if n not in ev.dropped)
 
 
-def _untold(ev: Evidence, judged: Judged, *, passed: bool) -> list[Ids]:
+def _untold(ev: Evidence, judged: Judged, *, passed: bool) -> list[list[int]]:
     """
     Sets in which something is at fault that cannot be told: linked by failures that nothing named explains.
 
     `passed`: all that remain passed together, so what failed once between two of them is over.
     """
-    blamed, out = set(judged.accused) | {v for _, _, part, _ in judged.groups for v in part}, set(judged.paths)
+    told = set(judged.accused).union(*(part for _, _, part, _ in judged.groups))
     odd = set() if passed else set(judged.odd)
-    links: dict[int, set[int]] = {v: set() for v in judged.pending}
-    for (a, b), tests in ev.bad_pairs.items():
-        if not blamed.isdisjoint((a, b)) or (a, b) in out or ev.dropped.issuperset(tests):
-            continue
-        never = not ev.passes[a] or not ev.passes[b]
-        if (never or (a, b) in odd) and not any(one.explains((a, b)) for one in judged.trunks):
-            links.setdefault(a, set()).add(b)
-            links.setdefault(b, set()).add(a)
-    parts: list[Ids] = []
-    seen: set[int] = set()
-    for v in sorted(links):
-        if v in seen:
-            continue
-        part, edge = {v}, [v]
-        while edge:
-            for o in links[edge.pop()] - part:
-                part.add(o)
-                edge.append(o)
-        seen |= part
-        parts.append(tuple(sorted(part)))
-    return parts
+    links, ends = Parts(len(ev.job)), set(judged.pending)
+    for pair in ev.bad_pairs:
+        untold = ev.own(pair)[0] and told.isdisjoint(pair) and not judged.is_over_trunk(ev, pair)
+        if untold and pair not in judged.paths and (pair in odd or not all(ev.passes[v] for v in pair)):
+            links.join(pair)
+            ends.update(pair)
+    return list(links.of(sorted(ends)).values())
 
 
-def _say_culprit(one: Culprit) -> str:
-    text = {
-        Manner.ALWAYS: "fails always",
-        Manner.SOMETIMES: "fails sometimes",
-        Manner.SLOW: "is slow",
-    }[one.manner]
-    partners = f" with {names(one.failed_with)}, who are otherwise clean" if one.failed_with else " alone"
-    counts = f"{one.failed} of {one.failed + one.passed} tests"
-    return f"{one.member} {text}: {counts}, failed{partners}"
+def _faults(verdict: Verdict, whole: int) -> Iterator[str]:
+    """A sentence for each statement but that on the rest."""
+    for culprit in verdict.culprits:
+        how = {Manner.ALWAYS: "fails always", Manner.SOMETIMES: "fails sometimes", Manner.SLOW: "is slow"}
+        partners = f"with {names(culprit.failed_with)}, who are otherwise clean" if culprit.failed_with else "alone"
+        counts = f"{culprit.failed} of {culprit.failed + culprit.passed} tests"
+        yield f"{culprit.member} {how[culprit.manner]}: {counts}, failed {partners}"
+    for path in verdict.paths:
+        yield (
+            f"the path between {' and '.join(path.ends)} {'is slow' if path.slow else 'fails'}: {path.failed} tests "
+            "with both, none passed, and each passes with others; neither is accused"
+        )
+    for group in verdict.groups:
+        what = f"{group.label} {group.value}: all its" if group.label else "cut off:"
+        inside = {
+            True: "they pass among themselves, so it is their way out",
+            False: "they fail among themselves too",
+            None: "among themselves they were not measured",
+        }[group.inside]
+        fail = f"{len(group.members)} members ({names(group.members)}) fail with all others"
+        yield f"{what} {fail}; {inside}; none is accused"
+    for trunk in verdict.trunks:
+        yield (
+            f"the trunk between {trunk.label} {' and '.join(trunk.values)}: {trunk.failed} pairs across fail and none "
+            "passed, while both pass with others; none of their members is accused"
+        )
+    if verdict.scale:
+        yield _of_scale(verdict.scale, whole)
+    for part in verdict.one_of:
+        yield _of_one(part)
+    if verdict.not_measured:
+        yield f"no outcome from any test with {names(verdict.not_measured)}: nothing is known of them"
 
 
-def _say_path(one: PathFault) -> str:
-    what = "is slow" if one.slow else "fails"
-    return (
-        f"the path between {one.ends[0]} and {one.ends[1]} {what}: {one.failed} tests with both, none passed, and each "
-        "passes with others; neither is accused"
-    )
-
-
-def _say_group(one: LabelFault) -> str:
-    inside = {
-        True: "they pass among themselves, so it is their way out",
-        False: "they fail among themselves too",
-        None: "among themselves they were not measured",
-    }[one.inside]
-    what = f"{one.label} {one.value}: all its" if one.label else "cut off:"
-    return f"{what} {len(one.members)} members ({names(one.members)}) fail with all others; {inside}; none is accused"
-
-
-def _say_trunk(one: TrunkFault) -> str:
-    first, second = one.values
-    return (
-        f"the trunk between {one.label} {first} and {second}: {one.failed} pairs across fail and none passed, while "
-        "both pass with others; none of their members is accused"
-    )
-
-
-def _say_scale(one: ScaleFault, whole: int) -> str:
+def _of_scale(one: ScaleFault, whole: int) -> str:
     size = len(one.members)
     others = {
         True: f"another group of {size} fails too, so the number matters",
@@ -217,27 +181,24 @@ def _say_scale(one: ScaleFault, whole: int) -> str:
     )
 
 
-def _say_one_of(part: tuple[str, ...]) -> str:
+def _of_one(part: tuple[str, ...]) -> str:
     if len(part) == 1:
         return f"{part[0]} failed alone once; it was not tested again, so it is not accused"
-    between = "the path between them" if len(part) == 2 else "a path between two of them"
-    kind = "one of" if len(part) == 2 else "at least one of"
-    return f"{kind} {names(part)}, or {between}: more cannot be told; a known-good partner would decide it"
+    kind, paths = ("one of", "the path") if len(part) == 2 else ("at least one of", "a path")
+    between = "between them" if len(part) == 2 else "between two of them"
+    return f"{kind} {names(part)}, or {paths} {between}: more cannot be told; a known-good partner would decide it"
 
 
-def _say_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, failed: bool) -> list[str]:
+def _of_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, failed: bool) -> list[str]:
     """Why those who are healthy are."""
-    count, whole = len(rest), len(rest) == len(ev.job)
-    subject = f"all {count}" if whole else f"the other {count}"
+    whole = len(rest) == len(ev.job)
+    subject = f"all {len(rest)}" if whole else f"the other {len(rest)}"
     if passed is True:
+        why = "they passed together" + (", without those named" if named and not whole else "")
         if whole and failed and not named:
-            return [
-                f"{subject} are healthy: the whole failed before and passes now, and nobody else failed for certain"
-            ]
-        return [
-            f"{subject} are healthy: they passed together" + (", without those named" if named and not whole else "")
-        ]
-    if count < 2:
+            why = "the whole failed before and passes now, and nobody else failed for certain"
+        return [f"{subject} are healthy: {why}"]
+    if len(rest) < 2:
         return [] if failed else ["no test gave an outcome: nothing is known"]
     well = sum(ev.passes[v] > 0 for v in rest)
     why = f"{well} of them passed in other groups, so nobody of these is accused" if well else "none of them passed yet"

@@ -34,7 +34,7 @@ def problems(draw: st.DrawFn, least: int = 1) -> Problem:
         labels=switches(members, draw(st.integers(2, 4))) if draw(st.booleans()) else {},
         seed=draw(st.integers(0, 1000)),
         noise=Noise(false_alarm_ratio=draw(st.sampled_from([0.0, 0.02]))),
-        bounds=Bounds(max_rounds=draw(st.integers(0, 25)), max_tests=draw(st.integers(0, 200))),
+        bounds=Bounds(max_rounds=draw(st.integers(0, 25))),
     )
 
 
@@ -63,7 +63,6 @@ def answer(problem: Problem, seed: int, kinds: list[Outcome]) -> tuple[Verdict, 
 @given(problems(), st.integers(0, 10_000), st.lists(outcomes, min_size=1, max_size=4))
 def test_it_ends_within_its_bounds_and_says_why(problem: Problem, seed: int, kinds: list[Outcome]) -> None:
     verdict, history = answer(problem, seed, kinds)
-    assert verdict.tests <= problem.bounds.max_tests
     assert verdict.rounds <= problem.bounds.max_rounds
     assert verdict.reasons
     accused = {culprit.member for culprit in verdict.culprits}
