@@ -62,6 +62,22 @@ def test_gpus_are_found_in_the_order_of_the_bus_with_uuid_and_model(root: Path) 
     assert detect(Host(root)) is sys.modules["checks.accelerators.cuda"]
 
 
+def test_container_has_the_gpus_whose_files_it_was_given_though_proc_shows_all_of_the_host(root: Path) -> None:
+    def targets() -> list[tuple[str, int | None]]:
+        return [(device["target"], device["minor"]) for device in cuda.find(Host(root), {})["devices"]]
+
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev/nvidia0").touch()
+    assert targets() == [("cuda:0", 1), ("cuda:1", 0)]  # on the host a file that is missing is a fault
+    (root / ".dockerenv").touch()
+    assert targets() == [("cuda:0", 0)]
+    (root / "dev/nvidia0").unlink()
+    assert targets() == [("cuda:0", 1), ("cuda:1", 0)]
+    (root / "dev/nvidia0").touch()
+    (root / FIRST).unlink()  # which file it has is not known
+    assert targets() == [("cuda:0", None), ("cuda:1", 0)]
+
+
 def test_what_proc_does_not_say_is_none_never_zero(root: Path) -> None:
     found = cuda.find(Host(root), {})
     assert found["memory_bytes"] is None
