@@ -195,7 +195,7 @@ def test_what_was_remembered_may_be_nonsense(shared: GpuMachine, value: Any, sec
     shared.state["gpus"][0].update(HEALTHY_GPU)
     shared.gpu(0, clock_reasons=0x40)
     key = shared.state["gpus"][0]["uuid"]
-    names = ("aggregate_base", "slowed_seconds", "pcie_replays", "replay", "recovery", "crc_flit", "crc_data")
+    names = ("aggregate_base", "slowed_seconds", "pcie_replays", "replay/0", "recovery/0", "crc_flit/0", "crc_data/0")
     for data in ({"gpus": {key: dict.fromkeys(names, value)}}, {"gpus": {key: value}}, {"gpus": value}, {}):
         evidence = Evidence(target="node", key="x", data=data)
         previous = Previous(evidence=(evidence,), elapsed_seconds=seconds, boot_id=shared.host.boot_id())
@@ -442,6 +442,17 @@ def test_old_errors_of_links_are_no_fault_and_counters_set_back_neither(machine:
     assert bad(findings) == []
     machine.gpu(0, nvlink_errors=[0, 0, 0, 0], pcie_replays=0)
     assert bad(look(machine, gpu_links, before)[0]) == []
+
+
+def test_link_that_is_up_again_does_not_bring_its_old_errors_as_new_ones(machine: GpuMachine) -> None:
+    machine.gpu(0, nvlinks=[0] + [1] * 17, nvlink_errors=[9, 9, 99999, 9])
+    findings, before = look(machine, gpu_links)
+    assert bad(findings) == [(Status.FAIL, "LinkDown", "cuda:0")]
+    machine.gpu(0, nvlinks=[1] * 18)
+    findings, before = look(machine, gpu_links, before)
+    assert bad(findings) == []
+    machine.gpu(0, nvlink_errors=[9, 9, 199999, 9])
+    assert bad(look(machine, gpu_links, before)[0]) == [(Status.FAIL, "LinkErrors", "cuda:0")]
 
 
 def test_another_gpu_in_its_place_begins_anew(machine: GpuMachine) -> None:
