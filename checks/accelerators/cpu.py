@@ -236,14 +236,33 @@ def _meminfo_bytes(host: Host, name: str) -> int | None:
 
 
 def _cgroup_free_bytes(host: Host) -> int | None:
-    """What the container's own limit leaves (cgroup v2, else v1); None without a limit."""
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    """
+    What the container's own limit leaves (cgroup v2, else v1); None without a limit.
+
+    Cache of files that nobody has read lately counts as used until the kernel takes it back, which it does before
+    anything is refused: it fills the limit of every container that reads much. Source: Documentation/admin-guide,
+    cgroup-v2.rst, memory.stat.
+    """
+    for limit, usage, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
     ):
         try:
             most, used = (int(host.read(f"/sys/fs/cgroup/{name}")) for name in (limit, usage))
         except (HostError, ValueError):  # "max" is no number: no limit
             continue
-        return max(0, most - used)
+        return max(0, most - max(0, used - _cache_bytes(host, f"/sys/fs/cgroup/{stat}", cache)))
     return None
+
+
+def _cache_bytes(host: Host, path: str, name: str) -> int:
+    """A line of memory.stat; 0 where it is not told."""
+    try:
+        return next((int(line.split()[1]) for line in host.read(path).splitlines() if line.split()[:1] == [name]), 0)
+    except (HostError, IndexError, ValueError):
+        return 0

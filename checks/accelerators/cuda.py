@@ -20,6 +20,7 @@ from typing import Any
 
 from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, may_miss
+from checks.accelerators.neuron.sysfs import in_container
 from checks.contract import Device
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
@@ -69,10 +70,10 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
     The inventory, in the order of the bus, which is that of CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID. No options.
 
     The serial of a device is its UUID: None until the driver has started the GPU for the first time. GPUs that the
-    administrator has excluded from the driver's use are no devices.
+    administrator has excluded from the driver's use are no devices, nor are those that a container was not given.
     """
     read = ((folder.rpartition("/")[2], _read(host, folder)) for folder in sorted(host.glob(_FOLDER, "*")))
-    gpus = [(place, gpu) for place, gpu in read if gpu is not None]
+    gpus = _given(host, [(place, gpu) for place, gpu in read if gpu is not None])
     devices = [
         {
             "target": f"cuda:{index}",
@@ -233,6 +234,23 @@ class CudaDevice:
             pairs.append((start, end))
         self.synchronize()
         return [start.elapsed_time(end) / 1e3 for start, end in pairs]  # milliseconds
+
+
+def _given(host: Host, gpus: list[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
+    """
+    In a container those whose files it has; all of them where it has none.
+
+    /proc/driver/nvidia shows a container all GPUs of its host, unless its runtime hides some (NVIDIA's does in its
+    `legacy` mode, and not where devices are given by CDI).
+    """
+    if not in_container(host):
+        return gpus
+    minors = [gpu.get("device minor", "") for _, gpu in gpus]
+    files = [minor.isdecimal() and host.exists(f"/dev/nvidia{minor}") for minor in minors]
+    if not any(files):
+        return gpus
+    # One whose number is not told may have a file.
+    return [gpu for gpu, minor, file in zip(gpus, minors, files, strict=True) if file or not minor.isdecimal()]
 
 
 def _read(host: Host, folder: str) -> dict[str, str] | None:

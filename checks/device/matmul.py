@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from checks.accelerators.neuron.errors import diagnose
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
 from checks.device.sampling import labelled_limit, median, new_seed, per_second
+from checks.device.trouble import is_out_of_memory, is_trouble
 from checks.limits import within
 from checks.profiling.operations import with_profile
 
@@ -134,9 +134,8 @@ def _where_there(ctx: Context[Params], device: Device, dtype: str, size: int, se
         try:
             probed = _probe(ctx, device, dtype, form, size, seed)
         except (RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
-            found = diagnose(str(error))
-            if found is not None and found.reason != "CompileFailed":
-                raise  # no lack of the dtype, but trouble with the device
+            if is_trouble(error) or is_out_of_memory(error):
+                raise  # no lack of the dtype
             why = (str(error) or type(error).__name__).splitlines()[0][:200]
             continue
         left: tuple[str, ...] = fallbacks()

@@ -8,6 +8,7 @@ from typing import Any
 
 from checks.contract import Context, Device, Finding, Profile, Series, Status, Tier, check
 from checks.device.sampling import median, new_seed, per_second
+from checks.device.trouble import is_trouble
 from checks.limits import quantity, within
 from checks.profiling.operations import with_profile
 
@@ -82,6 +83,8 @@ def memory(ctx: Context[Params]) -> Iterator[Finding | Profile]:
         device.synchronize()
         del blank
     except (RuntimeError, MemoryError) as error:
+        if is_trouble(error):
+            raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         yield _cannot(device, f"could not allocate {wanted} of {available} available bytes: {reason}")
         return

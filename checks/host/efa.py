@@ -17,6 +17,7 @@ from checks.host.machine import Host, HostError
 _VENDOR, _DEVICES = "0x1d0f", "0xefa"
 _CLASS = "/sys/class/infiniband"
 _PCI = "/sys/bus/pci/devices"
+_VERBS = "/sys/class/infiniband_verbs"  # uverbsN/ibdev: the name of the adapter of /dev/infiniband/uverbsN
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # How rdma-core names devices by their place: rdmap16s27 is bus 0x10, slot 0x1b. Source: rdma_rename.c.
 _NAME = re.compile(r"rdma(?:P(\d+))?p(\d+)s(\d+)(?:f(\d+))?")
@@ -74,6 +75,16 @@ def find_on_bus(host: Host) -> list[str]:
                 found.append(path.rpartition("/")[2].lower())
         except HostError:  # it went away, or is none of our business
             continue
+    return found
+
+
+def without_file(host: Host) -> set[str]:
+    """The adapters whose file for programs is not in /dev, as in a container that was given others."""
+    found = set()
+    for path in host.glob(_VERBS, "uverbs*"):
+        name = _line(host, f"{path}/ibdev")
+        if name is not None and not host.exists(f"/dev/infiniband/{path.rpartition('/')[2]}"):
+            found.add(name)
     return found
 
 

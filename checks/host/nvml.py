@@ -99,7 +99,7 @@ class Gpu:
             for name, number in _LINK_ERRORS.items() if state else ():
                 count = whole(ask(f"NVLink {link} errors", "nvmlDeviceGetNvLinkErrorCounter", link, number))
                 if count is not None:
-                    errors[name] = errors.get(name, 0) + count
+                    errors[f"{name}/{link}"] = count
         state_of_fabric, status_of_fabric = ask.fabric()
         return Links(
             pcie_width=whole(ask("PCIe width", "nvmlDeviceGetCurrPcieLinkWidth")),

@@ -59,7 +59,7 @@ class Links:
     nvlink_active: Mapping[int, bool]
     """Whether each link is active, by its number."""
     nvlink_errors: Mapping[str, int]
-    """Errors since the driver was loaded, by kind, over all links."""
+    """Errors of each active link since the driver was loaded, by kind and link: `replay/3`."""
     fabric_state: int | None
     """0 (no fabric), 1 (not started), 2 (in progress) or 3 (completed)."""
     fabric_status: int | None

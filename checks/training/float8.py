@@ -14,6 +14,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from checks.device.trouble import is_out_of_memory, is_trouble
+
 _SIDE = 16
 """Sides of operands that devices take are multiples of this."""
 
@@ -32,13 +34,19 @@ def exact_product(torch: Any, x: Any, weight: Any, dtype: str) -> Any:
 
 
 def why_not(torch: Any, place: Any, dtype: str) -> str | None:
-    """Why the device `place` has no such products, found out by asking for one; None where it has them."""
+    """
+    Why the device `place` has no such products, found out by asking for one; None where it has them.
+
+    Raises what a device in trouble raises.
+    """
     if not hasattr(torch, dtype) or not hasattr(torch, "_scaled_mm"):
         return f"torch {torch.__version__} does not know it"
     one = torch.ones(_SIDE, _SIDE, dtype=torch.bfloat16).to(place)
     try:
         _scaled(torch, one, one, dtype).to("cpu")
     except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        if is_trouble(error) or is_out_of_memory(error):
+            raise
         return (str(error) or type(error).__name__).splitlines()[0][:200]
     return None
 

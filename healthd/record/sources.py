@@ -50,6 +50,7 @@ LINKED = (
     "/sys/class/infiniband/*/ports/*/*",
     "/sys/class/infiniband/*/ports/*/hw_counters/*",
     "/sys/class/infiniband/*/hw_counters/*",
+    "/sys/class/infiniband_verbs/*/ibdev",
     "/sys/devices/virtual/dmi/id/sys_vendor",
     "/sys/devices/virtual/dmi/id/product_name",
     "/sys/devices/virtual/dmi/id/board_asset_tag",
@@ -61,8 +62,10 @@ LINKED = (
     "/sys/fs/ext4/*/errors_count",
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory.current",
+    "/sys/fs/cgroup/memory.stat",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    "/sys/fs/cgroup/memory/memory.stat",
     "/sys/bus/pci/devices/*/vendor",
     "/sys/bus/pci/devices/*/device",
 )

@@ -273,6 +273,30 @@ def test_two_generations_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert features(rome.replace("model : 49", "model : 1")) != one
 
 
+@pytest.mark.parametrize(
+    ("folder", "names", "cache"),
+    [
+        ("", ("memory.max", "memory.current"), "inactive_file"),
+        ("memory/", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
+    ],
+)
+def test_container_whose_limit_is_filled_by_the_cache_of_files_has_memory(
+    tmp_path: Path, folder: str, names: tuple[str, str], cache: str
+) -> None:
+    place = tmp_path / "sys/fs/cgroup" / folder
+    place.mkdir(parents=True)
+    most, used = (place / name for name in names)
+    most.write_text("1000000\n")
+    used.write_text("999000\n")
+    assert cpu._cgroup_free_bytes(Host(tmp_path)) == 1000
+    (place / "memory.stat").write_text(f"anon 1\n{cache} 600000\nactive_file 300000\n")
+    assert cpu._cgroup_free_bytes(Host(tmp_path)) == 601000
+    (place / "memory.stat").write_text(f"{cache}\n")
+    assert cpu._cgroup_free_bytes(Host(tmp_path)) == 1000
+    most.write_text("max\n")
+    assert cpu._cgroup_free_bytes(Host(tmp_path)) is None
+
+
 def test_bound_worker_runs_on_its_share_of_cores_with_torch(inventory: Any) -> None:
     """Pinned before torch is imported, so that its pools have the right size; devices of one node share a key."""
     code = """

@@ -17,6 +17,7 @@ from checks.accelerators import DeviceMissingError, cuda, detect
 from checks.contract import Status, Tier
 from checks.host.machine import Host
 from checks.worker.protocol import MAX_LINE_BYTES, encode
+from healthd.runner.workers.outcome import explain
 from tests.fakes.gpus import GpuMachine
 from tests.runner.runner_kit import run_checks
 
@@ -60,6 +61,38 @@ def test_gpus_are_found_in_the_order_of_the_bus_with_uuid_and_model(root: Path) 
         ("cuda:1", "GPU-0d2e7f30", "NVIDIA H100 80GB HBM3", 0),
     ]
     assert detect(Host(root)) is sys.modules["checks.accelerators.cuda"]
+
+
+def test_container_has_the_gpus_whose_files_it_was_given_though_proc_shows_all_of_the_host(root: Path) -> None:
+    def targets() -> list[tuple[str, int | None]]:
+        return [(device["target"], device["minor"]) for device in cuda.find(Host(root), {})["devices"]]
+
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev/nvidia0").touch()
+    assert targets() == [("cuda:0", 1), ("cuda:1", 0)]  # on the host a file that is missing is a fault
+    (root / ".dockerenv").touch()
+    assert targets() == [("cuda:0", 0)]
+    (root / "dev/nvidia0").unlink()
+    assert targets() == [("cuda:0", 1), ("cuda:1", 0)]
+    (root / "dev/nvidia0").touch()
+    (root / FIRST).unlink()  # which file it has is not known
+    assert targets() == [("cuda:0", None), ("cuda:1", 0)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "AcceleratorError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported later",
+        "misc/strongstream.cc:395 NCCL WARN Cuda failure 214 'uncorrectable ECC error encountered'",
+    ],
+)
+def test_bad_memory_of_a_gpu_is_the_gpus_fault_and_other_errors_of_cuda_may_be_the_programs(words: str) -> None:
+    reason, message, action = explain("CheckError", words, "")
+    assert (reason, action) == ("DeviceLost", None)
+    assert words.splitlines()[0] in message
+    assert explain("Crashed", "killed by SIGABRT", words)[0] == "DeviceLost"
+    for other in ("CUDA error: an illegal memory access was encountered", "CUDA out of memory"):
+        assert explain("CheckError", other, "")[0] == "CheckError"
 
 
 def test_what_proc_does_not_say_is_none_never_zero(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -206,3 +207,39 @@ def test_dtype_that_the_host_would_do_is_left_out_and_trouble_of_the_device_is_n
 
     with pytest.raises(RuntimeError, match="1202"):
         run(context(matmul, device=tampering(fail, matmul_rows=ROWS), **DEEP))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported later",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`",
+        "CUDA driver error: unknown error",
+        "CUDA out of memory. Tried to allocate 32.00 MiB",
+    ],
+)
+def test_gpu_that_fails_in_a_dtype_that_need_not_be_there_is_never_skipped(
+    context: Any, tampering: Any, words: str
+) -> None:
+    def fail(tensor: Any, read: int) -> Any:
+        if read > 2:
+            raise RuntimeError(words)
+        return tensor
+
+    with pytest.raises(RuntimeError, match=re.escape(words.splitlines()[0])):
+        run(context(matmul, device=tampering(fail, matmul_rows=ROWS), **DEEP))
+
+
+@pytest.mark.parametrize(
+    "words", ["CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`", "CUDA error: no kernel image is"]
+)
+def test_gpu_that_says_that_it_lacks_a_dtype_is_not_accused(context: Any, tampering: Any, words: str) -> None:
+    def fail(tensor: Any, read: int) -> Any:
+        if read > 2:
+            raise RuntimeError(words)
+        return tensor
+
+    *_, fp16, fp8 = run(context(matmul, device=tampering(fail, matmul_rows=ROWS), **DEEP))
+    assert (fp16.status, fp8.status) == (Status.SKIP, Status.SKIP)
+    assert words in fp16.message

@@ -83,6 +83,17 @@ def test_block_that_cannot_be_allocated_is_unknown_never_a_pass(context: Any, ta
     assert "could not allocate 1152921504606846976 of 4611686018427387904 available bytes" in finding.message
 
 
+@pytest.mark.parametrize("words", ["nrt_execute failed: status=1202", "CUDA error: unspecified launch failure"])
+def test_device_that_fails_while_memory_is_taken_is_not_said_to_have_too_little(
+    context: Any, tampering: Any, words: str
+) -> None:
+    def fail() -> None:
+        raise RuntimeError(words)
+
+    with pytest.raises(RuntimeError, match=words):
+        run(context(memory, device=tampering(synchronize=fail), max_bytes=2 * MIB))
+
+
 def test_share_of_the_available_memory_is_not_exceeded(context: Any, tampering: Any) -> None:
     finding = run(context(memory, device=tampering(available_bytes=lambda: 8 * MIB), share_ratio=0.25))
     assert "2.1 MB gave back" in finding.message

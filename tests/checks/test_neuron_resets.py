@@ -195,6 +195,13 @@ def test_counted_aborts_are_reset_then_probed_then_replaced(tmp_path: Path) -> N
     log(machine, of_ours, uptime + 10)
     assert judge() == AFTER
     assert judge() == AFTER
+    log(machine, ["something else"], uptime + 20)  # the ring of the log has no place for the reset any more
+    assert judge() == AFTER
+    leaf = f"{SYSFS}/neuron0/neuron_core0/stats/status/hw_dma_abort_error/total"
+    machine.remove(leaf)
+    looks.look()
+    machine.write(leaf, "1\n")
+    assert judge() == AFTER
     machine.fault("exec_errors", "neuroncore:0", "hw_dma_abort_error=1")
     serial = machine.state["devices"][0]["serial"]
     again = ABORT.replace("nd-id=3", "nd-id=0").replace("00aa", serial)
@@ -214,6 +221,10 @@ def test_counted_aborts_are_reset_then_probed_then_replaced(tmp_path: Path) -> N
         (Abort(1, 40.0, again=False, stage="new"), 2, [70.0], [60.0], "reset"),
         (Abort(2, 60.0, again=True, stage="again"), 2, [70.0], [], "again"),
         (Abort(2, 60.0, again=True, stage="again"), 1, [], [], "new"),  # the driver was loaded again
+        (Abort(1, 40.0, again=False, stage="reset"), 1, [], [], "reset"),  # the log has forgotten the reset
+        (Abort(1, 40.0, again=False, stage="reset"), 2, [], [60.0], "again"),
+        (Abort(1, 40.0, again=False, stage="reset"), 2, [], [], "again"),
+        (Abort(2, 40.0, again=False, stage="reset"), 1, [], [], "new"),
     ],
 )
 def test_times_of_resets_and_aborts_make_the_stage(

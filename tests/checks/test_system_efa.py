@@ -362,6 +362,21 @@ def test_interface_that_libfabric_does_not_offer_is_named(trn1: Trn1) -> None:
     assert bad(look(trn1)[0]) == [(Status.FAIL, "NetworkUnusable", f"efa:{trn1.names[0]}")]
 
 
+def test_container_is_not_blamed_for_interfaces_whose_files_it_was_not_given(trn1: Trn1) -> None:
+    for index, name in enumerate(trn1.names):
+        trn1.write(f"/sys/class/infiniband_verbs/uverbs{index}/ibdev", f"{name}\n")
+    trn1.write("/dev/infiniband/uverbs1", "")
+    trn1.say_domains(trn1.names[:2])
+    assert {target for *_, target in bad(look(trn1)[0])} == {f"efa:{name}" for name in trn1.names[2:]}
+    trn1.write("/.dockerenv", "")
+    assert bad(look(trn1)[0]) == []
+    trn1.say_domains(trn1.names[:1])
+    assert bad(look(trn1)[0]) == [(Status.FAIL, "NetworkUnusable", f"efa:{trn1.names[1]}")]
+    trn1.remove("/dev/infiniband")
+    fi_info(trn1, "exit 61")
+    assert bad(look(trn1)[0]) == [(Status.UNKNOWN, "NoData", "node")]
+
+
 def test_program_that_is_not_installed_is_said_and_no_fault(trn1: Trn1) -> None:
     trn1.remove("/bin/fi_info")
     findings, _ = look(trn1)

@@ -195,7 +195,7 @@ def test_what_was_remembered_may_be_nonsense(shared: GpuMachine, value: Any, sec
     shared.state["gpus"][0].update(HEALTHY_GPU)
     shared.gpu(0, clock_reasons=0x40)
     key = shared.state["gpus"][0]["uuid"]
-    names = ("aggregate_base", "slowed_seconds", "pcie_replays", "replay", "recovery", "crc_flit", "crc_data")
+    names = ("aggregate_base", "slowed_seconds", "pcie_replays", "replay/0", "recovery/0", "crc_flit/0", "crc_data/0")
     for data in ({"gpus": {key: dict.fromkeys(names, value)}}, {"gpus": {key: value}}, {"gpus": value}, {}):
         evidence = Evidence(target="node", key="x", data=data)
         previous = Previous(evidence=(evidence,), elapsed_seconds=seconds, boot_id=shared.host.boot_id())
@@ -246,6 +246,23 @@ def test_errors_of_a_life_count_by_their_rise_and_stand_until_the_next_boot(mach
     assert bad(look(machine, gpu_memory, earlier_boot)[0]) == []
 
 
+def test_errors_of_a_life_are_not_forgotten_by_a_look_right_after_the_last_or_without_an_answer(
+    machine: GpuMachine,
+) -> None:
+    machine.gpu(0, volatile_uncorrected=None, aggregate_uncorrected=5)
+    _, before = look(machine, gpu_memory)
+    machine.gpu(0, aggregate_uncorrected=6)
+    findings, before = look(machine, gpu_memory, before, seconds=0.2)
+    assert bad(findings) == [(Status.FAIL, "EccErrors", "cuda:0")]
+    findings, before = look(machine, gpu_memory, before)  # a fifth of a second later
+    assert bad(findings) == [(Status.FAIL, "EccErrors", "cuda:0")]
+    machine.error("*@0", LOST)
+    findings, before = look(machine, gpu_memory, before)
+    assert bad(findings) == [(Status.FAIL, "DeviceLost", "cuda:0")]
+    machine.well()
+    assert bad(look(machine, gpu_memory, before)[0]) == [(Status.FAIL, "EccErrors", "cuda:0")]
+
+
 def test_count_of_a_life_that_was_set_back_begins_anew(machine: GpuMachine) -> None:
     machine.gpu(0, volatile_uncorrected=None, aggregate_uncorrected=5)
     _, before = look(machine, gpu_memory)
@@ -293,6 +310,14 @@ def test_two_looks_right_after_each_other_are_one_moment(machine: GpuMachine) ->
     _, before = look(machine, gpu_throttle, seconds=10.0)
     assert bad(look(machine, gpu_throttle, before)[0]) == [(Status.WARN, "Throttled", "cuda:1")]
     assert bad(look(machine, gpu_throttle, before, fail_seconds=5.0)[0]) == [(Status.FAIL, "Throttled", "cuda:1")]
+
+
+def test_look_right_after_the_last_does_not_begin_the_time_of_a_slowdown_anew(machine: GpuMachine) -> None:
+    machine.gpu(1, clock_reasons=0x08)
+    _, before = look(machine, gpu_throttle, seconds=45.0)
+    _, before = look(machine, gpu_throttle, before, seconds=0.5)
+    _, before = look(machine, gpu_throttle, before, seconds=45.0)
+    assert bad(look(machine, gpu_throttle, before)[0]) == [(Status.FAIL, "Throttled", "cuda:1")]
 
 
 def test_heat_by_the_drivers_measure_is_a_warning(machine: GpuMachine) -> None:
@@ -417,6 +442,17 @@ def test_old_errors_of_links_are_no_fault_and_counters_set_back_neither(machine:
     assert bad(findings) == []
     machine.gpu(0, nvlink_errors=[0, 0, 0, 0], pcie_replays=0)
     assert bad(look(machine, gpu_links, before)[0]) == []
+
+
+def test_link_that_is_up_again_does_not_bring_its_old_errors_as_new_ones(machine: GpuMachine) -> None:
+    machine.gpu(0, nvlinks=[0] + [1] * 17, nvlink_errors=[9, 9, 99999, 9])
+    findings, before = look(machine, gpu_links)
+    assert bad(findings) == [(Status.FAIL, "LinkDown", "cuda:0")]
+    machine.gpu(0, nvlinks=[1] * 18)
+    findings, before = look(machine, gpu_links, before)
+    assert bad(findings) == []
+    machine.gpu(0, nvlink_errors=[9, 9, 199999, 9])
+    assert bad(look(machine, gpu_links, before)[0]) == [(Status.FAIL, "LinkErrors", "cuda:0")]
 
 
 def test_another_gpu_in_its_place_begins_anew(machine: GpuMachine) -> None:

@@ -230,21 +230,32 @@ def test_damage_counts_until_the_next_boot(line: str, machine: Machine) -> None:
     assert worst_of(machine.findings(kernel_log))[0] is Status.FAIL
 
 
-DISK = "[ 4999.0] I/O error, dev nvme2n1, sector 12345 op 0x1:(WRITE) flags 0x0 phys_seg 1 prio class 2\n"
+DISK = "I/O error, dev nvme2n1, sector 12345 op 0x1:(WRITE) flags 0x0 phys_seg 1 prio class 2"
+FILE_SYSTEMS = (
+    "EXT4-fs error (device nvme2n1): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0",
+    "EXT4-fs (nvme2n1): Remounting filesystem read-only",
+    "XFS (nvme2n1): Filesystem has been shut down due to log error (0x2).",
+    "BTRFS error (device nvme2n1 state EA): bdev /dev/nvme2n1 errs: wr 1",
+)
+THERE, GONE, UNSEEN = ("nvme0n1", "nvme2n1"), ("nvme0n1",), ()
+PASSING = (Status.WARN, Action.INSPECT)  # of a volume that was taken away while it was in use
 
 
 @pytest.mark.parametrize(
-    ("disks", "judged"),
+    ("line", "disks", "judged"),
     [
-        (("nvme0n1", "nvme2n1"), (Status.FAIL, Action.REPLACE)),
-        (("nvme0n1",), (Status.WARN, Action.INSPECT)),  # a volume that was taken away while it was in use
-        ((), (Status.FAIL, Action.REPLACE)),  # it cannot be seen which there are
+        (DISK, THERE, (Status.FAIL, Action.REPLACE)),
+        (DISK, GONE, PASSING),
+        (DISK, UNSEEN, (Status.FAIL, Action.REPLACE)),
+        *((line, THERE, (Status.FAIL, Action.INSPECT)) for line in FILE_SYSTEMS),
+        *((line, GONE, PASSING) for line in FILE_SYSTEMS),
+        *((line, UNSEEN, (Status.FAIL, Action.INSPECT)) for line in FILE_SYSTEMS),
     ],
 )
 def test_errors_of_a_disk_that_is_gone_are_a_warning_that_passes(
-    disks: tuple[str, ...], judged: tuple[Status, Action], machine: Machine
+    line: str, disks: tuple[str, ...], judged: tuple[Status, Action], machine: Machine
 ) -> None:
-    machine.write("/dev/kmsg", DISK)
+    machine.write("/dev/kmsg", f"[ 4999.0] {line}\n")
     for disk in disks:
         machine.write(f"/sys/class/block/{disk}/size", "8\n")
     (finding,) = machine.findings(kernel_log)
@@ -304,7 +315,7 @@ def test_operator_may_call_damage_benign_that_the_log_has_forgotten(machine: Mac
 
 
 def test_errors_of_a_disk_are_forgotten_when_it_was_taken_away(machine: Machine) -> None:
-    machine.write("/dev/kmsg", DISK)
+    machine.write("/dev/kmsg", f"[ 4999.0] {DISK}\n")
     machine.write("/sys/class/block/nvme2n1/size", "8\n")
     first = looked(machine)
     assert found(first) == [(Status.FAIL, "node")]

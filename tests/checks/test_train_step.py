@@ -383,6 +383,21 @@ def test_fp8_is_skipped_where_the_device_refuses_a_scaled_product(context: Any, 
     assert message.startswith("no fp8 step on this device: Cannot copy out of meta tensor")
 
 
+def test_device_that_fails_at_a_scaled_product_is_no_device_without_them(
+    context: Any, cpu_device: Any, tampering: Any
+) -> None:
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cpu_device.torch, name)
+
+        def _scaled_mm(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    ctx = context(train_step, device=tampering(torch=Failing()), inventory={"accelerator": "cuda"}, **FP8)
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        list(train_step(ctx))
+
+
 @pytest.mark.parametrize("scale", [2.0**-40, 1e-3, 1.0, 447.9, 2.0**40])
 def test_scaled_products_are_those_of_their_rounded_operands_and_rounding_is_that_of_e4m3(
     cpu_device: Any, scale: float

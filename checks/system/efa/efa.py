@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checks.accelerators.neuron.sysfs import in_container
 from checks.catalog import find_type
 from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check, make_finding
-from checks.host.efa import Adapter, Port, read_adapters
+from checks.host.efa import Adapter, Port, read_adapters, without_file
 from checks.host.identity import read_identity
 from checks.host.machine import Host, HostError
 from checks.limits import within
@@ -56,10 +57,11 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     over several nodes needs it. None at all is a warning for a node by itself, and a failure where a fleet or a gate
     over several nodes needs them (`required`); some of them, or some without a driver, is a failure everywhere. Of GPU
     types made for jobs over several nodes fewer is a warning, and of other types none is in order. An interface that is
-    missing or down is told with the devices that use it.
+    missing or down is told with the devices that use it. In a container libfabric must offer those whose files it has.
 
     Reads:   /sys/class/infiniband (vendor, device, ports, hw_counters); with fewer than expected also /sys/bus/pci;
-             the firmware tables for the type; `fi_info -p efa` where it is installed, at most once in ten minutes.
+             the firmware tables for the type; `fi_info -p efa` where it is installed, at most once in ten minutes; in a
+             container the names in /dev/infiniband and /sys/class/infiniband_verbs.
     Judges:  fail MissingDevice, LinkDown, NetworkUnusable (libfabric offers none, or not all) | warn LinkErrors (a
              counter rises faster than its limit), MissingDevice (GPUs; none at all on a node by itself) | unknown
              UnknownInstanceType, NoData, NoPermission, Timeout | skip NotApplicable (none, and none needed).
@@ -80,7 +82,7 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     data: dict[str, Any] = {"counters": counters_of(adapters)}
     up = [adapter.name for adapter in adapters if adapter.ports and all(_is_up(port) for port in adapter.ports)]
     if ctx.params.fi_info and up:  # of one that is down the link is told, and libfabric leaves it out
-        asked = _ask_libfabric(ctx, up)
+        asked = _ask_libfabric(ctx, _given(ctx.host, up))
         yield from _fi_findings(asked)
         data["fi_info"] = asked
     yield Evidence(target="node", key="efa", data=data)
@@ -151,6 +153,14 @@ def _judge_rate(ctx: Context[Params], rate: Rate) -> Finding:
         subject=subject,
         outside=Status.WARN,
     )
+
+
+def _given(host: Host, names: list[str]) -> list[str]:
+    """Those that can be used here: a container sees all of its host in sysfs, and has the files of its share."""
+    if not in_container(host):
+        return names
+    barred = without_file(host)
+    return [name for name in names if name not in barred] or names
 
 
 def _ask_libfabric(ctx: Context[Params], names: list[str]) -> dict[str, Any]:

@@ -175,9 +175,14 @@ def _judge_counters(ctx: Context[Params], reading: Reading[Links]) -> Iterator[F
         )
 
 
-def _rise(before: Mapping[str, Any], now: Mapping[str, int], names: tuple[str, ...]) -> int | None:
-    """By how much these counters rose together; None where none of them can be compared."""
-    rises = [rise for name in names if (rise := risen(before, name, now.get(name))) is not None]
+def _rise(before: Mapping[str, Any], now: Mapping[str, int], kinds: tuple[str, ...]) -> int | None:
+    """
+    By how much counters of these kinds rose together, over the links; None where none of them can be compared.
+
+    Each link by itself: one that is up again comes with all that it has counted since the driver was loaded.
+    """
+    names = [name for name in now if name.partition("/")[0] in kinds]
+    rises = [rise for name in names if (rise := risen(before, name, now[name])) is not None]
     return sum(rises) if rises else None
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from checks.contract import Action, Context, Evidence, Finding, Measurement, Status, check, make_finding
 from checks.host.nvml import Gpu
 from checks.host.nvml_records import Memory
 from checks.limits import within
 from checks.system.bounds import bound
-from checks.system.gpu.gpu_reading import Reading, earlier, not_told, read_gpus
+from checks.system.gpu.gpu_reading import Reading, not_told, read_gpus, remembered
 
 
 @dataclass(frozen=True)
@@ -40,20 +39,20 @@ def gpu_memory(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     Source:  NVIDIA, GPU memory error management and dynamic page retirement; limits of DCGM.
              Unverified on hardware: errors of real memory; see the tests marked gpu for what runs on a GPU.
     """
-    remembered: dict[str, Any] = {}
+    # A GPU that does not answer this time keeps what it had counted before.
+    bases = {key: _whole(one.get("aggregate_base")) for key, one in remembered(ctx).items()}
     for reading in read_gpus(ctx, Gpu.memory):
         if isinstance(reading, Finding):
             yield reading
             continue
-        before = earlier(ctx, reading.key)
-        base = before[0].get("aggregate_base") if before else None
-        now = reading.said.aggregate_uncorrected
-        if now is not None and (not isinstance(base, int) or isinstance(base, bool) or base > now):
+        base, now = bases.get(reading.key), reading.said.aggregate_uncorrected
+        if now is not None and (base is None or base > now):
             base = now
-        remembered[reading.key] = {"aggregate_base": base}
+        bases[reading.key] = base
         yield from _judge(ctx, reading, base)
-    if remembered:
-        yield Evidence(target="node", key="gpu_memory", data={"gpus": remembered})
+    if bases:
+        data = {"gpus": {key: {"aggregate_base": base} for key, base in bases.items()}}
+        yield Evidence(target="node", key="gpu_memory", data=data)
 
 
 def _judge(ctx: Context[Params], reading: Reading[Memory], base: int | None) -> Iterator[Finding]:
@@ -117,6 +116,10 @@ def _pages(ctx: Context[Params], target: str, said: Memory) -> Iterator[Finding]
         action=Action.REPLACE,
     )
     yield finding
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _shown(name: str, value: int | None) -> tuple[Measurement, ...]:

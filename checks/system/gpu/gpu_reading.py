@@ -12,6 +12,7 @@ from checks.host.nvml import Gpu, GpuLostError, NvmlError, opened
 T = TypeVar("T")
 
 MIN_ELAPSED_SECONDS = 1.0  # over less, one burst is taken for a rate
+MAX_REMEMBERED = 64  # GPUs: those of a machine, and those that were exchanged since its boot
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,30 @@ def not_told(target: str, failed: tuple[str, ...]) -> Iterator[Finding]:
         yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=target)
 
 
-def earlier(ctx: Context[Any], key: str) -> tuple[Mapping[str, Any], float] | None:
+def remembered(ctx: Context[Any]) -> dict[str, Mapping[str, Any]]:
     """
-    What was remembered of a GPU, and how many seconds ago; None of it across a reboot or right after the last look.
+    What was remembered of each GPU in this boot.
 
     What a check remembers is `{"gpus": {key: {...}}}`.
     """
     previous = ctx.previous
     if previous is None or not previous.evidence or previous.boot_id != ctx.host.boot_id():
-        return None
-    if not MIN_ELAPSED_SECONDS <= previous.elapsed_seconds < float("inf"):
-        return None
+        return {}
     gpus = previous.evidence[-1].data.get("gpus")
-    remembered = gpus.get(key) if isinstance(gpus, dict) else None
-    return (remembered, previous.elapsed_seconds) if isinstance(remembered, dict) else None
+    if not isinstance(gpus, dict):
+        return {}
+    return {key: one for key, one in list(gpus.items())[:MAX_REMEMBERED] if isinstance(one, dict)}
+
+
+def earlier(
+    ctx: Context[Any], key: str, *, least_seconds: float = MIN_ELAPSED_SECONDS
+) -> tuple[Mapping[str, Any], float] | None:
+    """What was remembered of a GPU, and how many seconds ago; None of it right after the last look."""
+    found = remembered(ctx).get(key)
+    if found is None or ctx.previous is None:
+        return None
+    seconds = ctx.previous.elapsed_seconds
+    return (found, seconds) if least_seconds <= seconds < float("inf") else None
 
 
 def risen(before: Mapping[str, Any], name: str, now: int | None) -> int | None:

@@ -51,7 +51,7 @@ def gpu_throttle(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
         if isinstance(reading, Finding):
             yield reading
             continue
-        before = earlier(ctx, reading.key)
+        before = earlier(ctx, reading.key, least_seconds=0.0)
         slowed = _named(reading.said.reasons, _HARDWARE)
         seconds = 0.0
         if before is not None and slowed:

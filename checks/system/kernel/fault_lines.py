@@ -166,8 +166,8 @@ def find_fault(text: str, benign: Sequence[str] = (), devices: Sequence[str] | N
     """
     The kind of fault that a line tells of; None for an ordinary or a benign one.
 
-    Errors of a block device that is none of `devices` any more are a warning: a volume that was taken away while it
-    was in use has them as well. None: it is not known which there are.
+    Errors of a block device that is none of `devices` any more, and of the file system on it, are a warning: a volume
+    that was taken away while it was in use has them as well. None: it is not known which there are.
     """
     text = text[:MAX_CHARACTERS]
     if _INTERESTING.search(text) is None:
@@ -175,13 +175,15 @@ def find_fault(text: str, benign: Sequence[str] = (), devices: Sequence[str] | N
     if any(re.search(line, text) for line in (*BENIGN, *benign)):
         return None
     pattern = next((pattern for pattern in PATTERNS if re.search(pattern.regex, text)), None)
-    named = _BLOCK_DEVICE.search(text) if pattern is not None and pattern.name == "disk error" else None
+    named = _BLOCK_DEVICE.search(text) if pattern is not None and pattern.name in _OF_DISKS else None
     if pattern is None or named is None or devices is None or named[1] in devices:
         return pattern
     return replace(pattern, name=GONE, status=_WARN, action=Action.INSPECT, window_seconds=HOUR)
 
 
-_BLOCK_DEVICE = re.compile(r"error, dev (\w+)", re.ASCII)
+_OF_DISKS = ("disk error", "file system error")
+# `error, dev nvme1n1`, `EXT4-fs error (device nvme1n1)`, `EXT4-fs (nvme1n1)`, `XFS (dm-0)`, `BTRFS error (device sdb`.
+_BLOCK_DEVICE = re.compile(r"(?:error, dev |\(device |(?:EXT4-fs|XFS) \()([\w-]+)", re.ASCII)
 
 # One pass over a line finds out whether it can be of any kind: nearly none is. It leaves out the anchors (^ and \b), so
 # that every alternative begins with a letter: the engine then skips to such letters, which is five times as fast.

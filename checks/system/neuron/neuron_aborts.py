@@ -38,23 +38,33 @@ class Abort(NamedTuple):
 def read_aborts(
     host: Host, devices: Mapping[str, DeviceCounters], before: Mapping[str, Mapping[str, Any]] | None
 ) -> dict[str, Abort]:
-    """The devices that have counted aborts; `before` is what the last look of this boot has returned, as JSON."""
-    counts = {target: sum(c or 0 for c in device.cores.get(ABORTS, {}).values()) for target, device in devices.items()}
-    counts = {target: count for target, count in counts.items() if count}
-    if not counts:
-        return {}
+    """
+    The devices that have counted aborts; `before` is what the last look of this boot has returned, as JSON.
+
+    Of a device whose count cannot be read this time that is what is known of it still.
+    """
+    earlier = {target: Abort(**one) for target, one in (before or {}).items() if set(one) == set(Abort._fields)}
+    counts = {target: _count(device) for target, device in devices.items()}
+    found = {target: abort for target, abort in earlier.items() if counts.get(target) is None}
+    if not any(counts.values()):
+        return found
     try:
         lines = host.kernel_log()
     except HostError:  # `kernel_log` tells that; no reset is known then
         lines = []
     names = Devices({}, {device.number: target for target, device in devices.items()}, whole=True)
-    found = {}
     for target, count in counts.items():
-        resets, aborts = read_times(lines, target, names)
-        last = (before or {}).get(target)
-        old = Abort(**last) if last and set(last) == set(Abort._fields) else None
-        found[target] = next_abort(old, count, host.uptime_seconds(), resets, aborts)
+        if count:
+            resets, aborts = read_times(lines, target, names)
+            found[target] = next_abort(earlier.get(target), count, host.uptime_seconds(), resets, aborts)
     return found
+
+
+def _count(device: DeviceCounters) -> int | None:
+    """Over the cores of a device; None where one of them does not tell."""
+    row, cores = device.cores.get(ABORTS, {}), {core for row in device.cores.values() for core in row}
+    known = [count for core in cores if (count := row.get(core)) is not None]
+    return sum(known) if cores and len(known) == len(cores) else None
 
 
 def read_times(lines: list[LogLine], target: str, devices: Devices) -> tuple[list[float], list[float]]:
@@ -77,8 +87,13 @@ def _is_abort(text: str) -> bool:
 
 
 def next_abort(before: Abort | None, count: int, now_seconds: float, resets: list[float], aborts: list[float]) -> Abort:
-    """What is known after a look; pure. Without a line of the log the last abort came when its count was seen."""
+    """
+    What is known after a look; pure. Without a line of the log the last abort came when its count was seen.
+
+    The log forgets old lines: a reset that an earlier look has seen stays one.
+    """
     logged = max(aborts, default=None)
+    known_reset = before is not None and before.stage == "reset"
     if before is not None and count == before.total:
         seen, again = before.seen_seconds, before.again
     else:
@@ -86,11 +101,13 @@ def next_abort(before: Abort | None, count: int, now_seconds: float, resets: lis
         earlier = [stamp for stamp in aborts if stamp < seen]
         if before is not None and count > before.total:
             earlier.append(before.seen_seconds)
-            again = before.again
+            again = before.again or known_reset
         else:
             again = False
+        known_reset = False  # it was of the abort before
         again = again or (logged is not None and any(old < reset < logged for reset in resets for old in earlier))
-    stage: Stage = "again" if again else "reset" if any(reset > seen for reset in resets) else "new"
+    was_reset = known_reset or any(reset > seen for reset in resets)
+    stage: Stage = "again" if again else "reset" if was_reset else "new"
     return Abort(count, seen, again, stage)
 
 

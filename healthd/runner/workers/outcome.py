@@ -211,12 +211,17 @@ def explain(reason: str, message: str, output: str) -> tuple[str, str, Action | 
     if reason not in _VAGUE:
         return reason, message, None
     from checks.accelerators.neuron.errors import diagnose, telling_line  # slow, and only for what failed
+    from checks.device.trouble import diagnose_cuda
 
     text = f"{message}\n{output}"
-    found = diagnose(text)
+    found, line = diagnose(text), ""
+    if found is not None:
+        line = telling_line(text)
+    elif cuda := diagnose_cuda(text):
+        found, line = cuda
     if found is None:
         return reason, message, None
-    return found.reason, shorten(found.message(telling_line(text))), found.action
+    return found.reason, shorten(found.message(line)), found.action
 
 
 def last_line(output: str) -> str:
