@@ -253,6 +253,13 @@ def test_no_color_is_respected(tmp_path: Path) -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", said)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_that_has_not_our_signs_gets_the_same_answer(tmp_path: Path, encoding: str) -> None:
+    said = healthd(tmp_path, "check", "memory_free", env={"PYTHONIOENCODING": encoding}, executed=True)
+    assert (said.code, said.err) == (0, "")
+    assert "\\u2713 healthy" in said.out
+
+
 def test_a_named_check_that_failed_is_never_left_out_of_the_verdict(tmp_path: Path) -> None:
     config = small(tmp_path)
     fault = ("--fault", "matmul@cpu:1=corrupt")

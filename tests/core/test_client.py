@@ -242,6 +242,23 @@ def test_a_token_file_is_one_line_and_its_faults_are_named(tmp_path: Path) -> No
         read_token(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content", ["t\u00f6ken-0123456789", "\ufefftoken", "two words", "bell\x07", "\u201cquoted\u201d"]
+)
+def test_what_no_header_can_carry_is_no_token(tmp_path: Path, content: str) -> None:
+    """Else it is an error of the library, or, where an aggregator is there, taken for one that cannot be reached."""
+    file = tmp_path / "token"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match="letters, digits and signs of ASCII") as caught:
+        read_token(file)
+    assert content not in str(caught.value)
+
+
+def test_a_token_file_without_end_is_none() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: the token cannot be read: larger than"):
+        read_token(Path("/dev/zero"))
+
+
 def test_where_nobody_answers_the_message_says_what_to_do() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

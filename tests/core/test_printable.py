@@ -7,8 +7,11 @@ import dataclasses
 import io
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
+import click
 import httpx
 import msgspec
 import pytest
@@ -32,7 +35,7 @@ from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import KubernetesSettings
 from healthd.node.state.store import NodeStore
-from tests.cli.cli_kit import healthd
+from tests.cli.cli_kit import environment, healthd
 from tests.core.test_client import answer, decision, server
 from tests.node.node_kit import BOOT, MovedClock, result, settings, specs, state, survey
 
@@ -99,6 +102,27 @@ def test_plain_output_of_commands_is_escaped_whoever_writes_it() -> None:
     styled(stream).write("\x1b[31m")  # type: ignore[arg-type]
     assert below.getvalue().endswith("\x1b[31m")
     assert isinstance(styled(stream), CarefulOutput)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_does_not_have_is_escaped_as_json_does_whoever_writes_it(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", PrintableOutput(io.TextIOWrapper(below, encoding=encoding)))
+    click.echo("\x07✓ \U0001f600")
+    Terminal().print("✓ [green]healthy[/]")
+    assert below.getvalue().decode("ascii") == "\\u0007\\u2713 \\ud83d\\ude00\n\\u2713 healthy\n"
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_what_cannot_be_written_is_told_however_it_is_buffered(tmp_path: Path, buffered: str) -> None:
+    line = [sys.executable, "-m", "healthd", "completion", "bash"]
+    with Path("/dev/full").open("w") as full:
+        env = environment(tmp_path, PYTHONUNBUFFERED=buffered)
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "healthd: standard output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("width", [40, 120])

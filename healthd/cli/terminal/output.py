@@ -8,6 +8,7 @@ it. Colours and cursor movements of our own go past the escaping, to the stream 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -33,9 +34,15 @@ class CarefulOutput:
         self.dropped = False
 
     def write(self, text: str) -> int:
-        """As a text stream."""
+        """As a text stream; what its encoding does not have is escaped as JSON does."""
+        if not text:  # click's trial whether this takes text, of which it hears no error
+            return 0
         try:
-            return self._stream.write(text)
+            try:
+                return self._stream.write(text)
+            except UnicodeEncodeError as error:
+                self._stream.write("".join(_escaped(sign, error.encoding) for sign in text))
+                return len(text)
         except OSError as error:
             self._failed(error)
             return len(text)
@@ -63,8 +70,20 @@ class CarefulOutput:
         return getattr(self._stream, name)
 
 
+def _escaped(sign: str, encoding: str) -> str:
+    """A character as it is, or as JSON escapes it where the encoding does not have it."""
+    try:
+        sign.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(sign)[1:-1]
+    return sign
+
+
 class PrintableOutput:
     """A careful stream on which no control character comes out but tabs and newlines; `styled` is the one below it."""
+
+    encoding = "utf-8"
+    """It takes any text, whatever the one below has; to an ASCII one click would write itself, past the escaping."""
 
     def __init__(self, stream: TextIO, *, forgiving: bool = False) -> None:
         self.styled = CarefulOutput(stream, forgiving=forgiving)

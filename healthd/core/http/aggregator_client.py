@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 
 from healthd.core import wire
-from healthd.core.bounded import read_parts
+from healthd.core.bounded import read_file, read_parts
 from healthd.core.errors import BadInputError, ConfigError, HealthdError, UnreachableError, connection_words, words_of
 from healthd.core.file_trust import check_file
 from healthd.core.http import tls
@@ -25,6 +25,7 @@ SLACK_SECONDS = 10.0
 ANSWER_BYTES = 64 << 20
 # From the first byte of an answer to its last: who sends a byte a second must not keep a job's hook for a day.
 ANSWER_SECONDS = 60.0
+TOKEN_FILE_BYTES = 64 << 10
 # What an aggregator answers to a question that cannot be meant, to no token, and to one that may not do this.
 BAD_REQUEST, NO_TOKEN, WRONG_TOKEN = 400, 401, 403
 # Refusals that no second try can change: the question or the token has to.
@@ -59,14 +60,17 @@ def read_token(file: Path | None) -> str | None:
         return None
     check_file(file, "token file")
     try:
-        text = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(file, TOKEN_FILE_BYTES).decode().strip()
+    except (OSError, BadInputError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file}: the token cannot be read: {words_of(error)}; name another with --token-file"
         ) from None
     if not text:
         raise ConfigError(f"{file}: holds no token; make one with 'healthd token'")
-    return text.splitlines()[0].strip()
+    token = text.splitlines()[0].strip()
+    if not (token.isascii() and token.isprintable() and " " not in token):  # no header could carry it
+        raise ConfigError(f"{file}: a token is one word of letters, digits and signs of ASCII; copy it again")
+    return token
 
 
 class Aggregator:
