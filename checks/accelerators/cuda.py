@@ -195,6 +195,7 @@ class CudaDevice:
     collective_backend = "nccl"
     matmul_rows = 4096  # fills a GPU for a millisecond or some
     members: tuple[Device, ...] = ()
+    wide_sums = ("fp16",)  # cuBLAS keeps these in fp32, once reduced precision is off (see `bind`)
 
     def __init__(self, *, target: str, key: str, torch: Any) -> None:
         self.target = target
