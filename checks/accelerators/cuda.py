@@ -127,7 +127,9 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     """
     Show this process one GPU alone, then import torch. See `Accelerator.bind`.
 
-    Raises RuntimeError where this torch cannot use the GPU, which may be torch's fault: no node is blamed for it.
+    Raises RuntimeError where this torch cannot use the GPU, which may be torch's fault: no node is blamed for it; and
+    on a host where the GPU is partitioned, because what is tested would be its first part alone. A container may have
+    been given no more than that.
     """
     devices = {str(device["target"]): (index, device) for index, device in enumerate(inventory["devices"])}
     if target not in devices:
@@ -150,6 +152,12 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
             f"CUDA shows {count} devices for CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} "
             f"instead of 1; compare the driver with torch's CUDA {torch.version.cuda}, and see nvidia-smi"
         )
+    name = torch.cuda.get_device_name(0)
+    if " MIG " in name and not in_container(Host(None)):
+        raise RuntimeError(
+            f"the GPU is partitioned, and CUDA shows one part of it ({name}): the others would go untested; "
+            "switch MIG off (nvidia-smi -mig 0), or leave the probes out"
+        )
     # The bound of `matmul` supposes that sums are kept in fp32.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -160,7 +168,7 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     torch.backends.cudnn.benchmark = False
     torch.cuda.set_device(0)
     major, minor = torch.cuda.get_device_capability(0)
-    kind = f"{torch.cuda.get_device_name(0)} | sm_{major}{minor}"
+    kind = f"{name} | sm_{major}{minor}"
     loaded = f"cuDNN {torch.backends.cudnn.version()} | cuBLAS {_cublas_version() or 'unknown'}"
     key = f"cuda | {kind} | torch {torch.__version__} | CUDA {torch.version.cuda} | {loaded}"
     return CudaDevice(target=target, key=key, torch=torch)
@@ -195,6 +203,7 @@ class CudaDevice:
     collective_backend = "nccl"
     matmul_rows = 4096  # fills a GPU for a millisecond or some
     members: tuple[Device, ...] = ()
+    wide_sums = ("fp16",)  # cuBLAS keeps these in fp32, once reduced precision is off (see `bind`)
 
     def __init__(self, *, target: str, key: str, torch: Any) -> None:
         self.target = target

@@ -85,7 +85,7 @@ def matmul(ctx: Context[Params]) -> Iterator[Finding | Profile]:
     Reads:   the device, by one square product per dtype (fp32, bf16; from the deep tier on fp16 and fp8).
     Judges:  fail WrongResult | fail SlowDevice (below `matmul_flops_per_second`, or `matmul_flops_per_second/bf16` for
              one dtype) | skip NotApplicable (fp16 or fp8 that the device cannot do, or whose sums it does not keep in
-             fp32, as XLA on CPUs) | pass with the achieved FLOP/s, 2 n^3 over the median time.
+             fp32, as XLA on CPUs; GPUs keep those of fp16) | pass with the achieved FLOP/s, 2 n^3 over the median time.
     Cost:    under 0.1 s on one core; the device is busy meanwhile.
     Source:  the bound is that of N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.5, for any order
              of summation: |C' - C| <= gamma_n |A||B| + u |C|, with gamma_n = n u32 / (1 - n u32). Inputs are exact (the
@@ -176,7 +176,7 @@ def _probe(ctx: Context[Params], device: Device, dtype: str, form: Format, size:
     if wrong is None:
         return Probed(finding, multiply, median(seconds))
     text = f"{shape} product is wrong (seed {seed}): {wrong}"
-    if narrow and dtype in _WHERE_THERE:
+    if narrow and dtype in _WHERE_THERE and dtype not in getattr(device, "wide_sums", ()):
         text = f"its sums are not kept in fp32, so no bound holds ({wrong})"
         return Probed(dataclasses.replace(finding, status=Status.UNKNOWN, reason=_NARROW, message=text))
     return Probed(

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -41,7 +41,7 @@ def exchange(store: Store, order: Mapping[str, Any], report: Report) -> None:
     deadline = time.monotonic() + float(order["wait_seconds"])
     wanted = set(order["peers"]) - {node}
     while True:
-        whole, torn = _read(store, node, float(order["marker_seconds"]))
+        whole, torn = _read(store, node, wanted, float(order["marker_seconds"]))
         missing = wanted - whole
         if (not missing and not torn) or time.monotonic() > deadline:
             break
@@ -77,13 +77,19 @@ def _write(store: Store, node: str) -> None:
         raise
 
 
-def _read(store: Store, node: str, seconds: float) -> tuple[set[str], dict[str, str]]:
-    """The nodes with a marker that is young and whole, and those whose marker is not whole, with what is wrong."""
+def _read(store: Store, node: str, wanted: Collection[str], seconds: float) -> tuple[set[str], dict[str, str]]:
+    """
+    The nodes with a marker that is young and whole, and those whose marker is not whole, with what is wrong.
+
+    Markers that are wanted are all read, of others as many as the bound leaves.
+    """
     whole: set[str] = set()
     torn: dict[str, str] = {}
-    for name in sorted(store.sizes(FOLDER))[:_MOST_MARKERS]:
-        if name == node or name.endswith(".part"):
-            continue
+    # What begins with a dot is the file system's own, such as NFS's name for a marker that was replaced while open.
+    there = [name for name in store.sizes(FOLDER) if name != node and not name.startswith(".")]
+    there = [name for name in there if name and not name.endswith(".part")]
+    most = max(_MOST_MARKERS, len(wanted))
+    for name in sorted(there, key=lambda name: (name not in wanted, name))[:most]:
         try:
             content = b"".join(store.read(f"{FOLDER}/{name}", 0, PAYLOAD_BYTES + 4096))
         except OSError as error:

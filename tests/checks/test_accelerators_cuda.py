@@ -222,6 +222,29 @@ def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(
     assert "is built without CUDA; set python of [probe] to" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize(("container", "refused"), [(False, True), (True, False)])
+def test_part_of_a_gpu_is_not_taken_for_the_gpu_unless_a_container_was_given_it(
+    container: bool, refused: bool, run_with_torch: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from checks.accelerators import cuda\n"
+        "import torch\n"
+        f"cuda.in_container = lambda host: {container}\n"
+        "torch.version.cuda = '12.8'\n"
+        "torch.cuda.device_count = lambda: 1\n"
+        "torch.cuda.get_device_name = lambda index: 'NVIDIA H100 80GB HBM3 MIG 1g.10gb'\n"
+        "def opened(index): raise RuntimeError('it was opened')\n"
+        "torch.cuda.set_device = opened\n"
+        "try: cuda.bind('cuda:0', {'devices': [{'target': 'cuda:0', 'serial': None}]}, {})\n"
+        "except RuntimeError as error: print(error)\n"
+    )
+    done = run_with_torch(code, str(Path(cuda.__file__).parents[2]))
+    words = "CUDA shows one part of it (NVIDIA H100 80GB HBM3 MIG 1g.10gb)" if refused else "it was opened"
+    assert words in done.stdout, done.stderr
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_the_cublas_that_is_loaded_says_its_version(tmp_path: Path) -> None:
     source, library = tmp_path / "cublas.c", tmp_path / "libcublas.so.12"

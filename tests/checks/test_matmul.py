@@ -161,6 +161,8 @@ def test_device_that_rounds_its_sums_on_the_way_is_not_accused_for_a_dtype_that_
     assert {finding.reason for finding in strict} == {"WrongResult"}
     assert (fp16.status, fp8.status) == (Status.SKIP, Status.SKIP)
     assert "its sums are not kept in fp32" in fp16.message
+    *_, fp16, fp8 = run(context(matmul, device=tampering(blur, matmul_rows=ROWS, wide_sums=("fp16",)), **DEEP))
+    assert (fp16.reason, fp8.status) == ("WrongResult", Status.SKIP)  # a GPU keeps its sums: this is a fault
     known = run(context(matmul, device=tampering(narrow_sums=("fp16", "fp8"), matmul_rows=ROWS), **DEEP))
     assert [finding.status for finding in known] == [Status.PASS, Status.PASS, Status.SKIP, Status.SKIP]
 

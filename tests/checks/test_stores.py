@@ -19,6 +19,7 @@ from checks.reasons import REASONS
 from checks.storage.checkpoint_store import checkpoint_store
 from checks.storage.data_store import data_store
 from checks.storage.store_access import store_access
+from checks.stores import markers
 from checks.stores.errors import StoreFault
 from checks.stores.writing import PREFIX
 from healthd.runner.runner import Runner
@@ -286,6 +287,17 @@ def test_nodes_of_one_store_see_each_other_and_replace_their_own_marker(tmp_path
     assert exchange(tmp_path, "n2", "n1") == []
     assert exchange(tmp_path, "n1", "n1", "n2") == []
     assert sorted(path.name for path in (tmp_path / ".healthd-markers").iterdir()) == ["n1", "n2"]
+
+
+def test_peer_is_seen_among_more_markers_than_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markers, "_MOST_MARKERS", 2)
+    for name in ("n1", "n2", "n3"):
+        exchange(tmp_path, name)
+    folder = tmp_path / ".healthd-markers"
+    for name in (".nfs000000000001", "n0.0123abcd.part", "n1.4567cdef.part"):
+        (folder / name).write_text("a part of a marker")
+    assert exchange(tmp_path, "n9", "n3") == []
+    assert exchange(tmp_path, "n9", "n1", "n2", "n3") == []
 
 
 def test_folder_of_markers_that_leads_elsewhere_is_not_written_to(tmp_path: Path) -> None:

@@ -384,6 +384,14 @@ def test_program_that_is_not_installed_is_said_and_no_fault(trn1: Trn1) -> None:
     assert any("fi_info is not installed" in item.message for item in findings)
 
 
+def test_program_that_is_there_and_cannot_be_started_is_unknown(trn1: Trn1) -> None:
+    trn1.write("/opt/amazon/efa/bin/fi_info", "no program")
+    findings, _ = look(trn1)
+    assert bad(findings) == [(Status.UNKNOWN, "MissingTool", "node")]
+    (trn1.root / "opt/amazon/efa/bin/fi_info").chmod(0o755)
+    assert bad(look(trn1)[0]) == [(Status.UNKNOWN, "MissingTool", "node")]
+
+
 @pytest.mark.parametrize("output", ["exit 0", "echo nonsense", "echo 'provider: tcp'; echo 'domain: eth0'", "kill $$"])
 def test_output_that_names_no_domain_never_passes(output: str, trn1: Trn1) -> None:
     fi_info(trn1, output)

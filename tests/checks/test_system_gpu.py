@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from checks.accelerators import cuda
 from checks.contract import Action, Check, Evidence, Finding, Previous, Status, Tier
 from checks.host.identity import read_identity
-from checks.system.gpu.gpu_driver import gpu_driver
+from checks.host.nvml import Gpu
+from checks.system.gpu.gpu_driver import gpu_driver, list_processes
 from checks.system.gpu.gpu_links import gpu_links
 from checks.system.gpu.gpu_memory import gpu_memory
 from checks.system.gpu.gpu_throttle import gpu_throttle
@@ -493,6 +494,25 @@ def test_process_that_the_driver_shows_and_proc_does_not_is_unknown(machine: Gpu
     assert judged(machine, gpu_driver) == [(Status.UNKNOWN, "Busy", "cuda:1")]
     (machine.root / "proc/4711/fd/6").symlink_to("/dev/nvidia1")
     assert judged(machine, gpu_driver) == []
+
+
+class Answers(Gpu):
+    """A GPU that answers one time after the other."""
+
+    def __init__(self, *answers: tuple[int, ...] | None) -> None:
+        self._answers = iter(answers)
+
+    def processes(self) -> tuple[int, ...] | None:
+        return next(self._answers)
+
+
+@pytest.mark.parametrize(
+    ("answers", "hidden"), [(((4711,), (4711,)), [4711]), (((4711,), ()), []), (((4711,), None), [4711])]
+)
+def test_process_is_out_of_sight_until_the_driver_shows_it_no_more(
+    answers: tuple[tuple[int, ...] | None, ...], hidden: list[int], machine: GpuMachine
+) -> None:
+    assert list_processes(machine.host, Answers(*answers)) == ((4711,), hidden)
 
 
 def test_process_list_that_is_not_told_is_unknown(machine: GpuMachine) -> None:

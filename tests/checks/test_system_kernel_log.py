@@ -21,6 +21,7 @@ from tests.patience import PATIENCE
 
 GPUS = {"accelerator": "cuda"}
 FAULTS = [
+    ("GPU Xid of an NVSwitch", Status.FAIL, "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 x"),
     ("machine check", Status.FAIL, "Memory failure: 0x1234: recovery action for dirty LRU page: Failed"),
     ("machine check", Status.FAIL, "mce: Uncorrected hardware memory error in user-access at 7f0000"),
     ("machine check", Status.WARN, "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400"),
@@ -95,6 +96,9 @@ FAULTS = [
     ("GPU Xid NVLink", Status.WARN, "NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 11"),
 ]
 ORDINARY = [
+    "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
+    "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 24007, Data {0x0000002b, 0x0000002b, 0x00000000, 0x0000002b}",
+    "nvidia-nvswitch4: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
     "mce: CPU3: Core temperature/speed normal",
     "CPU3: Package temperature/speed normal",
     "EDAC MC: Ver: 3.0.0",

@@ -188,11 +188,12 @@ def _ask_libfabric(ctx: Context[Params], names: list[str]) -> dict[str, Any]:
 
 
 def _run_fi_info(host: Host, names: Sequence[str]) -> tuple[Status, str | None, str, list[str]]:
-    program = _AWS_FI_INFO if host.exists(_AWS_FI_INFO) else "fi_info"
+    installed = host.exists(_AWS_FI_INFO)
+    program = _AWS_FI_INFO if installed else "fi_info"
     try:
         done = host.run([program, "-p", "efa"], timeout_seconds=FI_INFO_TIMEOUT_SECONDS)
     except HostError as error:
-        if error.reason == "MissingTool":
+        if error.reason == "MissingTool" and not installed:
             return Status.PASS, None, "libfabric was not asked: fi_info is not installed", []
         return Status.UNKNOWN, error.reason, f"libfabric cannot be asked: {error}", []
     domains = parse_fi_info(done.stdout) if done.returncode == 0 else []

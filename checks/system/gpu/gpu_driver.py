@@ -45,7 +45,7 @@ def gpu_driver(ctx: Context[Params]) -> Iterator[Finding]:
             yield of_nvml(error)
             return
     counted = known = 0
-    for reading in read_gpus(ctx, lambda gpu: (gpu.processes(), _hidden(ctx.host, gpu))):
+    for reading in read_gpus(ctx, lambda gpu: list_processes(ctx.host, gpu)):
         if isinstance(reading, Finding):
             yield reading
             continue
@@ -79,14 +79,17 @@ def _judge_versions(said: Versions, wanted: str | None) -> Finding:
     return make_finding(Status.PASS, None, text)
 
 
-def _hidden(host: Host, gpu: Gpu) -> list[int]:
+def list_processes(host: Host, gpu: Gpu) -> tuple[tuple[int, ...] | None, list[int]]:
     """
-    Processes on a GPU that are not seen to have it open.
+    Processes on a GPU by the driver's word (None: it does not tell), and those that are not seen to have it open.
 
-    Those that the driver shows twice, before and after the look, so that one that ended meanwhile does not count.
+    Of these the ones that the driver shows twice, before and after the look, so that one that ended meanwhile does not
+    count; all of them where it does not tell again.
     """
-    unseen = {pid for pid in gpu.processes() or () if not _is_seen(host, pid)}
-    return sorted(unseen & set(gpu.processes() or ())) if unseen else []
+    processes = gpu.processes()
+    unseen = {pid for pid in processes or () if not _is_seen(host, pid)}
+    again = gpu.processes() if unseen else ()
+    return processes, sorted(unseen if again is None else unseen & set(again))
 
 
 def _is_seen(host: Host, pid: int) -> bool:

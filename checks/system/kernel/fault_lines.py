@@ -138,6 +138,10 @@ PATTERNS = (
         _FAIL,
         Action.RESET_DEVICE,
     ),
+    # Of an NVSwitch. Source: NVIDIA Fabric Manager User Guide, SXid errors: after a fatal one GPUs and switches need a
+    # reset; each error has other lines with its data, and others are `Non-fatal`. 20034 is a link that went down, also
+    # because the GPU at its other end was reset: `gpu_links` sees whether it is up.
+    Pattern("GPU Xid of an NVSwitch", r"SXid \(.*?\): (?!20034\b)\d+, Fatal\b", _FAIL, Action.REBOOT),
     # 63: a row will be remapped at the next reset (`gpu_memory` says whether it waits); 92: many errors that could be
     # corrected; 94: an error that hit one program alone.
     Pattern("GPU Xid memory", _xid("63|92|94"), _WARN, Action.INSPECT),
