@@ -33,6 +33,7 @@ class Answers:
 
     by_end: Mapping[str, Answer | Callable[[str], Answer]]
     asked: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     url: str = ""
 
     def of(self, method: str, path: str) -> Answer:
@@ -48,7 +49,7 @@ def serving(by_end: Mapping[str, Answer | Callable[[str], Answer]]) -> Iterator[
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answers.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
             status, kind, body = answers.of(self.command, self.path)
             self.send_response(status)
             self.send_header("Content-Type", kind)
