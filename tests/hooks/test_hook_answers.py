@@ -165,6 +165,7 @@ def test_a_member_whose_decision_cannot_be_told_gives_its_node_back() -> None:
     with serving({**words, "/v1/gates": (200, "application/json", admission("n0", "n1"))}) as aggregator:
         said = run_inside("gate", "--aggregator", aggregator.url, *GROUP, "--json", out="/dev/full")
     assert (said.code, "cannot be written" in said.err) == (75, True), said
+    assert not any("handshake" in one for one in aggregator.asked), "once it has confirmed, the others go"
     assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
 
 
