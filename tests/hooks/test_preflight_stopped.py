@@ -98,3 +98,17 @@ def test_a_hook_that_ends_after_it_has_confirmed_takes_that_back(job: Job, numbe
         assert job.end(1).code == (75 if number == signal.SIGTERM else -number)
         until(lambda: any(b'"withdraw"' in body for body in main.bodies))
         job.nothing_left()
+
+
+@pytest.mark.parametrize("full", ["stdout", "hosts"])
+def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, full: str) -> None:
+    (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
+    with serving(main_node(go=True)) as main:
+        place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
+        job.start(1, *PASSIVE, "--json", place=place, full_stdout=full == "stdout")
+        ended = job.end(1)
+        why = "standard output cannot be written" if full == "stdout" else "the host file cannot be written"
+        assert (ended.code, why in ended.err) == (75 if full == "stdout" else 2, True), ended.err
+        assert not any(b'"acknowledge"' in body for body in main.bodies)
+        until(lambda: any(b'"withdraw"' in body for body in main.bodies))
+        job.nothing_left()

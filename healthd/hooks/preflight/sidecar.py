@@ -15,6 +15,7 @@ from healthd.core.http.aggregator_client import BAD_REQUEST, HOLD_SECONDS, NO_TO
 from healthd.core.http.gate_client import GateClient
 from healthd.core.model import Decision, Verdict
 from healthd.core.tasks import OnEnd, Tasks
+from healthd.core.threads import in_thread
 from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
 from healthd.hooks.preflight.handshake import acknowledge, handshake, withdraw
 from healthd.hooks.preflight.main_node import MainNode, main_node
@@ -28,16 +29,25 @@ RANKS_PER_SECOND = 200.0
 OTHER_RANKS_SECONDS = 1.5
 
 
+Prepare = Callable[[Outcome], bool]
+
+
 class ParentEndedError(HealthdError):
     """The hook is gone, so nobody asks any more."""
 
 
 async def keep(
-    task: Task, run_executor: Callable[[], Awaitable[None]], report: Callable[[Outcome], None], folder: Path
+    task: Task,
+    run_executor: Callable[[], Awaitable[None]],
+    prepare: Prepare,
+    report: Callable[[Outcome], None],
+    folder: Path,
 ) -> None:
     """
     Bring the gate to its end, tell the hook through `report`, and stay for as long as the others need this node.
 
+    `prepare` tells the hook of an admission before that is confirmed, and returns whether it could print it and write
+    what its command needs: what fails there must keep the others from starting.
     `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
     wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
@@ -47,7 +57,7 @@ async def keep(
     try:
         async with main_node(task, folder, tasks) as main:
             try:
-                outcome = await _gate(task, run_executor, main, parent, admissions)
+                outcome = await _gate(task, run_executor, main, parent, admissions, prepare)
             except DifferenceError as error:
                 outcome = Outcome(kind="exit", code=USAGE, message=str(error))
             except ParentEndedError:
@@ -98,6 +108,7 @@ async def _gate(
     main: MainNode | None,
     parent: asyncio.Task[None],
     admissions: list[Decision],
+    prepare: Prepare,
 ) -> Outcome:
     """
     From the first word with the main node to the last; the executor runs in between and no longer.
@@ -108,7 +119,7 @@ async def _gate(
         wait_seconds = await tasks.first(reach_main(task))
         if task.probes:
             tasks.supervise("checks of this node", lambda: _execute(run_executor), OnEnd.FATAL)
-        return await tasks.first(_settle(task, wait_seconds, admissions))
+        return await tasks.first(_settle(task, wait_seconds, admissions, prepare))
 
 
 async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
@@ -116,7 +127,7 @@ async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
     raise HealthdError("the checks of this node ended before the gate did")
 
 
-async def _settle(task: Task, wait_seconds: float, admissions: list[Decision]) -> Outcome:
+async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], prepare: Prepare) -> Outcome:
     """Ask, acknowledge, and say what this node is to do."""
     decision = await _ask(task, wait_seconds)
     included = [node.node for node in decision.nodes]
@@ -137,22 +148,18 @@ async def _settle(task: Task, wait_seconds: float, admissions: list[Decision]) -
         )
         return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
     admissions.append(decision)
+    outcome = Outcome(kind="park", code=0, decision=decision)
+    if task.node in included:
+        hosts = tuple(node.address or node.node for node in decision.nodes)
+        rank, size = included.index(task.node), len(included)
+        outcome = dataclasses.replace(outcome, kind="run", rank=rank, size=size, main=hosts[0], hosts=hosts)
+        if not await in_thread("line to the hook", lambda: prepare(outcome)):
+            raise ParentEndedError("the hook has ended")
     go, missing = await acknowledge(task, decision)
     if not go:
         text = f"not all admitted nodes confirmed the start: {', '.join(missing) or 'unknown which'} did not"
         return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
-    if task.node not in included:
-        return Outcome(kind="park", code=0, decision=decision)
-    hosts = tuple(node.address or node.node for node in decision.nodes)
-    return Outcome(
-        kind="run",
-        code=0,
-        rank=included.index(task.node),
-        size=len(included),
-        main=hosts[0],
-        hosts=hosts,
-        decision=decision,
-    )
+    return outcome
 
 
 async def _ask(task: Task, wait_seconds: float) -> Decision:
