@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.aggregator.gate.handshake import Handshake
+
+Step: TypeAlias = Callable[[Handshake, str, float], Handshake]
 
 
 def make(included: frozenset[str]) -> Handshake:
@@ -23,6 +28,24 @@ def test_one_that_stays_away_stops_all() -> None:
     late = shake.acknowledge("b", 10.0)
     assert (late.go, late.missing) == (False, ("b",))
     assert late.acknowledge("b", 11.0).go is False
+
+
+def test_one_that_withdraws_stops_all_at_once_whatever_it_has_acknowledged() -> None:
+    both = frozenset({"a", "b"})
+    for shake in (make(both), make(both).acknowledge("a", 1.0)):
+        without = shake.withdraw("a", 2.0)
+        assert (without.go, without.missing, without.over) == (False, ("a", "b"), True)
+        assert without.acknowledge("a", 3.0).acknowledge("b", 3.0).go is False
+
+
+def test_one_that_withdraws_after_all_went_has_ended_and_the_others_go_on() -> None:
+    shake = make(frozenset({"a", "b"})).acknowledge("a", 1.0).acknowledge("b", 1.0).withdraw("a", 2.0)
+    assert (shake.go, shake.over) == (True, False)
+    assert shake.end("b").over
+
+
+def test_a_stranger_withdraws_nothing() -> None:
+    assert make(frozenset({"a"})).withdraw("spare", 1.0).go is None
 
 
 def test_a_stranger_counts_for_nothing() -> None:
@@ -47,16 +70,17 @@ def test_it_is_over_when_the_job_has_ended_everywhere() -> None:
     assert shake.end("a").end("b").over
 
 
-events = st.lists(st.tuples(st.sampled_from(["a", "b", "c", "x"]), st.floats(0, 20)), max_size=20)
+steps = st.sampled_from([Handshake.acknowledge, Handshake.acknowledge, Handshake.withdraw])
+events = st.lists(st.tuples(st.sampled_from(["a", "b", "c", "x"]), st.floats(0, 20), steps), max_size=20)
 
 
 @given(events)
-def test_what_is_settled_never_changes_whatever_comes(sent: list[tuple[str, float]]) -> None:
+def test_what_is_settled_never_changes_whatever_comes(sent: list[tuple[str, float, Step]]) -> None:
     shake, settled = make(frozenset({"a", "b", "c"})), None
-    for node, now in sorted(sent, key=lambda event: event[1]):
-        shake = shake.acknowledge(node, now)
+    for node, now, step in sorted(sent, key=lambda event: event[1]):
+        shake = step(shake, node, now)
         if settled is not None:
             assert shake.go is settled
         settled = shake.go
         if shake.go:
-            assert {"a", "b", "c"} <= {name for name, at in sent if at < 10.0}
+            assert {"a", "b", "c"} <= {name for name, at, one in sent if at < 10.0 and one is Handshake.acknowledge}

@@ -89,6 +89,28 @@ def test_a_hook_that_is_stopped_leaves_its_group_at_once(cluster: Cluster) -> No
     until(lambda: "0 of 2 members have come" in waiting(aggregator))
 
 
+def test_a_hook_that_is_stopped_after_it_has_confirmed_takes_the_others_back_at_once(cluster: Cluster) -> None:
+    """Else they would start without it, or wait for as long as a confirmation may take."""
+    aggregator = cluster.aggregator(config=POLICY + '[aggregator]\nhandshake = "10m"\n').start()
+    for name in ("n0", "n1"):
+        cluster.node(name, aggregator=aggregator.url).start(ready=False)
+    cluster.healthy("n0", "n1")
+    hook = join(cluster, aggregator, 0, size=2)
+    with httpx.Client(trust_env=False, verify=False, timeout=60, base_url=aggregator.url) as http:
+        body = {"job": "train", "wait_seconds": 90.0}
+        body["join"] = {"group": "train", "size": 2, "rank": 1, "member": "other", "node": "n1"}
+        until(lambda: http.post("/v1/gates?wait=1", json=body).json()["decision"] == "admit")
+        gate = http.get("/v1/gates").json()["gates"][0]["id"]
+        path = f"/v1/gates/{gate}/handshake?wait=0"
+        until(lambda: http.post(path, json={"node": "n1", "event": "wait"}).json()["missing"] == ["n1"])
+        hook.process.send_signal(signal.SIGTERM)
+        said = hook.said(5)
+        assert (said.code, "its group is told" in said.err) == (75, True), said
+        told = http.post(path, json={"node": "n1", "event": "acknowledge"}).json()
+    assert (told["go"], told["missing"]) == (False, ["n0", "n1"])
+    until(lambda: cluster.services["n0"].get("/v1/node").json()["leases"] == [])
+
+
 def test_a_rank_that_comes_after_the_others_have_started_is_left_out(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n0", "n1", config=POLICY.replace('join = "75s"', 'join = "2s"'))
     alone = join(cluster, aggregator, 0, "--min-nodes", "1", size=2).said()

@@ -33,6 +33,7 @@ class Answers:
 
     by_end: Mapping[str, Answer | Callable[[str], Answer]]
     asked: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     url: str = ""
 
     def of(self, method: str, path: str) -> Answer:
@@ -48,7 +49,7 @@ def serving(by_end: Mapping[str, Answer | Callable[[str], Answer]]) -> Iterator[
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answers.bodies.append(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
             status, kind, body = answers.of(self.command, self.path)
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -164,6 +165,7 @@ def test_a_member_whose_decision_cannot_be_told_gives_its_node_back() -> None:
     with serving({**words, "/v1/gates": (200, "application/json", admission("n0", "n1"))}) as aggregator:
         said = run_inside("gate", "--aggregator", aggregator.url, *GROUP, "--json", out="/dev/full")
     assert (said.code, "cannot be written" in said.err) == (75, True), said
+    assert not any("handshake" in one for one in aggregator.asked), "once it has confirmed, the others go"
     assert any(one.startswith("DELETE /v1/gates/g-1/members/") for one in aggregator.asked)
 
 

@@ -109,7 +109,7 @@ def place(variables: dict[str, str]) -> Place:
 @pytest.mark.parametrize(
     ("variables", "rank", "size", "job", "attempt", "main", "source"),
     [
-        (torch(), 1, 3, "run-7", 2, "10.0.0.1", "torchrun"),
+        (torch(), 1, 3, "run-7", 0, "10.0.0.1", "torchrun"),
         (multi_node(), 2, 4, "f0ab", 2, "10.0.0.1", "AWS Batch"),
         (indexed(), 1, 3, "train", 0, "train-0.peers", "an Indexed Job of Kubernetes"),
         (indexed(JOBSET_NAME="big", JOBSET_RESTART="4"), 1, 3, "big", 4, "train-0.peers", "a JobSet of Kubernetes"),
@@ -252,6 +252,13 @@ def test_the_jobs_of_a_jobset_are_counted_through_and_the_coordinator_is_rank_0(
         )
     )
     assert (found.rank, found.size, found.main) == (4, 6, "big-w-0-0.big")
+
+
+def test_how_often_an_agent_of_torchrun_has_restarted_is_no_attempt_of_the_job() -> None:
+    """Each counts its own restarts, so that nodes of one job would tell different attempts."""
+    for count in ("0", "2"):
+        found = place(torch(TORCHELASTIC_RESTART_COUNT=count))
+        assert (found.attempt, found.attempt_told) == (0, False)
 
 
 def test_an_indexed_job_tells_no_attempt() -> None:

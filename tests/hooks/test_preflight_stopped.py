@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.aggregator.service import until
 from tests.hooks.preflight_kit import Job
+from tests.hooks.test_hook_answers import Answer, admission, serving
 from tests.hooks.test_preflight import BAD, PASSIVE
 
 PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -70,4 +73,42 @@ def test_the_command_is_started_with_the_signals_that_the_hook_was_started_with(
         masks = dict(line.split() for line in job.end(0).out.splitlines() if line.startswith("Sig"))
         wanted = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGTERM - 1)
         assert (int(masks["SigIgn:"], 16) & wanted, int(masks["SigBlk:"], 16)) == (wanted, 0)
+        job.nothing_left()
+
+
+def main_node(*, go: bool | None) -> dict[str, Answer | Callable[[str], Answer]]:
+    """What a main node answers to rank 1 of 2, both of which are admitted."""
+    rolls = {"wait_seconds": 60.0, "difference": None, "all_told": False}
+    shake = {"go": go, "missing": [], "all_told": False, "over": False}
+    return {
+        "/v1/preflight/ranks": (200, "application/json", json.dumps(rolls).encode()),
+        "/v1/gates": (200, "application/json", admission("rank-0", "rank-1")),
+        "/handshake": (200, "application/json", json.dumps(shake).encode()),
+        "/sync": (404, "application/json", b"{}"),
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_hook_that_ends_after_it_has_confirmed_takes_that_back(job: Job, number: signal.Signals) -> None:
+    with serving(main_node(go=None)) as main:
+        place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
+        hook = job.start(1, *PASSIVE, place=place)
+        until(lambda: any(b'"acknowledge"' in body for body in main.bodies))
+        hook.send_signal(number)
+        assert job.end(1).code == (75 if number == signal.SIGTERM else -number)
+        until(lambda: any(b'"withdraw"' in body for body in main.bodies))
+        job.nothing_left()
+
+
+@pytest.mark.parametrize("full", ["stdout", "hosts"])
+def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, full: str) -> None:
+    (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
+    with serving(main_node(go=True)) as main:
+        place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
+        job.start(1, *PASSIVE, "--json", place=place, full_stdout=full == "stdout")
+        ended = job.end(1)
+        why = "standard output cannot be written" if full == "stdout" else "the host file cannot be written"
+        assert (ended.code, why in ended.err) == (75 if full == "stdout" else 2, True), ended.err
+        assert not any(b'"acknowledge"' in body for body in main.bodies)
+        until(lambda: any(b'"withdraw"' in body for body in main.bodies))
         job.nothing_left()

@@ -100,9 +100,14 @@ async def release(request: Request, gate: str) -> Answer[Decision | None]:
 
 @router.delete("/{gate}/members/{member:path}", dependencies=[GATE])
 async def leave(request: Request, gate: str, member: str) -> Answer[Decision]:
-    """A member of a group ends without starting the job. Safe to repeat."""
-    engine = parts_of(request).engine
-    return Answer(engine.answer(await engine.leave(gate, member)))
+    """A member of a group ends without starting the job, whatever it has acknowledged. Safe to repeat."""
+    parts = parts_of(request)
+    left = await parts.engine.leave(gate, member)
+    node = next((one.node for one in left.members if one.member == member), None)
+    if left.decision is not None and node in {one.node for one in left.decision.nodes}:
+        body = HandshakeBody(node=node, event="withdraw")  # or the others would start without it
+        await parts.handshakes.step(left.id, left.request.nodes, left.decision, body, 0.0)
+    return Answer(parts.engine.answer(left))
 
 
 @router.post("/{gate}/outcome", dependencies=[GATE])

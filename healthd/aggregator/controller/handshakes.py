@@ -20,10 +20,10 @@ MOST_HANDSHAKES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class HandshakeBody:
-    """A step of a preflight's end: `event` is acknowledge, wait, told or ended."""
+    """A step of a preflight's end: `event` is acknowledge, withdraw, wait, told or ended."""
 
     node: str
-    event: Literal["acknowledge", "wait", "told", "ended"]
+    event: Literal["acknowledge", "withdraw", "wait", "told", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class Handshakes:
         now = time.monotonic()
         steps = {
             "acknowledge": lambda: shake.acknowledge(body.node, now),
+            "withdraw": lambda: shake.withdraw(body.node, now),
             "wait": lambda: shake.settle(now),
             "told": lambda: shake.settle(now).tell(body.node),
             "ended": lambda: shake.end(body.node),

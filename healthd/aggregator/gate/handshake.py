@@ -1,8 +1,8 @@
 """
-The two-step end of a preflight: decision, acknowledgement by all included, then go for all or for none.
+The two-step end of a gate that several hooks ask for: decision, acknowledgement by all included, then go for all or for
+none.
 
-Pure data. Only the aggregator that lives for one gate (preflight) needs it: a standing one ends a gate with the
-decision, because its callers are one hook for the whole job.
+Pure data. Preflights and the hooks of a group need it; a gate of one hook for the whole job ends with the decision.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ class Handshake:
         if self.go is None and now < self.deadline and node in self.included:
             return dataclasses.replace(self, acknowledged=self.acknowledged | {node}).settle(now)
         return self.settle(now)
+
+    def withdraw(self, node: str, now: float) -> Handshake:
+        """`node` does not start, whatever it has acknowledged: nobody does, unless that they go was settled before."""
+        settled = self.settle(now)
+        if settled.go is not None or node not in self.included:
+            return settled.end(node)
+        return dataclasses.replace(self, acknowledged=self.acknowledged - {node}, go=False)
 
     def settle(self, now: float) -> Handshake:
         """The handshake as of now."""

@@ -168,22 +168,31 @@ def write_hosts(decision: Decision, asked: GateSettings) -> None:
 
 def finish(decision: Decision, asked: GateSettings, *, as_json: bool) -> int:
     """Show a decision and say the exit code. OutputError where it cannot be shown."""
-    plain = asked.exit_style == "plain"
+    show(decision, asked, as_json=as_json)
+    return exit_code(decision, asked)
+
+
+def show(decision: Decision, asked: GateSettings, *, as_json: bool) -> None:
+    """Print a decision. OutputError where that cannot be done."""
     with told(needed=as_json):
         if as_json:
             from healthd.core import wire
 
             sys.stdout.write(wire.encode(decision).decode() + "\n")
-        elif not plain:
+        elif asked.exit_style != "plain":
             why = " ".join(decision.reasons[0].message.split()) if decision.reasons else f"{len(decision.nodes)} nodes"
             click.echo(f"{decision.decision.value}: {why}")
         else:
             from healthd.cli.terminal import fleet_view, render
 
             render.show(render.out(), fleet_view.decision_report(decision))
+
+
+def exit_code(decision: Decision, asked: GateSettings) -> int:
+    """What a decision comes to for who started this."""
     if decision.decision is not Verdict.ADMIT:
         # In other styles every "no" is 1: what is not known is never said here, but by UnreachableError (75).
-        return NOT_ADMITTED if decision.retryable and plain else IMPOSSIBLE
+        return NOT_ADMITTED if decision.retryable and asked.exit_style == "plain" else IMPOSSIBLE
     return ADMITTED
 
 

@@ -113,13 +113,19 @@ def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapp
     )
 
 
-def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable[[UnreachableError], None]) -> Decision:
+def follow(
+    hook: Hook,
+    *,
+    on_hold: Callable[[Decision], None],
+    on_away: Callable[[UnreachableError], None],
+    show: Callable[[Decision], None],
+) -> Decision:
     """
-    Ask until there is a last word that all admitted members have confirmed.
+    Ask until there is a last word that all admitted members have confirmed. `show` prints each before it is confirmed.
 
     Where one of them is lost before, the group comes together again: the hook asks anew, as another member. A decision
     that admits and was not confirmed by all in the end is a NotAdmittedError. Raises as `GateClient.ask`, and
-    OutputError where the host file cannot be written: that is found before the start is confirmed.
+    OutputError where the host file or the decision cannot be written: that is found before the start is confirmed.
     """
     from healthd.cli.hooks.gate import write_hosts
 
@@ -144,6 +150,7 @@ def follow(hook: Hook, *, on_hold: Callable[[Decision], None], on_away: Callable
             hook.gate = decision.id
             if left_out(decision, hook.join) is None:  # who must not start is given no hosts
                 write_hosts(decision, hook.settings.gate)
+            show(decision)
             if not _starts(decision, hook.join) or _confirmed(aggregator, decision, hook):
                 return decision
         leave(hook)
@@ -227,16 +234,21 @@ def run(settings: Settings, *, as_json: bool) -> int:
     hook = member_of(settings, os.environ, say=say)
     progress = Progress(quiet=as_json)
 
+    def show(decision: Decision) -> None:
+        progress.end()
+        command.show(decision, settings.gate, as_json=as_json)
+
     def ask() -> Decision:
         return follow(
-            hook, on_hold=progress.hold, on_away=lambda error: say(f"healthd: {error}; trying again until it is back")
+            hook,
+            on_hold=progress.hold,
+            on_away=lambda error: say(f"healthd: {error}; trying again until it is back"),
+            show=show,
         )
 
     try:
-        with stoppable() as signals:
-            with progress:
-                decision = _executed(hook, ask, signals) if settings.gate.execute else ask()
-            code = command.finish(decision, settings.gate, as_json=as_json)
+        with stoppable() as signals, progress:
+            decision = _executed(hook, ask, signals) if settings.gate.execute else ask()
     except UnreachableError as error:
         if may_start(settings.gate, hook.request, error):
             return command.ADMITTED
@@ -251,7 +263,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     if why is not None:
         click.echo(f"healthd: {why}", err=True)
         return command.NOT_ADMITTED if settings.gate.exit_style == "plain" else command.IMPOSSIBLE
-    return code
+    return command.exit_code(decision, settings.gate)
 
 
 def _executed(hook: Hook, ask: Callable[[], Decision], signals: Signals) -> Decision:

@@ -22,7 +22,7 @@ from healthd.cli.terminal.output import log_to_stderr, told
 from healthd.core.config.schema import key_of
 from healthd.core.errors import ConfigError
 from healthd.core.model import GateRequest
-from healthd.hooks.launchers import Place, describe, find_place
+from healthd.hooks.launchers import Place, address_towards, describe, find_place
 from healthd.hooks.preflight import NOT_ADMITTED
 from healthd.hooks.stopping import Stopped, stoppable
 
@@ -177,7 +177,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
         task.node,
         task.url,
         folder,
-        address=_own_address(task.main, task.port),
+        address=address_towards(task.main, task.port),
         ask_seconds=ASK_SECONDS,
         token_file=token_file,
     )
@@ -187,13 +187,22 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
         runner = dataclasses.replace(runner, run_dir=folder)
     log_to_stderr(logging.WARNING)
 
+    line = socket.socket(fileno=int(descriptor))
+
+    def prepare(outcome: Outcome) -> bool:
+        try:
+            line.sendall(wire.encode(outcome) + b"\n")
+            return line.recv(1) != b""
+        except OSError:
+            return False
+
     def report(outcome: Outcome) -> None:
         _leave_terminal()
-        os.write(int(descriptor), wire.encode(outcome) + b"\n")
-        os.close(int(descriptor))
+        line.sendall(wire.encode(outcome) + b"\n")
+        line.close()
 
     try:
-        asyncio.run(keep(task, lambda: run_node(node, runner, signals=False), report, folder))
+        asyncio.run(keep(task, lambda: run_node(node, runner, signals=False), prepare, report, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -282,14 +291,3 @@ def _main_address(main: str, default_port: int) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"--main {main!r} is not HOST or HOST:PORT")
     return host, int(port)
-
-
-def _own_address(main: str, port: int) -> str:
-    """The address by which the main node's network sees this one; the host name where that cannot be told."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(main, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # a datagram socket sends nothing here: it only chooses the route
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostname()

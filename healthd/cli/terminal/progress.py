@@ -39,7 +39,12 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Leave the terminal to what is printed next; what comes after that is a line each."""
         self._stack.close()
+        self._status = None
 
     def hold(self, decision: Decision) -> None:
         """Show what it waits for."""

@@ -133,3 +133,14 @@ def own_address() -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address by which the network of a host sees this machine; our host name where that cannot be told."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # a datagram socket sends nothing here: it only chooses the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()

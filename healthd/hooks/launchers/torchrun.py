@@ -1,6 +1,9 @@
 """
 torchrun: what its agent sets for every worker.
 
+TORCHELASTIC_RESTART_COUNT is no attempt of the job: each agent counts the restarts that it has made itself, so that an
+agent that was replaced begins at 0 while the others go on.
+
 Source: PyTorch, torch/distributed/run.py ("Environment Variables").
 """
 
@@ -22,7 +25,7 @@ def find(environ: Mapping[str, str]) -> Place | None:
     run = environ["TORCHELASTIC_RUN_ID"]
     return Place(
         job=None if run == "none" else run,
-        attempt=number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0,
+        attempt=0,
         rank=number(environ, "GROUP_RANK"),
         size=world // local_size,
         main=environ.get("MASTER_ADDR", "127.0.0.1"),
@@ -30,7 +33,7 @@ def find(environ: Mapping[str, str]) -> Place | None:
         local_size=local_size,
         source="torchrun",
         evidence=f"GROUP_RANK={environ['GROUP_RANK']}, WORLD_SIZE={world} in nodes of {local_size}",
-        attempt_told="TORCHELASTIC_RESTART_COUNT" in environ,
+        attempt_told=False,
     )
 
 

@@ -77,7 +77,8 @@ class Task:
 class Outcome:
     """
     What the hook is to do: `run` the command as number `rank` of `size` with `main` and `hosts`, `park` until the
-    keeper ends, or `exit` with `code`. `decision` is shown.
+    keeper ends, or `exit` with `code`. `decision` is shown. `run` is told twice: first to print the decision and write
+    the host file, and then, when all have confirmed that, to start.
     """
 
     kind: str

@@ -7,8 +7,10 @@ It does nothing that takes time or memory itself, because it is what the launche
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,18 +57,22 @@ def run_hook(
     folder = Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=_short_folder()))
     keeper: subprocess.Popen[bytes] | None = None
     try:
-        read_end, write_end = os.pipe()
-        with os.fdopen(read_end, "rb") as pipe:
-            try:
-                keeper = _start_keeper(keeper_arguments, f"{write_end}:{os.getpid()}:{began}:{folder}", write_end)
-            finally:
-                os.close(write_end)
-            outcome = _read_outcome(pipe, keeper)
-        show(outcome)
-        if outcome.kind == "run":
-            if outcome.decision is None or not outcome.decision.excluded:
-                keeper.wait()  # nobody is parked, so the keeper has nothing left to keep
-            return Start(command=command, environment=environment_of(place, outcome, os.environ))
+        own, its = socket.socketpair()
+        with own, own.makefile("rb") as words:
+            with its:
+                told = f"{its.fileno()}:{os.getpid()}:{began}:{folder}"
+                keeper = _start_keeper(keeper_arguments, told, its.fileno())
+            outcome = _read_outcome(words, keeper)
+            show(outcome)
+            if outcome.kind == "run":
+                start = Start(command=command, environment=environment_of(place, outcome, os.environ))
+                own.send(b"\n")  # nothing can fail here any more but the command: it is confirmed now
+                outcome = dataclasses.replace(_read_outcome(words, keeper), decision=outcome.decision)
+                if outcome.kind == "run":
+                    if outcome.decision is None or not outcome.decision.excluded:
+                        keeper.wait()  # nobody is parked, so the keeper has nothing left to keep
+                    return start
+                show(dataclasses.replace(outcome, decision=None))  # which was shown
         if outcome.kind == "park":
             sys.stderr.write("healthd: this node was left out; waiting for the job to end\n")
             sys.stderr.flush()
@@ -80,19 +86,19 @@ def run_hook(
     return outcome.code if outcome.kind == "park" else outcome.code or NOT_ADMITTED
 
 
-def _start_keeper(keeper_arguments: Sequence[str], told: str, write_end: int) -> subprocess.Popen[bytes]:
+def _start_keeper(keeper_arguments: Sequence[str], told: str, descriptor: int) -> subprocess.Popen[bytes]:
     """It is in a process group of its own: Ctrl-C is for the hook, whose end it sees."""
     return subprocess.Popen(
         # -P: the working directory is the job's, and a module of its name must not come before ours.
         [sys.executable, "-P", "-m", "healthd", "preflight", "--keeper", told, *keeper_arguments],
-        pass_fds=(write_end,),
+        pass_fds=(descriptor,),
         stdin=subprocess.DEVNULL,
         process_group=0,
     )
 
 
-def _read_outcome(pipe: IO[bytes], keeper: subprocess.Popen[bytes]) -> Outcome:
-    line = pipe.readline()
+def _read_outcome(words: IO[bytes], keeper: subprocess.Popen[bytes]) -> Outcome:
+    line = words.readline()
     if not line:
         keeper.wait()
         raise HealthdError("the keeper of this node ended without a word; not admitted")

@@ -9,26 +9,27 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-from healthd.core import wire
-from healthd.core.backoff import Backoff
-from healthd.core.errors import BadInputError, HealthdError, UnreachableError
+from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.aggregator_client import BAD_REQUEST, HOLD_SECONDS, NO_TOKEN, WRONG_TOKEN, RefusedError
 from healthd.core.http.gate_client import GateClient
 from healthd.core.model import Decision, Verdict
 from healthd.core.tasks import OnEnd, Tasks
+from healthd.core.threads import in_thread
 from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
+from healthd.hooks.preflight.handshake import acknowledge, handshake, withdraw
 from healthd.hooks.preflight.main_node import MainNode, main_node
 from healthd.hooks.preflight.roll_call import DifferenceError, call, check, reach_main, tell_difference
 from healthd.hooks.stopping import NUMBERS
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
-RETRIES = Backoff(0.1, 2.0)
 ROLL_CALL_SECONDS = 3.0
 RANKS_PER_SECOND = 200.0
 # Processes of other local ranks fetch the outcome by themselves and are not counted by the handshake.
 OTHER_RANKS_SECONDS = 1.5
+
+
+Prepare = Callable[[Outcome], bool]
 
 
 class ParentEndedError(HealthdError):
@@ -36,23 +37,33 @@ class ParentEndedError(HealthdError):
 
 
 async def keep(
-    task: Task, run_executor: Callable[[], Awaitable[None]], report: Callable[[Outcome], None], folder: Path
+    task: Task,
+    run_executor: Callable[[], Awaitable[None]],
+    prepare: Prepare,
+    report: Callable[[Outcome], None],
+    folder: Path,
 ) -> None:
     """
     Bring the gate to its end, tell the hook through `report`, and stay for as long as the others need this node.
 
+    `prepare` tells the hook of an admission before that is confirmed, and returns whether it could print it and write
+    what its command needs: what fails there must keep the others from starting.
     `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
     wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
     tasks = Tasks()
     parent = tasks.start("watch over the hook", _parent_ended(task.parent))
-    told = False
+    told, admissions = False, list[Decision]()
     try:
         async with main_node(task, folder, tasks) as main:
             try:
-                outcome = await _gate(task, run_executor, main, parent)
+                outcome = await _gate(task, run_executor, main, parent, admissions, prepare)
             except DifferenceError as error:
                 outcome = Outcome(kind="exit", code=USAGE, message=str(error))
+            except ParentEndedError:
+                for decision in admissions:
+                    await withdraw(task, decision)
+                raise
             report(outcome)
             told = True
             async with _watching(main) as watch:
@@ -92,14 +103,23 @@ def _code_of(error: HealthdError) -> int:
 
 
 async def _gate(
-    task: Task, run_executor: Callable[[], Awaitable[None]], main: MainNode | None, parent: asyncio.Task[None]
+    task: Task,
+    run_executor: Callable[[], Awaitable[None]],
+    main: MainNode | None,
+    parent: asyncio.Task[None],
+    admissions: list[Decision],
+    prepare: Prepare,
 ) -> Outcome:
-    """From the first word with the main node to the last; the executor runs in between and no longer."""
+    """
+    From the first word with the main node to the last; the executor runs in between and no longer.
+
+    What is to be acknowledged is put into `admissions` before.
+    """
     async with _watching(main, parent) as tasks:
         wait_seconds = await tasks.first(reach_main(task))
         if task.probes:
             tasks.supervise("checks of this node", lambda: _execute(run_executor), OnEnd.FATAL)
-        return await tasks.first(_settle(task, wait_seconds))
+        return await tasks.first(_settle(task, wait_seconds, admissions, prepare))
 
 
 async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
@@ -107,7 +127,7 @@ async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
     raise HealthdError("the checks of this node ended before the gate did")
 
 
-async def _settle(task: Task, wait_seconds: float) -> Outcome:
+async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], prepare: Prepare) -> Outcome:
     """Ask, acknowledge, and say what this node is to do."""
     decision = await _ask(task, wait_seconds)
     included = [node.node for node in decision.nodes]
@@ -115,34 +135,31 @@ async def _settle(task: Task, wait_seconds: float) -> Outcome:
         if task.probes:
             # The verdict stands without it: a main node that is gone already has nothing to learn from us.
             with contextlib.suppress(HealthdError):
-                await _handshake(task, decision, "told")
+                await handshake(task, decision, "told")
         return Outcome(kind="exit", code=NOT_ADMITTED if decision.retryable else IMPOSSIBLE, decision=decision)
     if task.main_counts and node_name(0) not in included:
         # Everybody comes to this by the same decision, so nobody starts.
         if task.probes:
             with contextlib.suppress(HealthdError):
-                await _handshake(task, decision, "told")
+                await handshake(task, decision, "told")
         text = (
             "the main node is the one that was left out, and its exit code is the job's: how the others end could not "
             "be told; not started, so that a retry gets another main node"
         )
         return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
-    go, missing = await _acknowledge(task, decision)
+    admissions.append(decision)
+    outcome = Outcome(kind="park", code=0, decision=decision)
+    if task.node in included:
+        hosts = tuple(node.address or node.node for node in decision.nodes)
+        rank, size = included.index(task.node), len(included)
+        outcome = dataclasses.replace(outcome, kind="run", rank=rank, size=size, main=hosts[0], hosts=hosts)
+        if not await in_thread("line to the hook", lambda: prepare(outcome)):
+            raise ParentEndedError("the hook has ended")
+    go, missing = await acknowledge(task, decision)
     if not go:
         text = f"not all admitted nodes confirmed the start: {', '.join(missing) or 'unknown which'} did not"
         return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
-    if task.node not in included:
-        return Outcome(kind="park", code=0, decision=decision)
-    hosts = tuple(node.address or node.node for node in decision.nodes)
-    return Outcome(
-        kind="run",
-        code=0,
-        rank=included.index(task.node),
-        size=len(included),
-        main=hosts[0],
-        hosts=hosts,
-        decision=decision,
-    )
+    return outcome
 
 
 async def _ask(task: Task, wait_seconds: float) -> Decision:
@@ -175,48 +192,6 @@ def _say_hold(task: Task) -> Callable[[Decision], None]:
     return say
 
 
-async def _acknowledge(task: Task, decision: Decision) -> tuple[bool, tuple[str, ...]]:
-    """Whether all go, and who did not acknowledge. Asked until it is settled: the main node's aggregator lingers."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + task.acknowledge_seconds + task.linger_seconds
-    included = task.node in {node.node for node in decision.nodes}
-    event = "acknowledge" if included and task.probes else "wait"
-    while True:
-        answer = await _handshake(task, decision, event)
-        if answer["go"] is not None:
-            if task.probes:
-                with contextlib.suppress(HealthdError):  # settled is settled
-                    await _handshake(task, decision, "told")
-            return bool(answer["go"]), tuple(answer["missing"])
-        if loop.time() > end:
-            raise UnreachableError(f"aggregator {task.url} did not settle the start in time")
-
-
-async def _handshake(task: Task, decision: Decision, event: str, *, wait: float = 10.0) -> dict[str, Any]:
-    """One step of the handshake, tried again for a while: the line may be cut at any moment."""
-
-    def step(aggregator: GateClient) -> dict[str, Any]:
-        path = f"/v1/gates/{decision.id}/handshake"
-        body = {"node": task.node, "event": event}
-        found = aggregator.call("POST", path, body=body, query={"wait": wait})
-        try:
-            return wire.decode(found, dict[str, Any], what="its answer")
-        except BadInputError as error:
-            raise UnreachableError(f"aggregator {task.url}: {error}") from None
-
-    loop = asyncio.get_running_loop()
-    end, failures = loop.time() + task.gone_seconds, 0
-    while True:
-        try:
-            return await call(task, step)
-        except UnreachableError:
-            failures += 1
-            pause = RETRIES.after(failures)
-            if loop.time() + pause > end:
-                raise
-            await asyncio.sleep(pause)
-
-
 # --- after the hook was told ------------------------------------------------------------------------------------------
 
 
@@ -231,7 +206,7 @@ async def _stay(task: Task, outcome: Outcome, parent: asyncio.Task[None]) -> Non
     if outcome.kind == "run" and parks:
         await asyncio.wait({parent})
         with contextlib.suppress(HealthdError):
-            await _handshake(task, decision, "ended", wait=0)
+            await handshake(task, decision, "ended", wait=0)
     elif outcome.kind == "park":
         async with _watching(None, parent) as watch:
             await watch.first(_job_ended(task, decision))
@@ -243,7 +218,7 @@ async def _job_ended(task: Task, decision: Decision) -> None:
     """Until the job is over on all nodes that run it, or the main node is gone."""
     with contextlib.suppress(HealthdError):
         while True:
-            answer = await _handshake(task, decision, "wait", wait=20.0)
+            answer = await handshake(task, decision, "wait", wait=20.0)
             if answer["over"]:
                 return
             await asyncio.sleep(0.05)  # an aggregator that is stopping holds nobody
@@ -255,7 +230,7 @@ async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> N
     end = loop.time() + task.linger_seconds
     with contextlib.suppress(HealthdError):
         while loop.time() < end:
-            answer = await _handshake(task, decision, "wait", wait=1.0)
+            answer = await handshake(task, decision, "wait", wait=1.0)
             if answer["all_told"] and (not until_over or answer["over"]):
                 break
             await asyncio.sleep(0.02)
