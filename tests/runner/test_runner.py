@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from checks.contract import CheckInfo, Program, Status
+from checks.contract import CheckInfo, Program, Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
 from healthd.runner.composition import compose
@@ -20,6 +21,7 @@ from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.launch import environment
 from healthd.runner.workers.node_lane import in_order_of_end
 from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.process import WorkerProcess
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import CHECKS, make_runner, run_checks, tracer, wait_gone, workers_left
@@ -203,6 +205,31 @@ def test_corpse_that_cannot_be_reaped_is_stuck_until_it_is_gone(tmp_path: Path) 
     assert only(again["traced"]) == (Status.FAIL, "Stuck")
     assert "a killed probe (pid " in again["traced"].findings[0].message
     assert again["fine"].status is Status.PASS
+
+
+def test_a_look_that_cannot_be_killed_is_not_begun_again_until_it_is_gone() -> None:
+    """Else a device that hangs in the kernel would collect one more process with every round of a daemon."""
+
+    class Undead:
+        worker_pid = 4242
+        gone = False
+
+        def is_gone(self) -> bool:
+            return self.gone
+
+        def close_pipes(self) -> None:
+            pass
+
+    runner, undead = make_runner(), Undead()
+    runner._unreaped.add("node/survey", cast("WorkerProcess", undead))
+    survey = asyncio.run(runner.survey())
+    assert "a killed probe (pid 4242) does not end" in survey.failed
+    assert survey.holders is None
+    results = run_checks("fine", "matmul", runner=runner, tier=Tier.QUICK)
+    assert only(results["fine"]) == (Status.PASS, None)
+    assert only(results["matmul"]) == (Status.UNKNOWN, "Stuck")
+    undead.gone = True
+    assert asyncio.run(runner.survey()).failed == ""
 
 
 def _run_with_corpse(runner: object) -> dict[str, CheckResult]:
