@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from checks.contract import CheckInfo, Program, Status, Tier
+from checks.contract import CheckInfo, Previous, Program, Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
 from healthd.runner.composition import compose
@@ -394,6 +394,26 @@ def test_previous_evidence_comes_back_to_a_counting_check() -> None:
     runner = make_runner()
     assert run_checks("counts", runner=runner)["counts"].findings[0].message == "count 1, again after False"
     assert run_checks("counts", runner=runner)["counts"].findings[0].message == "count 2, again after True"
+
+
+def test_the_time_since_previous_evidence_goes_on_while_a_check_waits_for_its_turn() -> None:
+    """A rate over a time that is too short would be a fault that is not there."""
+    before = Previous(evidence=(), elapsed_seconds=10.0, boot_id=None)
+    plan = Plan(tier=Tier.PASSIVE, checks=("hangs", "tells_elapsed"), executor="test")
+    results = asyncio.run(make_runner().run(plan, previous={"tells_elapsed": before}))
+    assert results[0].findings[-1].reason == "Timeout", "it took half a second"
+    assert float(results[1].findings[0].message) >= 10.5
+
+
+def test_evidence_is_as_old_as_the_beginning_of_its_check() -> None:
+    runner, ages = make_runner(), list[float]()
+
+    def on_result(result: CheckResult) -> None:
+        (last,) = runner._evidence.values()
+        ages.append(time.clock_gettime(time.CLOCK_BOOTTIME) - last.measured_at)
+
+    run_checks("tells_elapsed", runner=runner, on_result=on_result)
+    assert ages[0] >= 0.2
 
 
 def test_survey_tells_inventory_identity_and_holders(tmp_path: Path) -> None:

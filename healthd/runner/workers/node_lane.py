@@ -52,7 +52,8 @@ class NodeLane(WorkerLane):
         def finish(outcome: Outcome) -> None:
             complete = outcome.missing is None and bool(outcome.evidence)
             if complete:
-                self._record.request.on_evidence(info.name, tuple(outcome.evidence), self._workers.boot_id)
+                boot_id = self._workers.boot_id
+                self._record.request.on_evidence(info.name, tuple(outcome.evidence), boot_id, outcome.began)
             if info.judged and complete:
                 self.submit_judge(info, [outcome])
             else:
