@@ -241,8 +241,8 @@ class Worker:
         return self._checks[name]
 
     def _context(self, check: Check, command: Mapping[str, Any], faults: Sequence[Fault]) -> Context[Any]:
-        from checks.contract import Context, Group, Limit, Previous, Tier, load_params
-        from checks.worker.protocol import to_record
+        from checks.contract import Context, Group, Limit, Tier, load_params
+        from checks.worker.protocol import to_previous, to_record
 
         group = command["group"]
         inventory = self._inventory
@@ -257,7 +257,7 @@ class Worker:
             tier=Tier(command["tier"]),
             device=self._device_with(faults),
             group=Group(**{**group, "targets": tuple(group["targets"])}) if group else None,
-            previous=None if command["previous"] is None else to_record(Previous, command["previous"]),
+            previous=to_previous(command["previous"]),
             inventory=inventory,
             limits={**self._learned(), **limits},
             profiling=_profiling(command),

@@ -15,10 +15,11 @@ import dataclasses
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from checks.contract import Action, Blame, Evidence, Finding, Measurement, Progress, Status
+from checks.contract import Action, Blame, Evidence, Finding, Measurement, Previous, Progress, Status
 from checks.json_text import parse_json
 from checks.printable import printable
 
@@ -165,6 +166,15 @@ def to_record(record: type[R], plain: Any) -> R:
         except ValueError as error:
             raise ProtocolError(f"{what}: {one.name}: {error}") from None
     return record(**read)
+
+
+def to_previous(plain: Mapping[str, Any] | None) -> Previous | None:
+    """The last evidence of a check, whose time goes on from `as_of` (CLOCK_BOOTTIME) until the check begins: now."""
+    if plain is None:
+        return None
+    previous = to_record(Previous, plain)
+    waited = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - _number(plain["as_of"]))
+    return dataclasses.replace(previous, elapsed_seconds=previous.elapsed_seconds + waited)
 
 
 def to_finding(plain: Any) -> Finding:

@@ -15,7 +15,7 @@ from checks.limits import quantity
 from checks.reasons import action_of, blame_of
 from healthd.baselines.judging import has_limit, limits_of
 from healthd.baselines.learning import drift_of, higher_is_better, learn
-from healthd.baselines.model import WINDOW_DAYS, Baseline, Kind, Sample, Series, State, series_id
+from healthd.baselines.model import WINDOW_DAYS, Baseline, Kind, Learned, Sample, Series, State, series_id
 from healthd.baselines.rule import Rule
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
 from healthd.core.model import LearnedLimits, Reason
@@ -175,9 +175,9 @@ class Book:
         old = series.in_force
         if learned is None or (old is not None and old.state is State.FROZEN):
             candidate = None
-        elif series.candidate is not None and not _moved(series.candidate, learned.median, learned.lower):
+        elif series.candidate is not None and not _moved(series.candidate, learned):
             candidate = series.candidate
-        elif old is not None and old.state is State.APPROVED and not _moved(old, learned.median, learned.lower):
+        elif old is not None and old.state is State.APPROVED and not _moved(old, learned):
             candidate = None
         else:
             version = 1 if old is None else old.version + 1
@@ -258,12 +258,15 @@ def _decided(series: Series, baseline: Baseline, by: str, now: float) -> Series:
     return dataclasses.replace(series, in_force=dataclasses.replace(baseline, by=by, decided_at=now))
 
 
-def _moved(old: Baseline, median: float, lower: float | None) -> bool:
+def _moved(old: Baseline, new: Learned) -> bool:
     """Whether newer samples say something else."""
-    if abs(median / old.learned.median - 1) > CHANGED_RATIO or (lower is None) != (old.learned.lower is None):
+    was = old.learned
+    if abs(new.median / was.median - 1) > CHANGED_RATIO:
         return True
-    return (
-        lower is not None and old.learned.lower is not None and abs(lower - old.learned.lower) > CHANGED_RATIO * median
+    return any(
+        (limit is None) != (before is None)
+        or (limit is not None and before is not None and abs(limit - before) > CHANGED_RATIO * new.median)
+        for limit, before in ((new.lower, was.lower), (new.upper, was.upper))
     )
 
 

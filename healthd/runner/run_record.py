@@ -33,8 +33,8 @@ class RunRequest:
     on_result: OnResult | None
     on_profile: OnProfile | None = None
     """Keeps profiles; None: nobody does."""
-    on_evidence: Callable[[str, tuple[Evidence, ...], str | None], None]
-    """Receives the check, its new evidence and the boot id."""
+    on_evidence: Callable[[str, tuple[Evidence, ...], str | None, float], None]
+    """Receives the check, its new evidence, the boot id, and when the check began (monotonic)."""
     on_survey: Callable[[Outcome], object]
 
 
@@ -50,6 +50,7 @@ class RunRecord:
         self.results: dict[str, CheckResult] = {}
         """Published results, by check."""
         self.began = time.monotonic()
+        self._as_of = time.clock_gettime(time.CLOCK_BOOTTIME)  # of the elapsed times in `previous`
         self._settings = settings
         self._machine = machine
         self._deferred: dict[str, tuple[CheckResult, float]] = {}  # with when it was composed (monotonic)
@@ -79,7 +80,12 @@ class RunRecord:
             "profile": self._settings.profile,
             "timeout_seconds": self.timeout_seconds(info),
             # Not asdict: it copies the evidence, leaf by leaf, while all else of the daemon waits.
-            "previous": previous and {**vars(previous), "evidence": [from_evidence(one) for one in previous.evidence]},
+            "previous": previous
+            and {
+                **vars(previous),
+                "as_of": self._as_of,
+                "evidence": [from_evidence(one) for one in previous.evidence],
+            },
             "faults": [
                 dataclasses.astuple(fault)
                 for fault in self.request.faults

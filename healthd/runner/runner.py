@@ -224,8 +224,8 @@ class Runner:
         # A stamp ahead of the clock is not of this boot.
         self._evidence = {**{one.check: one for one in earlier if one.measured_at <= now}, **self._evidence}
 
-    def _note_evidence(self, check: str, evidence: tuple[Evidence, ...], boot_id: str | None) -> None:
-        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    def _note_evidence(self, check: str, evidence: tuple[Evidence, ...], boot_id: str | None, began: float) -> None:
+        at = time.clock_gettime(time.CLOCK_BOOTTIME) - max(0.0, time.monotonic() - began)
         self._evidence[check] = LastEvidence(check=check, evidence=evidence, measured_at=at, boot_id=boot_id)
 
     def _previous(self) -> dict[str, Previous]:

@@ -93,7 +93,11 @@ class JobOverNodes:
 
     def store(self, due: Due, judged: Judged | None) -> None:
         """Keep what came of a block; nothing where the job has begun again since it was taken."""
-        if judged is None or due.beginnings != self._beginnings:
+        if due.beginnings != self._beginnings:
+            return
+        if judged is None:
+            if due.nodes.keys() != self.ranks.keys():
+                self.slow = {}  # found in comparison with nodes that are not in the job any more
             return
         self.ranks = {node: due.nodes[node].ranks for node in sorted(due.nodes)}
         self.step_seconds = judged.windows[-1].step_seconds

@@ -334,6 +334,26 @@ def test_newer_samples_make_a_candidate_of_the_next_version_and_judge_nothing_ye
     assert only(book).in_force == dataclasses.replace(after.candidate, state=State.APPROVED, by="me", decided_at=NOW)
 
 
+@pytest.mark.parametrize("name", [MATMUL, "all_reduce_duration_seconds/1024"])
+def test_values_that_scatter_more_make_a_candidate_although_their_median_stays(name: str) -> None:
+    def around(noise: float, day: int) -> list[Sample]:
+        return [
+            dataclasses.replace(one, value=1.0 + noise * (i - 15) / 15)
+            for i, one in enumerate(samples(31, sources=31, day=day))
+        ]
+
+    book = book_of(around(0.02, DAY), name)
+    before = approved(book).in_force
+    assert before is not None
+    for sample in around(0.3, DAY + 28):  # those from before are dropped by then
+        book.add(KIND, name, sample)
+    book.learn(now=NOW + 28 * 86400)
+    candidate = only(book).candidate
+    assert candidate is not None
+    assert candidate.learned.median == before.learned.median
+    assert candidate.learned.mad > 5 * before.learned.mad
+
+
 def test_automatic_approval_lets_the_first_judge_and_never_a_later_one() -> None:
     book = book_of(samples(30))
     book.learn(now=NOW, automatic=True)

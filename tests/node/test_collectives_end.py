@@ -13,7 +13,7 @@ from checks.worker.faults import Fault
 from healthd.core.model import OrderReport, OrderStatus
 from healthd.node.orders import collective_session
 from healthd.node.orders.orders import END_SECONDS
-from tests.node.node_kit import eventually, quiet, run, run_order
+from tests.node.node_kit import eventually, lease, lease_order, quiet, run, run_order
 from tests.node.test_node_collectives import ScriptedSession, Site, collective
 
 
@@ -143,5 +143,26 @@ def test_a_report_that_cannot_be_stored_ends_its_order_all_the_same(
             for name in ("C1", "C2"):
                 assert site.status(name) == OrderStatus.CANCELLED
                 assert "cannot be stored" in site.report(name).message
+
+    run(main())
+
+
+@pytest.mark.parametrize("comes", ["validation", "lease"])
+def test_a_session_that_is_ending_is_left_to_its_end(tmp_path: Path, comes: str) -> None:
+    """Else its ranks might still have the devices when the next one looks who has them."""
+
+    async def main() -> None:
+        async with Site(tmp_path, idle_seconds=0.0) as site:
+            await quiet()
+            site.script.close_gate.clear()
+            await site.take(collective("C1"))
+            await eventually(lambda: "close" in site.script.events)
+            other = collective("C2", validation="v2") if comes == "validation" else lease_order(lease())
+            await site.take(collective("C1"), other)
+            assert site.script.events[-1] == "close"
+            assert site.status(other.id) in ("accepted", "running")
+            site.script.close_gate.set()
+            await eventually(lambda: site.status(other.id) == ("done" if comes == "validation" else "accepted"))
+            assert "disturbed" not in site.script.events
 
     run(main())

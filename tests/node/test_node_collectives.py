@@ -81,6 +81,11 @@ class ScriptedSession:
 
     async def close(self) -> None:
         self.events.append("close")
+        try:
+            await self.script.close_gate.wait()
+        except asyncio.CancelledError:
+            self.events.append("disturbed")
+            raise
 
 
 class Script:
@@ -92,6 +97,8 @@ class Script:
         self.gate.set()
         self.kill_gate = asyncio.Event()
         self.kill_gate.set()
+        self.close_gate = asyncio.Event()
+        self.close_gate.set()
         self.refusal = ""
         self.error: Exception | None = None
 

@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from checks.contract import CheckInfo, Program, Status
+from checks.contract import CheckInfo, Previous, Program, Status, Tier
 from healthd.core.errors import ConfigError
 from healthd.core.model import CheckResult
 from healthd.runner.composition import compose
@@ -20,6 +21,7 @@ from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.launch import environment
 from healthd.runner.workers.node_lane import in_order_of_end
 from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.process import WorkerProcess
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import CHECKS, make_runner, run_checks, tracer, wait_gone, workers_left
@@ -205,6 +207,31 @@ def test_corpse_that_cannot_be_reaped_is_stuck_until_it_is_gone(tmp_path: Path) 
     assert again["fine"].status is Status.PASS
 
 
+def test_a_look_that_cannot_be_killed_is_not_begun_again_until_it_is_gone() -> None:
+    """Else a device that hangs in the kernel would collect one more process with every round of a daemon."""
+
+    class Undead:
+        worker_pid = 4242
+        gone = False
+
+        def is_gone(self) -> bool:
+            return self.gone
+
+        def close_pipes(self) -> None:
+            pass
+
+    runner, undead = make_runner(), Undead()
+    runner._unreaped.add("node/survey", cast("WorkerProcess", undead))
+    survey = asyncio.run(runner.survey())
+    assert "a killed probe (pid 4242) does not end" in survey.failed
+    assert survey.holders is None
+    results = run_checks("fine", "matmul", runner=runner, tier=Tier.QUICK)
+    assert only(results["fine"]) == (Status.PASS, None)
+    assert only(results["matmul"]) == (Status.UNKNOWN, "Stuck")
+    undead.gone = True
+    assert asyncio.run(runner.survey()).failed == ""
+
+
 def _run_with_corpse(runner: object) -> dict[str, CheckResult]:
     from checks.contract import Tier
     from healthd.runner.runner import Runner
@@ -367,6 +394,26 @@ def test_previous_evidence_comes_back_to_a_counting_check() -> None:
     runner = make_runner()
     assert run_checks("counts", runner=runner)["counts"].findings[0].message == "count 1, again after False"
     assert run_checks("counts", runner=runner)["counts"].findings[0].message == "count 2, again after True"
+
+
+def test_the_time_since_previous_evidence_goes_on_while_a_check_waits_for_its_turn() -> None:
+    """A rate over a time that is too short would be a fault that is not there."""
+    before = Previous(evidence=(), elapsed_seconds=10.0, boot_id=None)
+    plan = Plan(tier=Tier.PASSIVE, checks=("hangs", "tells_elapsed"), executor="test")
+    results = asyncio.run(make_runner().run(plan, previous={"tells_elapsed": before}))
+    assert results[0].findings[-1].reason == "Timeout", "it took half a second"
+    assert float(results[1].findings[0].message) >= 10.5
+
+
+def test_evidence_is_as_old_as_the_beginning_of_its_check() -> None:
+    runner, ages = make_runner(), list[float]()
+
+    def on_result(result: CheckResult) -> None:
+        (last,) = runner._evidence.values()
+        ages.append(time.clock_gettime(time.CLOCK_BOOTTIME) - last.measured_at)
+
+    run_checks("tells_elapsed", runner=runner, on_result=on_result)
+    assert ages[0] >= 0.2
 
 
 def test_survey_tells_inventory_identity_and_holders(tmp_path: Path) -> None:

@@ -66,6 +66,28 @@ def test_uneven_data_accuses_nobody_in_a_hundred_runs(kind: Callable[[random.Ran
         assert set(found) == {()}, (kind.__name__, seed, found)
 
 
+def test_a_job_that_goes_on_with_other_nodes_accuses_none_of_those_before() -> None:
+    """One node alone cannot be compared, and what was found with others says nothing of it."""
+    own = noisy(random.Random(2))
+    told = blocks(lambda step, rank: own(step, rank) * (1.2 if rank == 1 else 1), 8, 4)
+    job = JobOverNodes(4)
+    for nodes in told[:6]:
+        for node, block in nodes.items():
+            job.put(node, block)
+        job.judge()
+    assert tuple(job.slow) == ("n1",)
+    one = told[6]["n0"]
+    lossy = {node: Block(block.first_step, (None,) * BLOCK_STEPS, block.ranks) for node, block in told[6].items()}
+    for node, block in lossy.items():
+        job.put(node, block)
+    assert job.judge()
+    assert tuple(job.slow) == ("n1",), "datagrams that were lost clear nobody"
+    job.size = 1
+    job.put("n7", Block(told[7]["n0"].first_step, one.own_seconds, (0,)))
+    assert job.judge()
+    assert tuple(job.slow) == ()
+
+
 def test_half_of_the_nodes_that_are_slower_are_not_accused_with_more_than_the_others() -> None:
     own = noisy(random.Random(2))
     found = judged(blocks(lambda step, rank: own(step, rank) * (1.2 if rank < 5 else 1), 6, 8))

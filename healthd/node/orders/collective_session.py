@@ -184,7 +184,7 @@ class CollectiveSession:
         finally:
             self.refuse(self.why, OrderStatus.CANCELLED)
             if session is not None:
-                await session.close()
+                await _to_its_end(self._tasks.start(f"end of validation {self.validation}", session.close()))
 
     async def _next(self) -> PendingCollective | None:
         if not self._waiting:
@@ -275,3 +275,15 @@ async def _wait_ended(task: asyncio.Task[tuple[RankReport, ...]]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: %s: %s", task.get_name(), type(error).__name__, error)
         raise
+
+
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Wait for the end of a task that takes seconds, also when the waiting is cancelled meanwhile."""
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+    finally:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: %s: %s", task.get_name(), type(error).__name__, error)

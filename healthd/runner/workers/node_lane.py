@@ -35,6 +35,11 @@ class NodeLane(WorkerLane):
                 self._workers.note_survey(outcome.answers[0])
             self._record.request.on_survey(outcome)
 
+        if (lost := _stuck(self._workers, "survey")) is not None:
+            finish(lost)
+            answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            answer.set_result(lost)
+            return answer
         timeout_seconds = self._workers.settings.survey_timeout_seconds
         return self.ask(Job(check="survey", command={"kind": "survey"}, timeout_seconds=timeout_seconds, finish=finish))
 
@@ -47,7 +52,8 @@ class NodeLane(WorkerLane):
         def finish(outcome: Outcome) -> None:
             complete = outcome.missing is None and bool(outcome.evidence)
             if complete:
-                self._record.request.on_evidence(info.name, tuple(outcome.evidence), self._workers.boot_id)
+                boot_id = self._workers.boot_id
+                self._record.request.on_evidence(info.name, tuple(outcome.evidence), boot_id, outcome.began)
             if info.judged and complete:
                 self.submit_judge(info, [outcome])
             else:
@@ -81,11 +87,23 @@ class NodeLane(WorkerLane):
 
 async def ask_node(workers: Workers, kind: str, timeout_seconds: float) -> Outcome:
     """The outcome of one command to a worker of the node of its own, which ends with it."""
+    if (lost := _stuck(workers, kind)) is not None:
+        return lost
     lane = WorkerLane(workers, None)
     answer = lane.ask(Job(check=kind, command={"kind": kind}, timeout_seconds=timeout_seconds))
     lane.close()
     await lane.serve()
     return answer.result()
+
+
+def _stuck(workers: Workers, kind: str) -> Outcome | None:
+    """
+    Why a command is not begun: an earlier worker of it could not be killed. None when it can.
+
+    What hangs in the kernel hangs again, and would leave one more process each time.
+    """
+    stuck = workers.stuck(f"node/{kind}")
+    return None if stuck is None else Outcome(target="node").fail(stuck.reason, stuck.message)
 
 
 async def ask_prestarted(process: WorkerProcess, kind: str, timeout_seconds: float) -> Outcome:

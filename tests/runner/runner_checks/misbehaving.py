@@ -243,6 +243,15 @@ def counts(ctx: Context[NoParams]) -> Iterator[Finding | Evidence]:
     yield passed(f"count {last + 1}, again after {elapsed_seconds > 0}")
 
 
+@check(tier="passive", interval_seconds=60, timeout_seconds=10)
+def tells_elapsed(ctx: Context[NoParams]) -> Iterator[Finding | Evidence]:
+    """How long ago it was measured before; it goes on for a moment after it has measured."""
+    elapsed_seconds = ctx.previous.elapsed_seconds if ctx.previous else 0.0
+    yield Evidence(target="node", key="counter", data={})
+    time.sleep(0.2)
+    yield passed(str(elapsed_seconds))
+
+
 def judge_never(evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
     yield passed("before")
     time.sleep(600)
