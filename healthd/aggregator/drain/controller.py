@@ -21,7 +21,7 @@ from healthd.aggregator.drain.pacing import RemovalRate, Retries
 from healthd.aggregator.drain.plan import Observed, Plan, RejectedNode, culprits, make_plan
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model.gates import Gate
-from healthd.core.errors import StoreError
+from healthd.core.errors import HealthdError
 from healthd.core.model import Decision
 
 log = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class DrainController:
         log.info("%s is %s by %s: %s", node, kind, self._actuator.name, message)
         try:
             await self._note(node, kind, message)
-        except StoreError as error:
+        except HealthdError as error:
             log.warning("%s: not in its history: %s", node, error)
 
     # --- small questions ----------------------------------------------------------------------------------------------
