@@ -441,6 +441,21 @@ def test_history_that_cannot_be_written_stops_nothing(error: HealthdError) -> No
     assert "n1" in scheduler.marks
 
 
+def test_mark_for_a_reject_stands_over_a_restart_until_its_time_is_over() -> None:
+    """The gates on disk are told again at the start, when and however often that is."""
+    scheduler = Scheduler()
+    scheduler.marks["n1"] = "gate g-1: 100% wrong"
+    scene = Scene(scheduler)
+    scene.wall = NOW + ACT.gate_seconds - 1.0
+    scene.reject("g-1", "n1")  # decided at NOW
+    asyncio.run(scene.hand.turn())
+    assert "n1" in scheduler.marks
+    scene.wall += 2.0
+    scene.reject("g-1", "n1")
+    asyncio.run(scene.hand.turn())
+    assert "n1" not in scheduler.marks
+
+
 # --- a reject is answered after the removal -------------------------------------------------------------------------
 
 

@@ -85,16 +85,16 @@ class DrainController:
     # --- gates --------------------------------------------------------------------------------------------------------
 
     def gate_decided(self, gate: Gate) -> None:
-        """A decision is on disk: the nodes that a retryable reject accuses are to be out for a while."""
+        """A decision is on disk, now or from before: the nodes that a retryable reject accuses are out for a while."""
         found = culprits(gate.decision) if gate.decision is not None else {}
-        if not found:
+        at = gate.decision.decided_at if gate.decision is not None else 0.0
+        until = at + self._settings.gate_seconds
+        if not found or until <= self._wall():
             return
-        now = self._wall()
         for node, why in found.items():
             if why.code != "Quarantined":  # that one speaks for itself, for as long as it stands
-                until = now + self._settings.gate_seconds
                 self._rejected[node] = RejectedNode(
-                    gate=gate.id, reason=why.message, injected=why.injected, since=now, until=until
+                    gate=gate.id, reason=why.message, injected=why.injected, since=at, until=until
                 )
         if self._settings.mode == "act":
             self._held.hold(gate.id, found)
