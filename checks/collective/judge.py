@@ -45,10 +45,19 @@ _PEER_GONE = (
 _ABORTED = "sigabrt"
 # Steps of coming together, see `checks.collective.ranks`: it takes all ranks, to the end.
 _MEETING = "rendezvous"
-# Reasons that say that the rank's process was never at work, so that the others waited in vain.
-_NOT_STARTED = ("MissingDevice", "Busy", "StartFailed", "ColdCache", "CompileFailed")
+# Reasons that say that the rank was never at work, so that the others waited in vain.
+_NOT_STARTED = (
+    "MissingDevice",
+    "Busy",
+    "StartFailed",
+    "ColdCache",
+    "CompileFailed",
+    "MissingTool",
+    "NoPermission",
+    "CannotAllocate",
+)
 # Reasons that say that our own tool failed in the rank, which says nothing of its node.
-_OURS = ("CheckError", "Garbage", "NoData", "MissingTool", "NoPermission", "CannotAllocate", "InternalError")
+_OURS = ("CheckError", "Garbage", "NoData", "InternalError")
 # Of a process that ended itself, as a program does that fails; one that a fault of the machine ends is killed.
 _EXITED = "exited with code"
 

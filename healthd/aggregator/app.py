@@ -133,7 +133,11 @@ async def aggregator(
                 settings, policy, guard, store, baseline or BaselineSettings(), actuator or ActuatorSettings()
             )
             tasks = parts.tasks
-            parts.accusations.load(await parts.engine.gates(limit=MOST_GATES_READ))
+            lately = await parts.engine.gates(limit=MOST_GATES_READ)
+            parts.accusations.load(lately)
+            if parts.hand is not None:
+                for gate in reversed(lately):
+                    parts.hand.gate_decided(gate)
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
             tasks.supervise("baselines", parts.learner.run)

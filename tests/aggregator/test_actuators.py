@@ -24,7 +24,7 @@ from healthd.aggregator.drain.plan import Candidate, Observed, PoolSize, Rejecte
 from healthd.aggregator.drain.settings import ActuatorSettings, KubernetesActuatorSettings
 from healthd.aggregator.model.gates import Decided
 from healthd.aggregator.model.policy import Policy
-from healthd.core.errors import ConfigError, StoreError
+from healthd.core.errors import ConfigError, HealthdError, StoreError
 from healthd.core.evidence import reason
 from healthd.core.model import Decision, ExcludedNode, Quarantine, Reason, Verdict
 from tests.aggregator.world import NOW, gate, node, state
@@ -238,6 +238,7 @@ class Scene:
         self.now = 1000.0
         self.wall = NOW
         self.disk_full = False
+        self.no_note: HealthdError = StoreError("disk full")
         self.unsure = False
         self.hand = DrainController(
             scheduler, settings, look=self._look, note=self._note, clock=lambda: self.now, wall=lambda: self.wall
@@ -252,7 +253,7 @@ class Scene:
 
     async def _note(self, name: str, kind: str, message: str) -> None:
         if self.disk_full:
-            raise StoreError("disk full")
+            raise self.no_note
         self.history.append((name, kind, message))
 
     def reject(self, gate_id: str, *names: str) -> Decision:
@@ -430,13 +431,29 @@ def test_node_that_the_scheduler_does_not_know_is_left_and_holds_nobody() -> Non
     asyncio.run(play())
 
 
-def test_history_that_cannot_be_written_stops_nothing() -> None:
+@pytest.mark.parametrize("error", [StoreError("disk full"), HealthdError("internal error")])
+def test_history_that_cannot_be_written_stops_nothing(error: HealthdError) -> None:
     scheduler = Scheduler()
     scene = Scene(scheduler)
-    scene.disk_full = True
+    scene.disk_full, scene.no_note = True, error
     scene.quarantine("n1")
     asyncio.run(scene.hand.turn())
     assert "n1" in scheduler.marks
+
+
+def test_mark_for_a_reject_stands_over_a_restart_until_its_time_is_over() -> None:
+    """The gates on disk are told again at the start, when and however often that is."""
+    scheduler = Scheduler()
+    scheduler.marks["n1"] = "gate g-1: 100% wrong"
+    scene = Scene(scheduler)
+    scene.wall = NOW + ACT.gate_seconds - 1.0
+    scene.reject("g-1", "n1")  # decided at NOW
+    asyncio.run(scene.hand.turn())
+    assert "n1" in scheduler.marks
+    scene.wall += 2.0
+    scene.reject("g-1", "n1")
+    asyncio.run(scene.hand.turn())
+    assert "n1" not in scheduler.marks
 
 
 # --- a reject is answered after the removal -------------------------------------------------------------------------

@@ -627,6 +627,10 @@ def test_a_forgotten_node_leaves_nothing_and_its_labels_are_kept_again_when_it_r
         async with running(world, database) as run:
             await run.admit(nodes=("n1",))
             world.daemons["n1"].deaf = True
+            with pytest.raises(ConflictError, match="leased to job 'train'"):
+                await run.engine.forget("n1", "ana")
+            assert run.engine.leases() != ()
+            await run.engine.release_node("n1", "ana")
             await run.engine.forget("n1", "ana")
             assert run.engine.leases() == ()
             assert run.store.load().nodes == ()

@@ -483,3 +483,16 @@ def test_orders_of_a_rekeyed_node_stand_whatever_becomes_of_its_executor() -> No
         assert (await node.say(state())).orders == ()
 
     asyncio.run(run())
+
+
+def test_key_of_a_node_that_was_forgotten_meanwhile_is_taken() -> None:
+    async def run() -> None:
+        clock = Clock()
+        registry = fleet(clock)
+        await joined(registry, clock)
+        registry.forget("n1")
+        registry.rekey("n1", key_hash("second-key-second-key"))
+        await Node(registry, clock, key="second-key-second-key", incarnation="i2").join(state())
+        assert registry.names() == ["n1"]
+
+    asyncio.run(run())

@@ -86,6 +86,16 @@ def test_failures_of_the_tool_in_several_nodes_accuse_none_beside_a_node_at_faul
     assert included(decision) == ["n1", "n3", "n6"]
 
 
+@pytest.mark.parametrize("failure", ["no tool", "no permission"])
+def test_nodes_without_what_a_check_needs_are_all_left_out_at_once(failure: str) -> None:
+    """As after an update that went wrong on some nodes: one validation each would be too many."""
+    lab = Lab(SIX, bad=dict.fromkeys(("n1", "n3", "n4", "n5"), failure))
+    decision = lab.decide(lab.ask(nodes=SIX, min_nodes=2))
+    assert included(decision) == ["n2", "n6"]
+    assert lab.accused() == set()
+    assert len(lab.groups) == 2
+
+
 def test_the_rest_starts_where_fewer_nodes_are_enough() -> None:
     lab = Lab(FOUR, bad={"n3": "corrupt"})
     decision = lab.decide(lab.ask(nodes=FOUR, min_nodes=3))

@@ -26,7 +26,6 @@ from healthd.aggregator.api.records import (
 from healthd.aggregator.auth import Caller
 from healthd.aggregator.gate import name_resolution
 from healthd.aggregator.inventory.roster import NodeView
-from healthd.aggregator.model.claims import LeaseState
 from healthd.aggregator.store.changes import PutDuplicate, PutEvent, PutKey
 from healthd.aggregator.store.history import read_history
 from healthd.core.errors import BadInputError, ConflictError, NotFoundError
@@ -173,11 +172,6 @@ async def forget(request: Request, node: str, caller: Admin) -> Answer[Forgotten
     """Drop a node that is gone, its key and its quarantine; its next sync is a first one. Not while a job has it."""
     parts = parts_of(request)
     _known(parts, node)
-    held = [row for row in parts.engine.leases() if row.node == node and row.state is not LeaseState.ENDING]
-    if held:
-        raise ConflictError(
-            f"{node} is leased to job {held[0].lease.job!r}; end that first: healthd fleet release-lease {node}"
-        )
     await parts.engine.forget(node, caller.name)
     parts.accusations.clear(node)
     return Answer(Forgotten(node=node))

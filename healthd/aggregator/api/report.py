@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -21,7 +20,7 @@ router = APIRouter(prefix="/v1", route_class=ApiRoute, tags=["gates"])
 @router.get("/report", dependencies=[READ])
 async def report(request: Request, days: Annotated[float, Query(gt=0, le=MOST_DAYS)] = DEFAULT_DAYS) -> Answer[Report]:
     """How right the gate was over the last days: shares with their counts, and whether to go on to enforce."""
-    since = time.time() - days * 86400.0
     parts = parts_of(request)
+    since = parts.engine.now() - days * 86400.0
     counts = await parts.store.read(lambda connection: read_counts(connection, since))
     return Answer(report_of(counts, days=days, ungated=parts.ungated.figure))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -30,7 +29,7 @@ async def history(
     """What happened on a node, newest first; `next` is the `before` of the next page, null on the last."""
     check_name(node)
     parts = parts_of(request)
-    since = time.time() - parts.engine.policy.history_days * 86400.0
+    since = parts.engine.now() - parts.engine.policy.history_days * 86400.0
     found = await parts.store.read(
         lambda connection: read_history(connection, node, limit=limit + 1, before=before, since=since)
     )

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from healthd.aggregator.controller.bulkheads import Fault
 from healthd.aggregator.controller.gates import Gates
 from healthd.aggregator.controller.state.batch import Batch
-from healthd.aggregator.model.claims import LeaseRow, Override
+from healthd.aggregator.model.claims import LeaseRow, LeaseState, Override
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
+from healthd.core.errors import ConflictError
 from healthd.core.model import Quarantine
 
 
@@ -59,9 +60,17 @@ class Engine(Gates):
         return await self.submit(lambda batch: self._memory.reconciler.recover(batch, owner))
 
     async def forget(self, node: str, owner: str) -> None:
-        """Forget a node that is gone for good: its leases and its quarantine end, and its key is free."""
+        """
+        Forget a node that is gone for good: its quarantine ends, and its key is free. ConflictError while a job has it.
+        """
 
         def act(batch: Batch) -> None:
+            held = self._leases(lambda row: row.node == node and row.state is not LeaseState.ENDING)
+            if held:
+                job = held[0].lease.job
+                raise ConflictError(
+                    f"{node} is leased to job {job!r}; end that first: healthd fleet release-lease {node}"
+                )
             self._memory.rules.forget(batch, node)
             self._memory.reconciler.forget(batch, node, owner)
 

@@ -21,7 +21,7 @@ from healthd.aggregator.drain.pacing import RemovalRate, Retries
 from healthd.aggregator.drain.plan import Observed, Plan, RejectedNode, culprits, make_plan
 from healthd.aggregator.drain.settings import ActuatorSettings
 from healthd.aggregator.model.gates import Gate
-from healthd.core.errors import StoreError
+from healthd.core.errors import HealthdError
 from healthd.core.model import Decision
 
 log = logging.getLogger(__name__)
@@ -85,16 +85,16 @@ class DrainController:
     # --- gates --------------------------------------------------------------------------------------------------------
 
     def gate_decided(self, gate: Gate) -> None:
-        """A decision is on disk: the nodes that a retryable reject accuses are to be out for a while."""
+        """A decision is on disk, now or from before: the nodes that a retryable reject accuses are out for a while."""
         found = culprits(gate.decision) if gate.decision is not None else {}
-        if not found:
+        at = gate.decision.decided_at if gate.decision is not None else 0.0
+        until = at + self._settings.gate_seconds
+        if not found or until <= self._wall():
             return
-        now = self._wall()
         for node, why in found.items():
             if why.code != "Quarantined":  # that one speaks for itself, for as long as it stands
-                until = now + self._settings.gate_seconds
                 self._rejected[node] = RejectedNode(
-                    gate=gate.id, reason=why.message, injected=why.injected, since=now, until=until
+                    gate=gate.id, reason=why.message, injected=why.injected, since=at, until=until
                 )
         if self._settings.mode == "act":
             self._held.hold(gate.id, found)
@@ -253,7 +253,7 @@ class DrainController:
         log.info("%s is %s by %s: %s", node, kind, self._actuator.name, message)
         try:
             await self._note(node, kind, message)
-        except StoreError as error:
+        except HealthdError as error:
             log.warning("%s: not in its history: %s", node, error)
 
     # --- small questions ----------------------------------------------------------------------------------------------

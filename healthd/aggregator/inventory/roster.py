@@ -148,8 +148,8 @@ class Roster:
         return None if record is None else record.refused_key_hash
 
     def rekey(self, name: str, key_hash: str) -> None:
-        """Another key is the node's from now on, and whoever has it is a new daemon."""
-        record = self._records[name]
+        """Another key is the node's from now on, also of one forgotten; whoever has it is a new daemon."""
+        record = self._record(name)
         record.wake()
         self._records[name] = NodeRecord(
             node=name,

@@ -62,7 +62,7 @@ async def node(
     state = view.node.current()
     if state is not None:
         feed.samples.take(state, time.time())
-    since = time.time() - parts.engine.policy.history_days * 86400.0
+    since = parts.engine.now() - parts.engine.policy.history_days * 86400.0
     events = await parts.store.read(
         lambda connection: read_history(connection, node, limit=MOST_EVENTS + 1, before=before, since=since)
     )

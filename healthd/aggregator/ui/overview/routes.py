@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -69,7 +68,7 @@ async def history(
     if q and not q.isprintable():
         raise BadInputError("q: a search has no control characters")
     days = parts.engine.policy.history_days
-    since = time.time() - days * 86400.0
+    since = parts.engine.now() - days * 86400.0
     events = await parts.store.read(
         lambda connection: read_history(connection, None, limit=MOST_EVENTS + 1, before=before, since=since, text=q)
     )
