@@ -142,7 +142,7 @@ def many(ev: Evidence, odd: list[Pair]) -> bool:
 
 def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     """The rest fails together and nobody in it is suspect: pairs, then the whole again, then search. False: the end."""
-    limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.bounds.pair_rounds
+    limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.pair_rounds
     if found.pair_rounds < (limit if len(found.rest) > 2 else 1):
         pairs = shuffled_pairs(ev, found.rest, across=not found.pair_rounds)
         if len(found.rest) == 2 and ev.last(found.rest) is not None:
