@@ -13,13 +13,11 @@ from collections.abc import Iterable
 
 from healthd.localize.evidence import Evidence
 from healthd.localize.model import (
-    Bounds,
     Culprit,
     GroupOutcome,
     LabelFault,
     Manner,
     NextRound,
-    Noise,
     Outcome,
     PathFault,
     Problem,
@@ -32,14 +30,12 @@ from healthd.localize.search import Found
 from healthd.localize.verdict import verdict_of
 
 __all__ = [
-    "Bounds",
     "Course",
     "Culprit",
     "GroupOutcome",
     "LabelFault",
     "Manner",
     "NextRound",
-    "Noise",
     "Outcome",
     "PathFault",
     "Problem",
@@ -86,9 +82,9 @@ class Course:
         groups, why = next(self._steps, ([], ""))
         if not groups:
             return self.conclude(spent=False)
-        if ev.rounds >= self.problem.bounds.max_rounds:
+        if ev.rounds >= self.problem.max_rounds:
             return self.conclude()
-        if last or ev.rounds + 1 == self.problem.bounds.max_rounds:
+        if last or ev.rounds + 1 == self.problem.max_rounds:
             groups, why = final(ev, groups, why)
         self._asked = tuple(tuple(ev.names[v] for v in group) for group in groups)
         return NextRound(number=ev.rounds + 1, groups=self._asked, why=why)

@@ -28,15 +28,14 @@ def chance_of(ev: Evidence, odd: Iterable[Pair], without: Iterable[int] = ()) ->
     a network that was good for weeks may be bad today. The setting is an upper bound.
     """
     count = len(disjoint(pair for pair in odd if not ev.is_soft(pair) and set(pair).isdisjoint(without))) // 2
-    noise = ev.problem.noise
-    bound, tests = noise.false_alarm_ratio, ev.passed + count
+    bound, tests = ev.problem.false_alarm_ratio, ev.passed + count
     known = max(CHANCE_FAILS, bound * CHANCE_TESTS)
 
     def estimate(failed: float, tests: float) -> float:
         """From above."""
         return (known + failed + 2 * math.sqrt(failed)) / (CHANCE_TESTS + tests)
 
-    ever = estimate(count + noise.seen_failed, tests + noise.seen_tests)
+    ever = estimate(count + ev.problem.seen_failed, tests + ev.problem.seen_tests)
     return min(bound or MOST_CHANCE, max(estimate(count, tests), ever))
 
 

@@ -100,8 +100,6 @@ class Evidence:
         """Names of numbers, in order of names."""
         return tuple(self.names[i] for i in sorted(ids))
 
-    # --- growing ------------------------------------------------------------------------------------------------------
-
     def record(self, outcomes: Sequence[GroupOutcome]) -> None:
         """Take in the outcomes of one round; raises BadInputError where one names a stranger."""
         for one in sorted(outcomes, key=lambda one: (one.members, one.outcome.value)):
@@ -150,8 +148,6 @@ class Evidence:
             if alone:  # slow in company, fine alone: the company was the cause
                 self.dropped.update(n for n in self.bad_pairs[pair] if self.tests[n].soft)
 
-    # --- reading ------------------------------------------------------------------------------------------------------
-
     def components(self) -> dict[int, frozenset[int]]:
         """Components of two and more by root, the largest first."""
         parts = sorted(self._joined.of(self.job).items(), key=lambda item: -len(item[1]))
@@ -187,8 +183,8 @@ class Evidence:
 
     def is_soft(self, pair: Pair) -> bool:
         """Whether these two never failed but slowly, while others ran."""
-        failed = self.bad_pairs.get(pair, ())
-        return bool(failed) and pair not in self.good_pairs and all(self.tests[n].soft for n in failed)
+        failed = [n for n in self.bad_pairs.get(pair, ()) if n not in self.dropped]
+        return bool(failed) and all(self.tests[n].soft for n in failed)
 
     def is_all_with(self, members: set[int]) -> bool:
         """Whether each test that failed, other than slowly beside others, was with one of these."""

@@ -63,6 +63,10 @@ class Judged:
         """Whether anything is named that can be why the whole failed."""
         return bool(self.accused or self.pending or self.apart or self.groups or self.trunks or self.paths)
 
+    def parts(self) -> list[frozenset[int]]:
+        """The parts into which the network has come; none where it is in one."""
+        return [self.main, *self.apart] if self.apart else []
+
     def is_over_trunk(self, ev: Evidence, pair: Pair) -> bool:
         """Whether a trunk explains why these two fail."""
         return not self.trunks.keys().isdisjoint(ev.crossing(*pair))
@@ -220,7 +224,7 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
         failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
         if v not in ev.shown and len(failed) < few and ev.met[v] and any(o not in ev.met[v] for o in clean):
             found.wanting.add(v)
-        if (ev.met[v] and lonely) or any(wants_part(ev, v, part) for part in parts_of(found)) or v in found.wanting:
+        if (ev.met[v] and lonely) or any(wants_part(ev, v, part) for part in found.parts()) or v in found.wanting:
             found.pending[v] = found.accused.pop(v)
 
 
@@ -230,8 +234,3 @@ def wants_part(ev: Evidence, v: int, part: frozenset[int]) -> bool:
     if any(not ev.tests[n].slow for _, n in ev.counted(v)):
         met = frozenset(o for o in met if not ev.is_soft((min(o, v), max(o, v))))
     return len(met) < min(OF_PART, len(part))
-
-
-def parts_of(found: Judged) -> list[frozenset[int]]:
-    """The parts into which the network has come; none where it is in one."""
-    return [found.main, *found.apart] if found.apart else []

@@ -7,6 +7,7 @@ Frozen data alone. A member is a node of a job; nothing here depends on that, so
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,65 +40,36 @@ class GroupOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
-    """
-    What may go wrong although nothing is broken.
-
-    The share of healthy groups that fail is learnt, from what passes on repetition. `false_alarm_ratio` is an upper
-    bound for it; 0: none is set. `seen_failed` of `seen_tests` healthy groups have failed in earlier searches of the
-    same fleet.
-    """
-
-    false_alarm_ratio: float = 0.0
-    seen_failed: float = 0.0
-    seen_tests: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.false_alarm_ratio < 0.5 and 0 <= self.seen_failed <= self.seen_tests):
-            raise BadInputError(
-                "localisation: noise must have 0 <= false_alarm_ratio < 0.5 and 0 <= seen_failed <= seen_tests"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """
-    How long to go on.
-
-    `pair_rounds` is how many rounds of shuffled pairs must be clean before bisection: a member that fails half of its
-    tests is missed by six of them once in 64.
-    """
-
-    max_rounds: int = 40
-    pair_rounds: int = 6
-
-    def __post_init__(self) -> None:
-        if self.max_rounds < 0 or self.pair_rounds < 1:
-            raise BadInputError("localisation: max_rounds must not be negative, and pair_rounds at least 1")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Problem:
     """
-    What is to be localised.
+    What is to be localised, and how long to go on.
 
     `members` of the job, and idle ones that joined once it failed: they help, and are judged by the same rules.
     `labels`: topology, e.g. `{"n1": {"switch": "s7"}}`; absent where nothing is known. `seed` decides every shuffle.
+    The share of healthy groups that fail is learnt: `false_alarm_ratio` is an upper bound for it; 0: none is set.
+    `seen_failed` of `seen_tests` healthy groups have failed in earlier searches of the same fleet. `pair_rounds` of
+    shuffled pairs must be clean before bisection: a member that fails half of its tests is missed by six once in 64.
     """
 
     members: tuple[str, ...]
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seed: int = 0
-    noise: Noise = Noise()
-    bounds: Bounds = Bounds()
+    false_alarm_ratio: float = 0.0
+    seen_failed: float = 0.0
+    seen_tests: float = 0.0
+    max_rounds: int = 40
+    pair_rounds: int = 6
 
     def __post_init__(self) -> None:
-        names = self.members
-        if not names:
+        twice = sorted(name for name, count in Counter(self.members).items() if count > 1)
+        if not self.members:
             raise BadInputError("localisation: there are no members to test; name at least one")
-        if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
             raise BadInputError(f"localisation: named twice: {', '.join(twice[:5])}; name each once")
+        if not (0 <= self.false_alarm_ratio < 0.5 and 0 <= self.seen_failed <= self.seen_tests):
+            raise BadInputError("localisation: it must be 0 <= false_alarm_ratio < 0.5, 0 <= seen_failed <= seen_tests")
+        if self.max_rounds < 0 or self.pair_rounds < 1:
+            raise BadInputError("localisation: max_rounds must not be negative, and pair_rounds at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

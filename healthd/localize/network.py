@@ -68,7 +68,8 @@ def name_groups(ev: Evidence, accused: Collection[int], apart: Iterable[frozense
     for (label, value), members in sorted(labels.items(), key=lambda item: (-len(item[1]), item[0])):
         if not 1 < len(members) < len(ev.job) or not members <= wanted:
             continue
-        own = [part for part in left if not part.isdisjoint(members) and _is_of(ev, part, label, value)]
+        own = [part for part in left if not part.isdisjoint(members)]
+        own = [part for part in own if all(v in members or label not in dict(ev.labels[v]) for v in part)]
         inside = frozenset[int]().union(*own)
         if own and members <= inside | bad:
             groups.append((label, value, inside, True))
@@ -78,8 +79,3 @@ def name_groups(ev: Evidence, accused: Collection[int], apart: Iterable[frozense
             if share ** len(members) <= GROUP_CHANCE:
                 groups.append((label, value, members, False))
     return groups + [("", "", part, True) for part in left]
-
-
-def _is_of(ev: Evidence, part: Collection[int], label: str, value: str) -> bool:
-    """Whether all of a part that have this label have this value of it."""
-    return all(own != label or said == value for v in part for own, said in ev.labels[v])

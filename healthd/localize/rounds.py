@@ -7,6 +7,7 @@ ends when nothing more can be learnt. It accuses nobody; `judge` does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator
 
 from healthd.localize import search
@@ -95,7 +96,10 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
     out = judged.blamed() | set(judged.awaiting)
     for trunk in judged.trunks:
         out |= min(reversed(ev.sides(trunk)), key=len)
-    out |= cover([pair for pair in judged.paths if out.isdisjoint(pair)])
+    ends = Counter(v for pair in judged.paths if out.isdisjoint(pair) for v in pair)
+    for pair in judged.paths:  # first who is in most, else the later
+        if out.isdisjoint(pair):
+            out.add(max(pair, key=lambda v: (ends[v], v)))
     if ev.rounds:
         out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
     understood = judged.explains()
@@ -104,18 +108,6 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
         if not settled(ev, pair, judged.odd) and not (understood and (failed == 1 or passed)):
             out |= set(pair)
     return tuple(v for v in ev.job if v not in out)
-
-
-def cover(pairs: list[Pair]) -> set[int]:
-    """Members without whom no pair is left: first who is in most, else the later."""
-    out: set[int] = set()
-    left = list(pairs)
-    while left:
-        ends = [v for pair in left for v in pair]
-        worst = max(ends, key=lambda v: (ends.count(v), v))
-        out.add(worst)
-        left = [pair for pair in left if worst not in pair]
-    return out
 
 
 def rest_state(ev: Evidence, rest: Ids) -> bool | None:
@@ -142,7 +134,7 @@ def many(ev: Evidence, odd: list[Pair]) -> bool:
 
 def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     """The rest fails together and nobody in it is suspect: pairs, then the whole again, then search. False: the end."""
-    limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.bounds.pair_rounds
+    limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.pair_rounds
     if found.pair_rounds < (limit if len(found.rest) > 2 else 1):
         pairs = shuffled_pairs(ev, found.rest, across=not found.pair_rounds)
         if len(found.rest) == 2 and ev.last(found.rest) is not None:
@@ -154,9 +146,8 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     if found.intermittent or found.scale is not None or len(found.rest) <= 2:
         return False
     if ev.large.get(frozenset(found.rest), []).count(True) < 2:
-        if found.whole_again > 2:
+        if min(ev.silent[v] for v in found.rest) >= SILENT:
             return False
-        found.whole_again += 1
         yield [found.rest], "pairs are clean: the whole again"
         found.intermittent = found.intermittent or rest_state(ev, found.rest) is True
         return True

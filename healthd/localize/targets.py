@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from healthd.localize.chance import PATH_FAILS, is_open
 from healthd.localize.evidence import SILENT, Ask, Evidence, Ids, Pair
-from healthd.localize.judge import Judged, parts_of, wants_part
+from healthd.localize.judge import Judged, wants_part
 from healthd.localize.pairing import fresh_pairs, shuffled_pairs, witness_pairs
 
 ODD_PASSES = 8  # passes with others that each end of an odd pair shall have before the pair is tried again
@@ -75,7 +75,7 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
 
 def _with_witnesses(ev: Evidence, judged: Judged, plan: Plan, suspects: list[int], pending: list[int]) -> None:
     """Suspects and those to be named, with clean partners of each part of the network."""
-    for part in parts_of(judged):
+    for part in judged.parts():
         far = [v for v in pending if wants_part(ev, v, part)]
         plan.add(witness_pairs(ev, plan.free(far), plan.free(part)), "parts of the network")
     wanting = [v for v in plan.free(pending) if v in judged.wanting]
@@ -111,12 +111,12 @@ def _odd(ev: Evidence, judged: Judged, clean: list[int], busy: set[int]) -> list
     again: list[Ids] = []
     taken = set(busy)
     for pair in sorted(judged.odd, key=ev.own):
-        if ev.root(pair[0]) != ev.root(pair[1]) and not is_linked(ev, judged, pair):
+        one, other = (judged.component.get(ev.root(v), frozenset()) for v in pair)
+        if one != other and any(o not in ev.met[v] for v in one for o in other):
             continue  # first whether the two parts reach each other at all
         if not taken.isdisjoint(pair) or max(ev.silent[v] for v in pair) >= SILENT or settled(ev, pair, judged.odd):
             continue
-        tests = [n for n in ev.bad_pairs[pair] if n not in ev.dropped]
-        if all(ev.tests[n].soft for n in tests):
+        if ev.is_soft(pair):
             continue  # to be measured alone first
         failed, passed = ev.own(pair)
         enough = ev.passes_apart(*pair) >= ODD_PASSES or not clean
@@ -149,12 +149,6 @@ def _links(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:
     return witness_pairs(ev, wanted, [v for v in clean if v in judged.main])
 
 
-def is_linked(ev: Evidence, judged: Judged, pair: Pair) -> bool:
-    """Whether nothing more can be asked of the two components of a pair."""
-    one, other = (judged.component.get(ev.root(v), frozenset()) for v in pair)
-    return all(o in ev.met[v] for v in one for o in other)
-
-
 def _across(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:
     """Fresh pairs between the label values of an odd pair: is it the trunk between them?"""
     pairs: list[Ids] = []
@@ -184,7 +178,6 @@ def alone(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
         if clean and ev.silent[v] < SILENT:
             return [(v, clean[-1])], f"{ev.names[v]} was slow while others ran: again, alone"
     for a, b in judged.odd if odd else ():
-        tests = [n for n in ev.bad_pairs[a, b] if n not in ev.dropped]
-        if tests and all(ev.tests[n].soft for n in tests) and max(ev.silent[a], ev.silent[b]) < SILENT:
+        if ev.is_soft((a, b)) and max(ev.silent[a], ev.silent[b]) < SILENT:
             return [(a, b)], f"{ev.names[a]} and {ev.names[b]} were slow while others ran: again, alone"
     return None

@@ -9,7 +9,7 @@ from healthd.localize.evidence import SILENT, Evidence, Ids, Parts
 from healthd.localize.judge import Judged, judge
 from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, Verdict
 from healthd.localize.rounds import rest_of, rest_state
-from healthd.localize.search import Found
+from healthd.localize.search import Found, passed_parts
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
 
@@ -18,7 +18,10 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     """What rounds of disjoint groups have shown. `spent`: ended by a bound or by the caller."""
     judged = judge(ev)
     remain = rest_of(ev, judged)
-    rest = found.grown or (largest_passed(ev, remain) if spent else None) or remain
+    rest = found.grown or remain
+    if spent and rest_state(ev, rest) is False:  # the largest group of it that passed can run
+        largest = passed_parts(ev, rest, [frozenset(pair) for pair in (*judged.paths, *judged.odd)])[0]
+        rest = largest if len(largest) > 2 else rest
     passed = rest_state(ev, rest)
     silent = tuple(v for v in ev.job if ev.silent[v] >= SILENT and not ev.passes[v] and v not in judged.blamed())
     one_of = _untold(ev, judged, passed=passed is True and judged.explains())
@@ -31,10 +34,9 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
             for a, b in sorted(judged.paths)
         ),
         groups=tuple(
-            LabelFault(
-                label=label, value=value, members=ev.say(members), inside=inside or _is_known_inside(ev, members)
-            )
+            LabelFault(label=label, value=value, members=ev.say(members), inside=inside or (False if met else None))
             for label, value, members, inside in sorted(judged.groups, key=lambda one: (one[:2], sorted(one[2])))
+            for met in [any(o in members for v in members for o in ev.met[v])]
         ),
         trunks=tuple(
             TrunkFault(label=trunk[0], values=trunk[1:], members=(ev.say(one), ev.say(other)), failed=failed)
@@ -90,31 +92,6 @@ def _culprit(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> Culprit:
         failed=max(failed, 2),  # the whole that showed the fault in it is one
         passed=ev.pair_tests[v] - failed,
     )
-
-
-def _is_known_inside(ev: Evidence, members: frozenset[int]) -> bool | None:
-    """Of a group that does not pass among itself: False where that was measured."""
-    return False if any(o in members for v in members for o in ev.met[v]) else None
-
-
-def largest_passed(ev: Evidence, rest: Ids) -> Ids | None:
-    """The largest group within the rest that passed, where the rest itself fails: those can run."""
-    wanted = frozenset(rest)
-    if rest_state(ev, rest) is not False:
-        return None
-    passed = (
-        t.members
-        for n, t in enumerate(ev.tests)
-        if not t.bad and len(t.members) > 2 and t.members <= wanted and not _failed_after(ev, n, t.members)
-    )
-    found = max(passed, key=len, default=None)
-    return tuple(sorted(found)) if found else None
-
-
-def _failed_after(ev: Evidence, number: int, members: frozenset[int]) -> bool:
-    """Whether a part of a group that passed in this test failed in a later one."""
-    later = enumerate(ev.tests[number + 1 :], number + 1)
-    return any(t.bad and t.members <= members for n, t in later if n not in ev.dropped)
 
 
 def _untold(ev: Evidence, judged: Judged, *, passed: bool) -> list[list[int]]:

@@ -10,7 +10,7 @@ from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Validation
 from healthd.aggregator.validation.chance_seen import MOST_TESTS, add
 from healthd.core.model import Decision, Order, OrderReport, Verdict
-from healthd.localize import Noise, Outcome, Problem
+from healthd.localize import Outcome, Problem
 from healthd.localize import Verdict as Found
 from healthd.localize.chance import chance_of
 from healthd.localize.evidence import Evidence
@@ -112,16 +112,16 @@ def test_where_healthy_groups_are_known_to_fail_at_times_two_failures_accuse_nob
     history += [seen(i, pair, PASS) for i in range(1, 10) for pair in ("ef", "gh", "ij", "kl", "mn", "op")]
     problem = Problem(members=members)
     assert accused(verdict_on(problem, *history)) == {"a"}
-    taught = dataclasses.replace(problem, noise=Noise(seen_failed=4, seen_tests=200))
+    taught = dataclasses.replace(problem, seen_failed=4, seen_tests=200)
     assert not accused(verdict_on(taught, *history))
-    calm = dataclasses.replace(problem, noise=Noise(seen_tests=2000))
+    calm = dataclasses.replace(problem, seen_tests=2000)
     assert accused(verdict_on(calm, *history)) == {"a"}
 
 
 def test_good_weeks_do_not_make_a_network_trusted_that_is_bad_today() -> None:
     today = Evidence(Problem(members=tuple("abcdefgh")))
-    weeks = Evidence(Problem(members=tuple("abcdefgh"), noise=Noise(seen_tests=2000)))
+    weeks = Evidence(Problem(members=tuple("abcdefgh"), seen_tests=2000))
     odd = [(0, 1), (2, 3)]
     assert chance_of(weeks, odd) == chance_of(today, odd) > 0.25 - 1e-9
-    bad = Evidence(Problem(members=tuple("abcdefgh"), noise=Noise(seen_failed=100, seen_tests=2000)))
+    bad = Evidence(Problem(members=tuple("abcdefgh"), seen_failed=100, seen_tests=2000))
     assert chance_of(bad, ()) > chance_of(today, ())

@@ -9,12 +9,10 @@ import pytest
 
 from healthd.core.errors import BadInputError
 from healthd.localize import (
-    Bounds,
     Course,
     GroupOutcome,
     Manner,
     NextRound,
-    Noise,
     Outcome,
     Problem,
     Verdict,
@@ -244,7 +242,7 @@ def test_nobody_is_accused_when_nobody_is_clean() -> None:
 
 
 def test_bounds_are_kept_and_said() -> None:
-    problem = Problem(members=names(64), bounds=Bounds(max_rounds=1))
+    problem = Problem(members=names(64), max_rounds=1)
     verdict, _ = play(Fleet(seed=1, bad=frozenset(["n0007"])), problem)
     assert (verdict.rounds, verdict.tests) == (1, 32)
     assert not verdict.culprits
@@ -259,7 +257,7 @@ def test_a_stranger_or_a_name_twice_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(BadInputError, match="no members"):
         Problem(members=())
     with pytest.raises(BadInputError, match="false_alarm_ratio"):
-        Noise(false_alarm_ratio=0.9)
+        Problem(members=("a", "b"), false_alarm_ratio=0.9)
 
 
 def test_a_large_fleet_is_planned_quickly() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from healthd.core.model import Verdict
-from healthd.localize import Bounds, GroupOutcome, NextRound, Outcome, Problem, localize
+from healthd.localize import GroupOutcome, NextRound, Outcome, Problem, localize
 from tests.aggregator.lab import Lab
 from tests.aggregator.test_localize import accused, seen, verdict_on
 from tests.benchmarks.localize.__main__ import fleet_of, rows
@@ -118,7 +118,7 @@ def test_one_that_is_cut_off_with_two_meets_both_of_them() -> None:
 
 
 def test_a_bound_leaves_the_largest_group_that_passed_to_run_and_nothing_decided() -> None:
-    problem = Problem(members=tuple("abcd"), bounds=Bounds(max_rounds=1))
+    problem = Problem(members=tuple("abcd"), max_rounds=1)
     verdict = verdict_on(problem, seen(0, "abcd", FAIL), seen(1, "abc", PASS))
     assert (verdict.rest, verdict.rest_passed, verdict.decided) == (("a", "b", "c"), True, False)
     assert "the 4 that remain fail together; 3 of them is the largest group to pass" in verdict.reasons

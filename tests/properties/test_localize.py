@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.localize import (
-    Bounds,
     Course,
     GroupOutcome,
     NextRound,
-    Noise,
     Outcome,
     Problem,
     Verdict,
@@ -33,8 +31,8 @@ def problems(draw: st.DrawFn, least: int = 1) -> Problem:
         members=members,
         labels=switches(members, draw(st.integers(2, 4))) if draw(st.booleans()) else {},
         seed=draw(st.integers(0, 1000)),
-        noise=Noise(false_alarm_ratio=draw(st.sampled_from([0.0, 0.02]))),
-        bounds=Bounds(max_rounds=draw(st.integers(0, 25))),
+        false_alarm_ratio=draw(st.sampled_from([0.0, 0.02])),
+        max_rounds=draw(st.integers(0, 25)),
     )
 
 
@@ -63,7 +61,7 @@ def answer(problem: Problem, seed: int, kinds: list[Outcome]) -> tuple[Verdict, 
 @given(problems(), st.integers(0, 10_000), st.lists(outcomes, min_size=1, max_size=4))
 def test_it_ends_within_its_bounds_and_says_why(problem: Problem, seed: int, kinds: list[Outcome]) -> None:
     verdict, history = answer(problem, seed, kinds)
-    assert verdict.rounds <= problem.bounds.max_rounds
+    assert verdict.rounds <= problem.max_rounds
     assert verdict.reasons
     accused = {culprit.member for culprit in verdict.culprits}
     assert accused.isdisjoint(verdict.rest)

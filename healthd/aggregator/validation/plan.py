@@ -25,7 +25,7 @@ from healthd.aggregator.validation.rank_assignment import (
     ranks_of,
     start_round,
 )
-from healthd.localize import Bounds, Course, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict, localize, replay
+from healthd.localize import Course, GroupOutcome, NextRound, Outcome, Problem, Verdict, localize, replay
 
 MOST_COURSES = 32
 """Validations whose course of tests is kept in memory; of others it is computed anew from their history."""
@@ -229,8 +229,8 @@ def _problem(validation: Validation, policy: Policy) -> Problem:
         members=(*validation.members, *validation.partners),
         labels=validation.labels,
         seed=validation.seed,
-        noise=Noise(
-            false_alarm_ratio=policy.collective_noise_ratio, seen_failed=chance.failed, seen_tests=chance.tests
-        ),
-        bounds=Bounds(max_rounds=policy.most_rounds),
+        false_alarm_ratio=policy.collective_noise_ratio,
+        seen_failed=chance.failed,
+        seen_tests=chance.tests,
+        max_rounds=policy.most_rounds,
     )

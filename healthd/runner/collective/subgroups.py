@@ -22,7 +22,7 @@ from checks.reasons import blame_of
 from checks.worker.faults import Fault
 from checks.worker.protocol import shorten
 from healthd.core.model import CheckResult
-from healthd.localize import Bounds, Course, Culprit, GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
+from healthd.localize import Course, Culprit, GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
 from healthd.localize.verdict import names
 from healthd.runner.collective.node_collective import Command, NodeCollective
 from healthd.runner.workers.outcome import Outcome as RankOutcome
@@ -139,8 +139,8 @@ class Subgroups:
             return (not_applicable(self._workers.inventory.get("accelerator")),)
         probes = failed_probes(results, [lane.target for lane in self._lanes])
         members = tuple(self._name(rank) for rank in range(len(self._lanes)))
-        bounds = Bounds(max_rounds=MOST_ROUNDS, pair_rounds=PAIR_ROUNDS)
-        course = Course(Problem(members=members, seed=self._seed, bounds=bounds))
+        problem = Problem(members=members, seed=self._seed, max_rounds=MOST_ROUNDS, pair_rounds=PAIR_ROUNDS)
+        course = Course(problem)
         slow = all(one.reason in SLOW for test in failing for one in _bad(test.findings))
         known = [GroupOutcome(members=members, outcome=Outcome.SLOW if slow else Outcome.FAIL, round=0)]
         known += [GroupOutcome(members=(self._name(rank),), outcome=Outcome.FAIL, round=0) for rank in probes]

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from healthd.localize import Bounds, Culprit, Noise, Outcome, Problem
+from healthd.localize import Culprit, Outcome, Problem
 from tests.benchmarks.localize.simulator import Fleet, names, play, switches
 from tests.benchmarks.localize.table import accused
 
@@ -96,8 +96,8 @@ def draw(number: int) -> tuple[Fleet, Problem, int, str]:
     labels = switches(members, max(2, size // rng.choice((2, 4, 8))), told=told, seed=number)
     known = rng.random() < 0.2
     borrowed = rng.choice((0, 0, 0, 1, 2, 3)) if size > 6 else 0
-    problem = Problem(members=members, labels=labels, seed=number, bounds=Bounds(),
-                      noise=Noise(false_alarm_ratio=fleet.alarm_ratio if known else 0.0))  # fmt: skip
+    problem = Problem(members=members, labels=labels, seed=number,
+                      false_alarm_ratio=fleet.alarm_ratio if known else 0.0)  # fmt: skip
     noise = f", noise {fleet.alarm_ratio:g}{' set' if known else ''}" if fleet.alarm_ratio else ""
     return fleet, problem, borrowed, said + noise
 
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in range(arguments.start, arguments.start + arguments.fleets):
         fleet, problem, borrowed, said = draw(number)
         seen = {"seen_failed": arguments.taught * fleet.alarm_ratio, "seen_tests": arguments.taught}
-        problem = dataclasses.replace(problem, noise=dataclasses.replace(problem.noise, **seen))
+        problem = dataclasses.replace(problem, **seen)
         whole = problem.members[: len(problem.members) - borrowed]
         if arguments.only not in said:
             continue

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from healthd.localize import Bounds, Course, GroupOutcome, NextRound, Noise, Outcome, Problem, Verdict
+from healthd.localize import Course, GroupOutcome, NextRound, Outcome, Problem, Verdict
 
 
 @dataclass(kw_only=True)
@@ -183,6 +183,6 @@ def problem_of(
         members=members,
         labels=switches(members, switch, told=told, seed=seed),
         seed=seed,
-        noise=Noise(false_alarm_ratio=noise),
-        bounds=Bounds(max_rounds=max_rounds),
+        false_alarm_ratio=noise,
+        max_rounds=max_rounds,
     )

@@ -120,7 +120,7 @@ def slow(rng: random.Random, problem: Problem, seed: int) -> Fleet:
 
 
 def noisy(rng: random.Random, problem: Problem, seed: int) -> Fleet:
-    return Fleet(seed=rng.randrange(1 << 30), alarm_ratio=problem.noise.false_alarm_ratio)
+    return Fleet(seed=rng.randrange(1 << 30), alarm_ratio=problem.false_alarm_ratio)
 
 
 def noisy_unawares(rng: random.Random, problem: Problem, seed: int) -> Fleet:
@@ -129,12 +129,12 @@ def noisy_unawares(rng: random.Random, problem: Problem, seed: int) -> Fleet:
 
 def noisy_bad(rng: random.Random, problem: Problem, seed: int) -> Fleet:
     culprits = frozenset(rng.sample(problem.members, 2))
-    return Fleet(seed=rng.randrange(1 << 30), bad=culprits, alarm_ratio=problem.noise.false_alarm_ratio)
+    return Fleet(seed=rng.randrange(1 << 30), bad=culprits, alarm_ratio=problem.false_alarm_ratio)
 
 
 def noisy_flaky(rng: random.Random, problem: Problem, seed: int) -> Fleet:
     culprits = frozenset(rng.sample(problem.members, 1))
-    return Fleet(seed=rng.randrange(1 << 30), flaky=culprits, alarm_ratio=problem.noise.false_alarm_ratio)
+    return Fleet(seed=rng.randrange(1 << 30), flaky=culprits, alarm_ratio=problem.false_alarm_ratio)
 
 
 def two_flaky(rng: random.Random, problem: Problem, seed: int) -> Fleet:
