@@ -239,3 +239,8 @@ def test_an_empty_path_is_no_working_directory(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=rf"{where}.*must not be empty"):
             read(text, tmp_path, variables)
+
+
+def test_home_of_nobody_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"healthd\.toml:1: state_dir: .*'~nobody-of-that-name/x'.* no home"):
+        read('state_dir = "~nobody-of-that-name/x"', tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +65,14 @@ def duration_of(option: str, text: str | None) -> float | None:
         return None if text is None else parse_duration(text)
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
+
+
+def own_name() -> str:
+    """The user who decides, for those who read of it later; by number where the machine has no account of it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def segment(text: str) -> str:

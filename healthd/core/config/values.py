@@ -77,7 +77,11 @@ def _path(wanted: type[Any], value: Any) -> Path:
         raise NotImplementedError(f"settings have no {wanted}")
     if value == "":  # else it would be the working directory
         raise ValueError("must not be empty")
-    return Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True)).expanduser()
+    path = Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True))
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} begins with a user who has no home here; write the whole path") from None
 
 
 def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:
