@@ -75,3 +75,28 @@ print(load_check_settings({{"state_dir": "/x", "run_dir": "/y"}}).node.run_dir)
 """
         said = as_nobody_known(LOAD, does).splitlines()
     assert said == [f"{place}: another user has made it; name a directory of yours with --run-dir", "/y"]
+
+
+@pytest.mark.system(root=True)  # to become somebody else
+def test_what_a_directory_hides_is_told_and_no_error_of_ours(tmp_path: Path) -> None:
+    """/etc/healthd may hold tokens and be closed; whether there are settings in it cannot be known then."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    does = f"""
+from pathlib import Path
+options.DEFAULT_FILE = Path({str(closed / "healthd.toml")!r})
+root = {{"host_root": Path({str(closed / "root")!r}), "config": Path("/dev/null")}}
+for given in ({{}}, root):
+    try:
+        load_check_settings({{"state_dir": "/x", **given}})
+    except ConfigError as error:
+        print(error)
+print(_folder("state directory", Path({str(closed / "state")!r}), "--state-dir").state)
+"""
+    imports = f"{LOAD}\nfrom healthd.cli.settings import options\nfrom healthd.cli.support.doctor import _folder"
+    said = as_nobody_known(imports, does).splitlines()
+    assert said == [
+        f"{closed}/healthd.toml: cannot be read: Permission denied",
+        f"{closed}/root: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine",
+        "missing",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ def learn(states: tuple[Path, ...], out: Path | None, agree: bool, as_json: bool
         series = _series_of({"format": files.FORMAT, "baseline": changed["changed"]})
     else:
         settings = load_settings(options, section="gate")
-        book, left_out = learned_of(states, _read(out) if out.exists() else (), settings)
+        book, left_out = learned_of(states, _read(out) if os.path.exists(out) else (), settings)
         if agree:
             decide(book, (), "approved")
         series = book.all()
@@ -192,7 +193,7 @@ def init(out: Path | None, margin: float, runs: int, tier: str, force: bool, **o
 
     if not 0 < margin < 1:
         raise ConfigError(f"--margin is a share between 0 and 1, not {margin:g}")
-    if out is not None and out.exists() and not force:
+    if out is not None and os.path.exists(out) and not force:
         raise ConfigError(f"{out} is there already; name another file, or say --force")
     settings = load_settings(options, section="node")
     states = [asyncio.run(examine(settings, (), Tier(tier), quiet=True)) for _ in range(runs)]

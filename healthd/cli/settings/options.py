@@ -103,7 +103,7 @@ def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
     )
     settings = dataclasses.replace(settings, node=node)
     root = settings.node.host_root
-    if root is not None and not root.is_dir():
+    if root is not None and not os.path.isdir(root):  # also where it may not be looked at
         raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")
     return dataclasses.replace(settings, file=file)
 
@@ -112,7 +112,10 @@ def _file_from_environment() -> Path | None:
     named = os.environ.get("HEALTHD_CONFIG")
     if named:
         return Path(named)
-    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    try:
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    except PermissionError:
+        return DEFAULT_FILE  # who reads it says that it cannot be
 
 
 def _state_dir() -> Path | None:
