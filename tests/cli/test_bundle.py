@@ -196,6 +196,22 @@ def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     assert "File exists; name another with --output" in said.err
 
 
+def test_archive_that_cannot_be_written_whole_is_told_and_not_left(tmp_path: Path, machine: Machine) -> None:
+    python = make_python(tmp_path / "venv")
+    words = f"bundle --output {tmp_path}/b.tgz --host-root {machine.root}"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; exec {sys.executable} -m healthd {words}"],
+        env=environment(tmp_path, HEALTHD_PROBE_PYTHON=str(python)),
+        capture_output=True,
+        text=True,
+        timeout=90 * PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"healthd: {tmp_path}/b.tgz: cannot be written: File too large; name another with --output\n"
+    assert not (tmp_path / "b.tgz").exists()
+
+
 def test_source_that_fails_or_hangs_is_named_and_the_others_are_there() -> None:
     end = threading.Event()
 
