@@ -81,7 +81,10 @@ def segment(text: str) -> str:
 
     if not text or text in (".", ".."):
         raise BadInputError(f"{text!r} is not a name")
-    return quote(text, safe="")
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError:
+        raise BadInputError(f"{text[:80]!r} is no UTF-8, and no name") from None
 
 
 def done(as_json: bool, message: str, **more: object) -> None:
