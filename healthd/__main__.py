@@ -27,6 +27,10 @@ def main() -> None:
 
         gc.set_threshold(*usual)
         run()
+    except KeyboardInterrupt:  # before the command line, which tells it otherwise, was there
+        if sys.stderr is not None:
+            sys.stderr.write("\nhealthd: stopped\n")
+        sys.exit(130)
     finally:
         end_ahead()
 

@@ -41,11 +41,13 @@ class Stage:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     attempts: dict[str, int] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    environment: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Stage:
         from healthd.cli.terminal.console import Terminal
 
         self.console = Terminal(soft_wrap=True)
+        self.environment = _own_environment(self.folder / "healthd.toml")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,7 +99,7 @@ class Stage:
         shown = ["healthd", *arguments]
         self.console.print(f"[green]$[/] {shlex.join(shown)} &".replace(str(self.folder), "$D"))
         with (self.folder / f"{name}.log").open("wb") as log:
-            environment = {**os.environ, "HEALTHD_POLICY_RECOVERY": "2s", **PATIENT}
+            environment = {**self.environment, "HEALTHD_POLICY_RECOVERY": "2s", **PATIENT}
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", "healthd", *arguments], stdout=log, stderr=log, env=environment
@@ -203,21 +205,23 @@ class Stage:
         """
         shown = shlex.join(["healthd", *arguments]).replace(str(self.folder), "$D")
         self.console.print(f"[green]$[/] {shown}")
-        done = self._run(*arguments, environment=self._environment(), live=sys.stderr.isatty())
+        done = self._run(*arguments, environment=self._as_here(), live=sys.stderr.isatty())
         # Its colours are its own, and all else it has escaped already.
         shown_output = styled(sys.stdout)
-        shown_output.write("".join(f"  {line}\n" for line in (*done.stdout.splitlines(), *_lines(done.stderr))))
+        shown_output.write(
+            "".join(f"  {line}\n" for line in (*done.stdout.splitlines(), *(done.stderr or "").splitlines()))
+        )
         shown_output.flush()
         self.console.print(f"  [dim]exit code {done.returncode}[/]")
         if expect is not None and done.returncode != expect:
             raise HealthdError(f"'{shown}' ended with {done.returncode}, not {expect}")
         return done.returncode
 
-    def _environment(self) -> dict[str, str]:
+    def _as_here(self) -> dict[str, str]:
         """What makes a command write to a pipe as to this terminal, less the two columns that we put before it."""
         if not self.console.is_terminal:
-            return dict(os.environ)
-        return {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(max(40, self.console.width - 2))}
+            return self.environment
+        return {**self.environment, "FORCE_COLOR": "1", "COLUMNS": str(max(40, self.console.width - 2))}
 
     def _run(
         self, *arguments: str, environment: dict[str, str] | None = None, live: bool = False
@@ -230,7 +234,7 @@ class Stage:
             text=True,
             timeout=COMMAND_SECONDS,
             check=False,
-            env=environment,
+            env=environment or self.environment,
         )
 
     def linger(self) -> None:
@@ -251,15 +255,22 @@ class Stage:
                 time.sleep(1)
 
 
+def _own_environment(file: Path) -> dict[str, str]:
+    """Of this machine's settings, which may switch actuators on, the probes' interpreter alone; its faults hit CPUs."""
+    from healthd.cli.settings.options import load_settings
+
+    python = load_settings({}, section="node").probe.python
+    file.touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
+    own = {"HEALTHD_CONFIG": str(file), "HEALTHD_PROBE_ACCELERATOR": "cpu"}
+    return {**kept, **own, **({} if python is None else {"HEALTHD_PROBE_PYTHON": str(python)})}
+
+
 def accuses(decision: Mapping[str, Any], code: str, node: str) -> bool:
     """Whether a decision names this node for this reason, at the top or where it is left out."""
     reasons = [*decision.get("reasons", ())]
     reasons += [reason for one in decision.get("excluded", ()) for reason in one["reasons"] if one["node"] == node]
     return any(reason["code"] == code and reason.get("node") in (node, None) for reason in reasons)
-
-
-def _lines(text: str | None) -> list[str]:
-    return (text or "").splitlines()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -106,8 +106,13 @@ def token(name: str, scope: tuple[str, ...], write: Path | None, as_json: bool) 
 def _write_new(path: Path, secret: str) -> None:
     """Write a secret into a file that is new: one in use would lock out whoever has it."""
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(f"{secret}\n")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(f"{secret}\n")
+        except OSError:
+            path.unlink(missing_ok=True)  # without the token it would keep the next try from this name
+            raise
     except FileExistsError:
         raise ConfigError(f"{path} already exists, and may be in use; name a new file") from None
     except OSError as error:

@@ -16,10 +16,17 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> bytes:
-    """JSON of any record of the model; control characters that JSON lets stand (DEL, C1, bidi) are escaped too."""
+    """
+    JSON of any record of the model; control characters that JSON lets stand (DEL, C1, bidi) are escaped too.
+
+    BadInputError for text that was no UTF-8 where it came from: an argument, a variable, a name of a file.
+    """
     import msgspec
 
-    return printable_bytes(msgspec.json.encode(value))
+    try:
+        return printable_bytes(msgspec.json.encode(value))
+    except UnicodeEncodeError as error:
+        raise BadInputError(f"{error.object[:80]!r} was no UTF-8 where it came from; write it in UTF-8") from None
 
 
 def decode(body: bytes, wanted: type[T], *, what: str) -> T:

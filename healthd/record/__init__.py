@@ -7,6 +7,7 @@ printed. Everything is bounded in size, number and time; what was left out is sa
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from checks.host.machine import Host
@@ -19,12 +20,15 @@ def record(host: Host, directory: Path, *, tools: bool = True) -> Recording:
     """
     Record the machine into a directory that is not there yet, or empty. `tools` False starts no program.
 
-    Raises BadInputError where the directory holds something or cannot be written. What cannot be read is left out, and
+    A new directory is for its owner alone: what is recorded may be readable by root alone. Raises BadInputError where
+    the directory holds something, is another user's or cannot be written. What cannot be read is left out, and
     said in `recording.json`.
     """
     copier = Copier(host, directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_uid != os.geteuid():
+            raise BadInputError(f"{directory}: belongs to another user; name a directory that is not there yet")
         if any(directory.iterdir()):
             raise BadInputError(f"{directory}: is not empty; name a directory that is not there yet")
         record_machine(copier, tools=tools)

@@ -93,7 +93,8 @@ async def device_lock(path: Path, wait_seconds: float) -> AsyncIterator[bool]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # No link: what it leads to would be emptied.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         text = f"cannot lock {path}: {error.strerror or error}; set run_dir to a directory of ours"
         raise ClaimError("NoPermission", text) from None

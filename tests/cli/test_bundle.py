@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.host.machine import Host
+from healthd.cli.settings.options import load_settings
 from healthd.cli.support.bundle import render
-from healthd.cli.support.collecting import collect
+from healthd.cli.support.collecting import collect, hosts_of
 from healthd.cli.support.logs import NoLogError, journal, nccom_logs
 from healthd.cli.support.pseudonyms import Redactor
 from healthd.core.redaction import GONE
@@ -194,6 +195,38 @@ def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     said = healthd(tmp_path, "bundle", "--output", str(tmp_path / "b.tgz"), env=environment(tmp_path))
     assert (said.code, (tmp_path / "b.tgz").read_text()) == (2, "mine")
     assert "File exists; name another with --output" in said.err
+
+
+def test_archive_that_cannot_be_written_whole_is_told_and_not_left(tmp_path: Path, machine: Machine) -> None:
+    python = make_python(tmp_path / "venv")
+    words = f"bundle --output {tmp_path}/b.tgz --host-root {machine.root}"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; exec {sys.executable} -m healthd {words}"],
+        env=environment(tmp_path, HEALTHD_PROBE_PYTHON=str(python)),
+        capture_output=True,
+        text=True,
+        timeout=90 * PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"healthd: {tmp_path}/b.tgz: cannot be written: File too large; name another with --output\n"
+    assert not (tmp_path / "b.tgz").exists()
+
+
+def test_hosts_that_settings_speak_to_are_pseudonyms_everywhere(tmp_path: Path) -> None:
+    settings = load_settings({"state_dir": tmp_path, "run_dir": tmp_path}, section="node")
+    content = {
+        "aggregator": {"database": "postgresql+psycopg://ann:x@pg1.corp.example:5432/h?application_name=h"},
+        "node": {"kubernetes": {"api_server": "https://[2001:db8::7]:6443"}, "labels": {"pool": "train"}},
+        "odd": "http://[",
+    }
+    found = {"settings.json": {"file": "f", "content": content}, "journal.txt": "no answer of PG1.corp.example: train"}
+    files = render(found, {}, Redactor(hosts=hosts_of(settings, found)), redacted=True)
+    everything = "\n".join(files.values()).lower()
+    assert "pg1" not in everything
+    assert "corp.example" not in everything
+    assert "no answer of host-" in everything
+    assert everything.count("train") == 2
 
 
 def test_source_that_fails_or_hangs_is_named_and_the_others_are_there() -> None:

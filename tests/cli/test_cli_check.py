@@ -338,3 +338,21 @@ def test_what_is_not_known_of_a_machine_is_not_counted(tmp_path: Path) -> None:
     first = said.out.splitlines()[0]
     assert "devices unknown" in first
     assert "in use by it cannot be seen" not in first
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("check", "memory_free", "--json"), 3),
+        (("fault", "set", "\udcff=fail"), 1),
+        (("fleet", "show", "\udcff"), 1),
+        (("fleet", "quarantine", "n1", "--reason", "\udcff"), 1),
+    ],
+)
+def test_bytes_that_are_no_text_are_told_in_one_line(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
+    """As a shell passes on what is typed or found in another encoding."""
+    env = {"HEALTHD_NODE_NAME": "n\udcff", "HEALTHD_AGGREGATOR": "http://127.0.0.1:1"}
+    said = healthd(tmp_path, *words, env=env, executed=True)
+    assert (said.code, said.out) == (code, "")
+    assert "no UTF-8" in said.err
+    assert said.err.count("\n") == 1

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from healthd.cli.demo_stage import Stage, accuses
+from healthd.cli.settings.options import load_settings
 from healthd.core.errors import HealthdError
+from healthd.core.model import Mode
 from tests.aggregator.service import free_port
 from tests.patience import PATIENCE
 from tests.ui.stage import POLICY, stage
@@ -61,6 +63,34 @@ def test_an_act_that_does_not_end_as_it_is_told_is_tried_again_and_then_said_pla
     assert re.match(r"this machine is too slow or too busy .* did not name n3 for CollectiveFault", str(caught.value))
     assert shown.getvalue().count("healthd gate --aggregator") == 3
     assert "--attempt 2" in shown.getvalue()
+
+
+def test_settings_of_the_machine_are_not_those_of_the_demonstration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as actuators, a mode of gates, tokens: only the interpreter of the probes is that of the machine."""
+    (tmp_path / "here").mkdir()
+    settings = tmp_path / "healthd.toml"
+    settings.write_text(f"""
+probe.python = "{sys.executable}"
+probe.accelerator = "cuda"
+limits.load_ratio.upper = 0.000001
+node.disabled = ["disk_space"]
+""")
+    monkeypatch.setenv("HEALTHD_CONFIG", str(settings))
+    monkeypatch.setenv("HEALTHD_TOKEN_FILE", "/no/such/file")
+    monkeypatch.setenv("HEALTHD_POLICY_MODE", "observe")
+    with Stage(tmp_path / "here") as demo:
+        environment = demo.environment
+    named = {name: value for name, value in environment.items() if name.startswith("HEALTHD_")}
+    assert named.pop("HEALTHD_PROBE_PYTHON") == sys.executable
+    assert named.pop("HEALTHD_PROBE_ACCELERATOR") == "cpu"
+    assert "PATH" in environment
+    monkeypatch.setattr(os, "environ", dict(environment))
+    options = {"state_dir": tmp_path, "run_dir": tmp_path}
+    loaded = load_settings(options, section="node")
+    assert (loaded.node.disabled, loaded.limits, loaded.gate.token_file) == ((), {}, None)
+    assert loaded.policy.mode is Mode.ENFORCE
 
 
 def test_a_decision_is_held_against_what_is_told_of_it() -> None:

@@ -206,6 +206,26 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
 
 
+def test_a_recording_is_its_owners_alone(tmp_path: Path) -> None:
+    """It has what only root may read, such as the kernel log."""
+    before = os.umask(0o022)
+    try:
+        record(Machine(tmp_path / "machine").host, tmp_path / "recorded", tools=False)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "recorded").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.system(root=True)  # to give a directory away
+def test_a_directory_of_another_user_is_not_recorded_into(tmp_path: Path) -> None:
+    """Who owns it could put links there while it is written to."""
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 54321, 54321)
+    with pytest.raises(BadInputError, match="another user"):
+        record(Machine(tmp_path / "machine").host, tmp_path / "theirs", tools=False)
+    assert not list((tmp_path / "theirs").iterdir())
+
+
 def test_a_file_that_may_not_be_read_is_there_and_may_not_be_read(tmp_path: Path) -> None:
     copier = Copier(Host(tmp_path / "none"), tmp_path / "recorded")
     copier.unreadable("/sys/a/b", HostError("NoPermission", "/sys/a/b: permission denied"))

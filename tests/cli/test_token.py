@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.cli.cli_kit import healthd
+from tests.cli.cli_kit import environment, healthd
+from tests.patience import PATIENCE
 
 
 def test_a_token_is_written_to_a_file_that_only_its_owner_reads_and_is_not_shown(tmp_path: Path) -> None:
@@ -33,3 +36,19 @@ def test_a_token_in_use_is_not_overwritten(tmp_path: Path) -> None:
 def test_json_leaves_out_a_token_that_was_written(tmp_path: Path) -> None:
     said = healthd(tmp_path, "token", "ci", "--scope", "gate", "--write", str(tmp_path / "ci.token"), "--json")
     assert sorted(said.json) == ["entry"]
+
+
+def test_a_token_that_cannot_be_written_leaves_no_empty_file(tmp_path: Path) -> None:
+    """Else the next try, with room, is told that the file may be in use."""
+    file = tmp_path / "ci.token"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; exec {sys.executable} -m healthd token ci --write {file}"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60 * PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the token cannot be written: File too large" in done.stderr
+    assert not file.exists()

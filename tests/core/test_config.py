@@ -159,7 +159,9 @@ def test_durations(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-3s", -1, True, "10 minutes"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-3s", -1, True, "10 minutes", float("inf"), float("nan"), 10**400, "9" * 400]
+)
 def test_what_is_no_duration_says_what_is(text: Any) -> None:
     with pytest.raises(ValueError, match="is not a duration; write 2s, 10m or 1h"):
         parse_duration(text)
@@ -239,3 +241,13 @@ def test_an_empty_path_is_no_working_directory(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=rf"{where}.*must not be empty"):
             read(text, tmp_path, variables)
+
+
+def test_home_of_nobody_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"healthd\.toml:1: state_dir: .*'~nobody-of-that-name/x'.* no home"):
+        read('state_dir = "~nobody-of-that-name/x"', tmp_path)
+
+
+def test_file_without_end_is_none() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: cannot be read: larger than 4 MiB"):
+        load(Settings, file=Path("/dev/zero"), environ={}, arguments={})

@@ -285,6 +285,15 @@ def test_lock_that_cannot_be_made_is_unknown(tmp_path: Path) -> None:
     assert "cannot lock" in result.findings[0].message
 
 
+def test_lock_leads_to_no_other_file(tmp_path: Path) -> None:
+    """In a directory that somebody else has made a link may stand in its place."""
+    (tmp_path / "thesis").write_text("three years of work")
+    (tmp_path / "cpu.lock").symlink_to(tmp_path / "thesis")
+    result = run_quick("present", run_dir=tmp_path)["present"]
+    assert (result.status, result.findings[0].reason) == (Status.UNKNOWN, "NoPermission")
+    assert (tmp_path / "thesis").read_text() == "three years of work"
+
+
 def test_devices_that_cannot_be_found_are_unknown_never_a_pass() -> None:
     """A rival's fault 13."""
     result = run_quick("present", options={"cpu_devices": 0})["present"]

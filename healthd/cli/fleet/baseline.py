@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from healthd.cli.fleet.line import aggregator_of, done, fleet_options, print_json
+from healthd.cli.fleet.line import aggregator_of, done, fleet_options, own_name, print_json
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.core.errors import BadInputError, ConfigError
 
@@ -73,11 +73,11 @@ def learn(states: tuple[Path, ...], out: Path | None, agree: bool, as_json: bool
     if out is None:
         changed = _call(options, "POST", "/v1/baselines/learn", {})
         if agree:
-            _call(options, "POST", "/v1/baselines/decide", {"state": "approved", "owner": getpass.getuser()})
+            _call(options, "POST", "/v1/baselines/decide", {"state": "approved", "owner": own_name()})
         series = _series_of({"format": files.FORMAT, "baseline": changed["changed"]})
     else:
         settings = load_settings(options, section="gate")
-        book, left_out = learned_of(states, _read(out) if out.exists() else (), settings)
+        book, left_out = learned_of(states, _read(out) if os.path.exists(out) else (), settings)
         if agree:
             decide(book, (), "approved")
         series = book.all()
@@ -108,7 +108,7 @@ def _decision(name: str, state: str, text: str) -> None:
             count = len(decide(book, names, state))
             files.write(where, book.all(), candidates=True)
         else:
-            body = {"state": state, "names": names, "owner": getpass.getuser()}
+            body = {"state": state, "names": names, "owner": own_name()}
             count = _call(options, "POST", "/v1/baselines/decide", body)["count"]
         done(as_json, f"{count} baselines are {state}", count=count)
         return 0
@@ -193,7 +193,7 @@ def init(out: Path | None, margin: float, runs: int, tier: str, force: bool, **o
 
     if not 0 < margin < 1:
         raise ConfigError(f"--margin is a share between 0 and 1, not {margin:g}")
-    if out is not None and out.exists() and not force:
+    if out is not None and os.path.exists(out) and not force:
         raise ConfigError(f"{out} is there already; name another file, or say --force")
     settings = load_settings(options, section="node")
     states = [asyncio.run(examine(settings, (), Tier(tier), quiet=True)) for _ in range(runs)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from healthd.baselines import sampling
 from healthd.baselines.book import Book, due
 from healthd.baselines.model import LEAST_SAMPLES, LEAST_SOURCES, Series, State
+from healthd.cli.fleet.line import own_name
 from healthd.cli.settings.tree import Settings
 from healthd.core import wire
 from healthd.core.bounded import read_file
@@ -74,4 +74,4 @@ def decide(book: Book, names: Sequence[str], state: str) -> tuple[Series, ...]:
     found = book.find(names) if names else tuple(one for one in book.all() if due(one, wanted))
     if not found:
         raise BadInputError(f"there is nothing that could be {state}; 'healthd baseline show' lists all")
-    return book.decide([one.id for one in found], wanted, by=getpass.getuser(), now=time.time())
+    return book.decide([one.id for one in found], wanted, by=own_name(), now=time.time())

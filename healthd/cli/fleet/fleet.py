@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.identity import forget, rekey
-from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, print_json, segment
+from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, own_name, print_json, segment
 from healthd.cli.fleet.peers import digests, steps
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
@@ -62,7 +61,7 @@ def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_js
     from healthd.core.http.aggregator_client import RefusedError
 
     seconds = duration_of("--for", duration)
-    body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": seconds}
+    body = {"reason": reason, "owner": own_name(), "for_seconds": seconds}
     with aggregator_of(options) as aggregator:
         query = {"unseen": "true"} if unseen else None
         try:
@@ -266,7 +265,7 @@ def override(job: str, reason: str | None, duration: str | None, clear: bool, as
         if clear:
             aggregator.call("DELETE", f"/v1/overrides/{segment(job)}")
         else:
-            body = {"reason": reason, "owner": getpass.getuser(), "for_seconds": duration_of("--until", duration)}
+            body = {"reason": reason, "owner": own_name(), "for_seconds": duration_of("--until", duration)}
             aggregator.call("PUT", f"/v1/overrides/{segment(job)}", body=body)
     done(as_json, f"override of {job} is taken back" if clear else f"{job} will be admitted for {duration}: {reason}")
     return 0

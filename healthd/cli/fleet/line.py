@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -65,13 +67,24 @@ def duration_of(option: str, text: str | None) -> float | None:
         raise ConfigError(f"{option}: {error}") from None
 
 
+def own_name() -> str:
+    """The user who decides, for those who read of it later; by number where the machine has no account of it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
 def segment(text: str) -> str:
     """A name as one segment of a path."""
     from urllib.parse import quote
 
     if not text or text in (".", ".."):
         raise BadInputError(f"{text!r} is not a name")
-    return quote(text, safe="")
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError:
+        raise BadInputError(f"{text[:80]!r} is no UTF-8, and no name") from None
 
 
 def done(as_json: bool, message: str, **more: object) -> None:

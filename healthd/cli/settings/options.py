@@ -78,6 +78,7 @@ def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
     if file is not None:
         check_file(file, "settings file")
     arguments = {KEYS.get(name, name): value for name, value in given.items()}
+    state_dir, run_dir = _state_dir(), _run_dir()
     settings = load(
         schema,
         file=file,
@@ -86,11 +87,13 @@ def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
         sections=(section, "node", "probe"),
         defaults={
             "node.name": socket.gethostname(),
-            "node.state_dir": _state_dir(),
-            "node.run_dir": _run_dir(),
-            **({} if schema is CheckSettings else {"aggregator.state_dir": _state_dir()}),
+            "node.run_dir": run_dir,
+            **({} if state_dir is None else {"node.state_dir": state_dir}),
+            **({} if state_dir is None or schema is CheckSettings else {"aggregator.state_dir": state_dir}),
         },
     )
+    if settings.node.run_dir == run_dir:
+        _require_own(run_dir)
     # Workers run in a directory of their own: a relative path would mean another place to them.
     node = dataclasses.replace(
         settings.node,
@@ -100,7 +103,7 @@ def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
     )
     settings = dataclasses.replace(settings, node=node)
     root = settings.node.host_root
-    if root is not None and not root.is_dir():
+    if root is not None and not os.path.isdir(root):  # also where it may not be looked at
         raise ConfigError(f"{root}: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine")
     return dataclasses.replace(settings, file=file)
 
@@ -109,15 +112,18 @@ def _file_from_environment() -> Path | None:
     named = os.environ.get("HEALTHD_CONFIG")
     if named:
         return Path(named)
-    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    try:
+        return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    except PermissionError:
+        return DEFAULT_FILE  # who reads it says that it cannot be
 
 
-def _state_dir() -> Path:
-    """Root's is the system's; a person's is their own."""
+def _state_dir() -> Path | None:
+    """Root's is the system's; a person's is their own; None for a user without a home, who has to name one."""
     if os.geteuid() == 0:
         return Path("/var/lib/healthd")
-    home = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
-    return Path(home) / "healthd"
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return None if home.startswith("~") else Path(home) / "healthd"
 
 
 def _run_dir() -> Path:
@@ -127,3 +133,13 @@ def _run_dir() -> Path:
 
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"
+
+
+def _require_own(folder: Path) -> None:
+    """ConfigError where somebody else has made the default directory, of which everybody knows the name."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return  # who makes it says what is wrong
+    if status.st_uid != os.geteuid():
+        raise ConfigError(f"{folder}: another user has made it; name a directory of yours with --run-dir")

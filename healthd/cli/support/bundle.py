@@ -27,7 +27,7 @@ from healthd.cli.settings.tree import Settings
 from healthd.cli.support.collecting import Source, collect, hosts_of, versions_of
 from healthd.cli.support.pseudonyms import Redactor
 from healthd.core.bounded import read_file
-from healthd.core.errors import ConfigError
+from healthd.core.errors import ConfigError, OutputError, words_of
 
 # All together; the slowest is the probe interpreter that imports torch.
 DEADLINE_SECONDS = 60.0
@@ -80,11 +80,18 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}; name another with --output") from None
-    with os.fdopen(descriptor, "wb") as file:
-        with busy("collecting state, settings, kernel lines and tools' outputs"):
-            found, failed = collect(sources(settings), DEADLINE_SECONDS)
-        redactor = Redactor(hosts=hosts_of(settings, found), versions=versions_of(found), off=no_redact)
-        _write(file, render(found, failed, redactor, redacted=not no_redact))
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with busy("collecting state, settings, kernel lines and tools' outputs"):
+                found, failed = collect(sources(settings), DEADLINE_SECONDS)
+            redactor = Redactor(hosts=hosts_of(settings, found), versions=versions_of(found), off=no_redact)
+            _write(file, render(found, failed, redactor, redacted=not no_redact))
+    except BaseException as error:
+        path.unlink(missing_ok=True)  # half an archive, or none, is nothing to send
+        if isinstance(error, OSError):
+            text = f"{path}: cannot be written: {words_of(error)}; name another with --output"
+            raise OutputError(text) from None
+        raise
     click.echo(f"{path}: {len(found)} files" + (f"; could not be had: {', '.join(sorted(failed))}" if failed else ""))
     return 0
 

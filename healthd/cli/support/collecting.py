@@ -14,6 +14,8 @@ from typing import Any
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import HealthdError
 
+_URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^\s\"'\\]+", re.IGNORECASE)
+
 Source = Callable[[], Any]
 """Gives the content of one file: text, or JSON values."""
 
@@ -55,7 +57,9 @@ def hosts_of(settings: Settings, found: Mapping[str, Any]) -> Iterator[str]:
         yield Host(settings.node.host_root).host_name()
     yield settings.node.name
     yield from settings.node.aliases
-    for url in (*settings.node.sync.aggregators, settings.gate.aggregator):
+    # Of the file too, such as the database: not all of it is settings of this command.
+    urls = _URL.findall(json.dumps(found.get("settings.json")))
+    for url in (*settings.node.sync.aggregators, settings.gate.aggregator, *urls):
         with contextlib.suppress(ValueError):
             yield urlsplit(url).hostname or ""
     state = found.get("state.json")

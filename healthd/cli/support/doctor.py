@@ -183,7 +183,7 @@ def _compile_cache(settings: Settings) -> Iterator[Item]:
     from checks.accelerators.neuron.cache import find_troubles
 
     folder = settings.compile_cache()
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return
     troubles = find_troubles(folder)
     if troubles:
@@ -196,10 +196,10 @@ def _compile_cache(settings: Settings) -> Iterator[Item]:
 def _folder(name: str, path: Path, option: str) -> Item:
     """Whether a directory can be written to, or made."""
     place = path
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:  # what may not be looked at is not there either
         place = place.parent
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
-        return Item(name, "ok", str(path) if path.exists() else f"{path} (will be made)")
+        return Item(name, "ok", str(path) if os.path.exists(path) else f"{path} (will be made)")
     return Item(name, "missing", f"{path} cannot be written", f"run as root, or choose another with {option}")
 
 

@@ -19,7 +19,7 @@ from healthd.cli.settings.options import common_options, load_settings
 @common_options
 def record(directory: Path, no_tools: bool, as_json: bool, **options: Any) -> int:
     """
-    Record what checks read of this machine into DIRECTORY, which must not be there yet.
+    Record what checks read of this machine into DIRECTORY, which must not be there yet; only you can read it then.
 
     'healthd check --tier passive --host-root DIRECTORY' then finds what it finds here. No environment, no command line
     and no mount password is recorded; host names and addresses are. Run as root to see all.

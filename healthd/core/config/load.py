@@ -14,13 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from healthd.core.bounded import read_file
 from healthd.core.config.schema import fields, is_record, key_of, leaves, nearest, records_by_name
 from healthd.core.config.values import leaf
-from healthd.core.errors import ConfigError, words_of
+from healthd.core.errors import BadInputError, ConfigError, words_of
 
 T = TypeVar("T")
 
 PREFIX = "HEALTHD_"
+MAX_FILE_BYTES = 4 << 20
+"""Of a settings file: those of large fleets have some kilobytes."""
 
 # What Kubernetes injects for a Service named healthd: no setting of ours.
 _INJECTED_BY_KUBERNETES = re.compile(r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$")
@@ -71,10 +74,10 @@ def load(
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_file(file, MAX_FILE_BYTES).decode()
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; name another with --config") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, BadInputError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {words_of(error)}") from None
 
 

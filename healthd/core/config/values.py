@@ -12,17 +12,21 @@ from typing import Any
 from healthd.core.config.schema import MAPPINGS, Seconds, is_union
 from healthd.core.errors import ConfigError
 
+LONGEST_SECONDS = 1e10
+"""Three hundred years; longer is a slip, and without an end nothing would ever time out."""
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
 _UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str | float) -> float:
     """Seconds of `2s`, `10m`, `1h`, `1d`, `250ms` or a plain number; ValueError says what would be right."""
+    found: float = -1
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        if text >= 0:
-            return float(text)
+        found = text
     elif isinstance(text, str) and (match := _DURATION.fullmatch(text)):
-        return float(match[1]) * _UNIT_SECONDS[match[2]]
+        found = float(match[1]) * _UNIT_SECONDS[match[2]]
+    if 0 <= found <= LONGEST_SECONDS:  # also catches NaN
+        return float(found)
     raise ValueError(f"{text!r} is not a duration; write 2s, 10m or 1h")
 
 
@@ -77,7 +81,11 @@ def _path(wanted: type[Any], value: Any) -> Path:
         raise NotImplementedError(f"settings have no {wanted}")
     if value == "":  # else it would be the working directory
         raise ValueError("must not be empty")
-    return Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True)).expanduser()
+    path = Path(value if isinstance(value, (str, Path)) else _converted(value, str, strict=True))
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} begins with a user who has no home here; write the whole path") from None
 
 
 def _converted(value: Any, wanted: Any, *, strict: bool) -> Any:

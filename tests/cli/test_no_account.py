@@ -1,0 +1,102 @@
+"""Commands run by a user that the machine has no account of, as containers with any number do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+
+LOAD = """
+import msgspec, socket, tempfile
+from healthd.cli.settings.options import load_check_settings
+from healthd.cli.settings.tree import Settings
+from healthd.core.errors import ConfigError
+"""
+
+# Imported while files of others can be read; then as somebody whom nobody knows, without a home.
+AS_NOBODY_KNOWN = """
+import getpass, os, sys
+{imports}
+os.setgroups([])
+os.setgid(54321)
+os.setuid(54321)
+os.environ.clear()
+{does}
+"""
+
+
+def as_nobody_known(imports: str, does: str) -> str:
+    program = AS_NOBODY_KNOWN.format(imports=imports, does=does)
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.system(root=True)  # to become somebody else
+def test_who_has_no_account_decides_under_a_number() -> None:
+    imports = "from healthd.cli.fleet.line import own_name"
+    assert as_nobody_known(imports, "print(own_name())") == "uid 54321\n"
+
+
+@pytest.mark.system(root=True)  # to become somebody else
+def test_who_has_no_home_is_asked_for_the_directory() -> None:
+    does = """
+try:
+    load_check_settings({})
+except ConfigError as error:
+    print(error)
+print(load_check_settings({"state_dir": "/x"}).node.state_dir)
+"""
+    said = as_nobody_known(LOAD, does).splitlines()
+    assert said == ["configuration: 'node.state_dir' must be set", "/x"]
+
+
+@pytest.mark.system(root=True)  # to become somebody else
+@pytest.mark.parametrize("made", ["folder", "link"])
+def test_directory_that_another_user_has_made_under_our_name_is_not_used(made: str) -> None:
+    """Links in it would lead what we write to files of ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "healthd-54321"
+        Path(folder).chmod(0o1777)
+        place.mkdir() if made == "folder" else place.symlink_to("/")
+        does = f"""
+os.environ["TMPDIR"] = {folder!r}
+try:
+    load_check_settings({{"state_dir": "/x"}})
+except ConfigError as error:
+    print(error)
+print(load_check_settings({{"state_dir": "/x", "run_dir": "/y"}}).node.run_dir)
+"""
+        said = as_nobody_known(LOAD, does).splitlines()
+    assert said == [f"{place}: another user has made it; name a directory of yours with --run-dir", "/y"]
+
+
+@pytest.mark.system(root=True)  # to become somebody else
+def test_what_a_directory_hides_is_told_and_no_error_of_ours(tmp_path: Path) -> None:
+    """/etc/healthd may hold tokens and be closed; whether there are settings in it cannot be known then."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    does = f"""
+from pathlib import Path
+options.DEFAULT_FILE = Path({str(closed / "healthd.toml")!r})
+root = {{"host_root": Path({str(closed / "root")!r}), "config": Path("/dev/null")}}
+for given in ({{}}, root):
+    try:
+        load_check_settings({{"state_dir": "/x", **given}})
+    except ConfigError as error:
+        print(error)
+print(_folder("state directory", Path({str(closed / "state")!r}), "--state-dir").state)
+"""
+    imports = f"{LOAD}\nfrom healthd.cli.settings import options\nfrom healthd.cli.support.doctor import _folder"
+    said = as_nobody_known(imports, does).splitlines()
+    assert said == [
+        f"{closed}/healthd.toml: cannot be read: Permission denied",
+        f"{closed}/root: no such directory; --host-root names one that holds proc/, sys/, etc/ of a machine",
+        "missing",
+    ]
