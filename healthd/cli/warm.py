@@ -89,7 +89,7 @@ async def compile_all(
         raise WarmError(f"the devices could not be looked at: {survey.raw['error']}")
     if not compiles(accelerator):
         say(f"nothing to warm: accelerator {accelerator} does not compile")
-        return {"warm": True, "accelerator": accelerator, "compiles": False, "seconds": 0.0, "checks": {}}
+        return {"warm": True, "accelerator": accelerator, "compiles": False, "seconds": 0.0, "checks": {}, "cold": {}}
     specs = enabled_checks(catalogue, settings.node)
     started = time.monotonic()
     cold: dict[str, str] = {}

@@ -155,8 +155,7 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, known: se
     Whether these failures accuse v: with two different clean partners at least, and more than chance would give.
 
     One that passed elsewhere may be a healthy end of bad paths: as many of its failed pairs must have passed too as
-    failed again, and one at least. A few of many tests accuse nobody. Three failures are enough where all else that
-    failed did so with members named, two where nothing else failed, for so long that chance would have shown.
+    failed again, and one at least. A few of many tests accuse nobody.
     """
     alone = sum(o == v for o, _ in counted)
     failed = len({o for o, _ in counted if o != v}) + alone
@@ -198,9 +197,8 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     """
     Nobody who never passed is accused before it was tried with those to whom it could belong.
 
-    These are others who are to be named, first those with its label, two members of each part of the network, and one
-    clean partner more than accuses. Two are tried with each other twice: they may be cut off together, and have failed
-    once by chance.
+    These are others who are to be named, members of each part of the network, and clean partners. Two are tried with
+    each other twice: they may be cut off together, and have failed once by chance.
     """
     named = {v for v in found.accused if not ev.passes[v]}
     heard = {v for v in named if ev.silent[v] < SILENT}

@@ -35,7 +35,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
         found.rest_passed = rest_state(ev, found.rest)
         if ev.rounds >= LAST_WITHOUT_PASS and not any(ev.passes):
             return
-        ask = first_look(ev, judged, found)
+        ask = first_look(ev, found)
         if ask is None and (found.pair_rounds or found.rest_passed is not False):
             ask = with_rest(ev, judged, found)
         if ask is not None:
@@ -53,18 +53,16 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
             return
 
 
-def first_look(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
+def first_look(ev: Evidence, found: Found) -> Ask | None:
     """After the whole, where it showed the fault in somebody: that one with a witness, and all others together."""
-    shown = [v for v in ev.job if v in ev.shown]
-    if ev.first is None or ev.rounds or not shown or found.pair_rounds or len(ev.job) < len(shown) * 2 + 2:
+    shown, whole = sorted(ev.shown), ev.first.members if ev.first else ()
+    if ev.rounds or not shown or len(ev.job) < len(shown) * 2 + 2:
         return None
-    whole = ev.first.members
+    found.pair_rounds += 1
     others = [v for v in ev.job if v not in ev.shown]
     others.sort(key=lambda v: v in whole)  # idle nodes that joined are witnesses first
-    pairs = list(zip(shown, others, strict=False))
-    found.pair_rounds += 1
-    rest = tuple(sorted(others[len(shown) :]))
-    return [(min(a, b), max(a, b)) for a, b in pairs] + [rest], "who showed a fault, with others, and the rest together"
+    groups = [*zip(shown, others, strict=False), others[len(shown) :]]
+    return [tuple(sorted(group)) for group in groups], "who showed a fault, with others, and the rest together"
 
 
 def with_rest(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
@@ -74,11 +72,9 @@ def with_rest(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
     if ask is None:
         return alone(ev, judged, odd=doubt)
     groups, why = ask
-    busy = {v for group in groups for v in group}
-    rest = found.rest
-    ready = found.rest_passed is None and judged.explains() and not judged.suspects and len(rest) > 1
-    if ready and busy.isdisjoint(rest) and min(ev.silent[v] for v in rest) < SILENT:
-        return [*groups, rest], f"{why}; beside that all that remain, together"
+    ready = found.rest_passed is None and judged.explains() and not judged.suspects and len(found.rest) > 1
+    if ready and all(map(set(found.rest).isdisjoint, groups)) and min(ev.silent[v] for v in found.rest) < SILENT:
+        return [*groups, found.rest], f"{why}; beside that all that remain, together"
     return ask
 
 
@@ -136,12 +132,9 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
     """The rest fails together and nobody in it is suspect: pairs, then the whole again, then search. False: the end."""
     limit = LAST_PAIR_ROUND if found.intermittent else ev.problem.pair_rounds
     if found.pair_rounds < (limit if len(found.rest) > 2 else 1):
-        pairs = shuffled_pairs(ev, found.rest, across=not found.pair_rounds)
-        if len(found.rest) == 2 and ev.last(found.rest) is not None:
-            pairs = []  # two alone: their pair is the whole, which was measured
         found.pair_rounds += 1
-        if pairs:
-            yield pairs, "shuffled pairs, all at once"
+        if len(found.rest) > 2 or ev.last(found.rest) is None:  # the pair of two alone is the whole, which was measured
+            yield shuffled_pairs(ev, found.rest, across=found.pair_rounds == 1), "shuffled pairs, all at once"
         return True
     if found.intermittent or found.scale is not None or len(found.rest) <= 2:
         return False
@@ -149,7 +142,7 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
         if min(ev.silent[v] for v in found.rest) >= SILENT:
             return False
         yield [found.rest], "pairs are clean: the whole again"
-        found.intermittent = found.intermittent or rest_state(ev, found.rest) is True
+        found.intermittent = rest_state(ev, found.rest) is True
         return True
     before = len(ev.bad_pairs)
     yield from search.smallest_failing(ev, found)

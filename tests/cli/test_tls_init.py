@@ -56,7 +56,9 @@ def test_the_next_one_is_by_the_same_ca_so_that_no_client_needs_another(tmp_path
     assert {name for name in after if after[name] == before[name]} == {"ca.pem", "ca-key.pem"}
 
 
-@pytest.mark.parametrize("name", ["two words", "a,DNS:b", "-x.example", "https://head", "", "head\nCN=x"])
+@pytest.mark.parametrize(
+    "name", ["two words", "a,DNS:b", "-x.example", "https://head", "", "head\nCN=x", "fe80::1%eth0", "::1%a,DNS:b"]
+)
 def test_what_is_no_name_is_said_and_nothing_is_made(tmp_path: Path, name: str) -> None:
     said = healthd(tmp_path, "tls", "init", "--dir", str(tmp_path / "tls"), "--", name)
     assert said.code == 2

@@ -105,7 +105,8 @@ def test_accelerator_that_does_not_compile_has_nothing_to_warm(tmp_path: Path) -
     result = invoke("warm", folder=tmp_path)
     assert result.return_value == 0, result.output
     assert result.output == "nothing to warm: accelerator cpu does not compile\n"
-    assert json.loads(invoke("warm", "--json", folder=tmp_path).output)["compiles"] is False
+    found = json.loads(invoke("warm", "--json", folder=tmp_path).output)
+    assert found == {"warm": True, "accelerator": "cpu", "compiles": False, "seconds": 0.0, "checks": {}, "cold": {}}
 
 
 def test_what_cannot_be_carried_is_one_clear_line(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ def start(folder: Path, preflight: str) -> subprocess.Popen[str]:
     healthd.write_text(f'#!/bin/bash\necho "$@" >{folder}/arguments\n{preflight}\n', encoding="ascii")
     healthd.chmod(0o755)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "FAILURE_FILE": str(folder / "output/failure")}
+    environment["TMPDIR"] = str(folder / "kept")
+    (folder / "kept").mkdir()
     command = [str(ENTRY), "python", "train.py", "--lr", "1"]
     return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE)
 
@@ -42,6 +44,21 @@ def test_the_reason_is_no_longer_than_sagemaker_shows(tmp_path: Path) -> None:
     job = start(tmp_path, "for i in $(seq 500); do echo 'node 2: WrongResult' >&2; done; exit 75")
     job.communicate(timeout=20)
     assert (tmp_path / "output/failure").stat().st_size == 1024
+
+
+def test_the_reason_does_not_wait_for_who_else_holds_the_output(tmp_path: Path) -> None:
+    job = start(tmp_path, f"echo 'node 2: WrongResult' >&2; sleep 60 & echo $! >{tmp_path}/pid; exit 75")
+    assert job.wait(timeout=20) == 75
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    job.communicate(timeout=20)
+    assert "WrongResult" in (tmp_path / "output/failure").read_text()
+
+
+def test_what_the_training_says_is_passed_on_and_not_kept(tmp_path: Path) -> None:
+    job = start(tmp_path, "head -c 5000000 /dev/zero | tr '\\0' 'x' >&2; exit 3")
+    _, words = job.communicate(timeout=20)
+    assert (job.returncode, len(words)) == (3, 5_000_000)
+    assert sum(file.stat().st_size for file in (tmp_path / "kept").iterdir()) <= 65536
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 139])

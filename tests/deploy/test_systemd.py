@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -231,6 +233,46 @@ def test_a_daemon_that_is_not_there_is_not_known(daemon: Daemon) -> None:
     done = boot("http://127.0.0.1:9/health", "--wait", "0")
     assert done.returncode == 3
     assert "does not answer" in done.stderr
+
+
+def test_a_daemon_that_sends_elsewhere_is_not_known(daemon: Daemon) -> None:
+    """What stands there may be anybody's word."""
+    daemon.answers = [said(200, "healthy")]
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", daemon.url)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        done = boot(f"http://127.0.0.1:{server.server_port}/health", "--wait", "0s")
+        server.shutdown()
+    assert (done.returncode, "not known" in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 503 X\r\nContent-Length: 100\r\n\r\n", b"HTTP/1.1 200 X\r\nA: "])
+def test_an_answer_that_comes_by_drops_is_none(head: bytes) -> None:
+    ended = threading.Event()
+
+    def drip() -> None:
+        held, _ = listener.accept()
+        with held, contextlib.suppress(OSError):
+            held.sendall(head)
+            while not ended.wait(0.2):
+                held.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        done = boot(f"http://127.0.0.1:{listener.getsockname()[1]}/health", "--wait", "0s")
+        ended.set()
+        thread.join()
+    assert (done.returncode, "no whole answer in 10 s" in done.stderr) == (3, True), done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--wait", "soon"], ["--tier", "all"], ["--now"], ["--wait", "1d"]])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,9 +14,15 @@ from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_optio
 from healthd.cli.fleet.peers import digests, steps
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
-from healthd.core.errors import ConfigError
+from healthd.core.backoff import Backoff
+from healthd.core.errors import ConfigError, UnreachableError
+
+if TYPE_CHECKING:
+    from healthd.core.http.aggregator_client import Aggregator
 
 MOST_EVENTS = 1000
+AWAY_SECONDS = 60.0
+"""How long a validation is followed without an answer: an aggregator that restarts is back by then."""
 
 
 @click.group(invoke_without_command=True, short_help="The fleet as the aggregator sees it.")
@@ -159,8 +166,21 @@ def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) ->
         found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
         while found["decision"]["decision"] == "hold":
             progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
-            found = aggregator.get(f"/v1/validations/{found['id']}", wait=f"{progress.every_seconds:g}")
+            found = _followed(aggregator, found["id"], progress.every_seconds)
     return found
+
+
+def _followed(aggregator: Aggregator, gate: str, seconds: float) -> Any:
+    """What is known of a validation after so long; asked again for AWAY_SECONDS while nobody answers."""
+    backoff, failures, began = Backoff(0.5, 5.0), 0, time.monotonic()
+    while True:
+        try:
+            return aggregator.get(f"/v1/validations/{gate}", wait=f"{seconds:g}")
+        except UnreachableError as error:
+            if time.monotonic() - began >= AWAY_SECONDS:
+                raise UnreachableError(f"{error}; 'healthd fleet explain {gate}' shows what came of it") from None
+        failures += 1
+        time.sleep(backoff.after(failures))
 
 
 @fleet.command(short_help="How right the gate was, by how jobs ended.")

@@ -49,7 +49,10 @@ def _nodes(aggregator: Aggregator, health: str | None, pool: str | None) -> list
         nodes += page["nodes"]
         after = page.get("next")
         if after is None:
-            break
+            return nodes
+    click.echo(
+        f"healthd: only the first {MOST_NODES} nodes by name are listed; --health and --pool list fewer", err=True
+    )
     return nodes
 
 

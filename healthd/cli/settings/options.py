@@ -92,7 +92,7 @@ def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
             **({} if state_dir is None or schema is CheckSettings else {"aggregator.state_dir": state_dir}),
         },
     )
-    if settings.node.run_dir == run_dir:
+    if settings.node.run_dir == run_dir and os.geteuid() != 0:  # in /run root alone makes directories, for whomever
         _require_own(run_dir)
     # Workers run in a directory of their own: a relative path would mean another place to them.
     node = dataclasses.replace(

@@ -30,8 +30,8 @@ try:
     said["torch"] = torch.__version__
     said["gloo"] = bool(dist.is_available() and dist.is_gloo_available())
     said["cuda"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
-except ImportError as error:
-    said["error"] = str(error)
+except Exception as error:
+    said["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(said))
 """
 
@@ -129,11 +129,11 @@ def _interpreter(python: Path, seconds: float) -> Iterator[Item]:
         return
     try:
         said = parse_json(out.decode("utf-8", "replace").strip().splitlines()[-1])
-    except (IndexError, ValueError):
+        version = tuple(int(part) for part in said["python"].split(".")[:2])
+    except (IndexError, KeyError, TypeError, ValueError):
         last = (err.decode("utf-8", "replace").strip().splitlines() or [f"exit code {code}"])[-1]
         yield Item(name, "missing", f"{python}: {last}", "set python under [probe] to a working Python 3.10 or newer")
         return
-    version = tuple(int(part) for part in said["python"].split(".")[:2])
     ok = version >= (3, 10)
     yield Item(
         name, "ok" if ok else "missing", f"{python} (Python {said['python']})", "" if ok else "use 3.10 or newer"

@@ -120,11 +120,12 @@ def _alternatives(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_address(text: str) -> bool:
+    """Not one with a zone (`fe80::1%eth0`): it means something on one host alone, and no certificate can have it."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return True
+    return "%" not in text
 
 
 def _make_authority(program: str, draft: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from healthd.core.errors import ConfigError
 from healthd.hooks.launchers import Place
 from healthd.hooks.preflight import Outcome
 
-_PID_FILE = re.compile(r"(\d+)\.txt")
+_PID_FILE = re.compile(r"(.*-)(\d+)\.txt")
 
 
 def environment_of(place: Place, outcome: Outcome, environ: Mapping[str, str]) -> dict[str, str]:
@@ -36,19 +37,21 @@ def write_hostfile(hosts: tuple[str, ...], *, folder: Path | None = None) -> Pat
     """
     The admitted, one a line, in a file named by this process, which is about to become the command.
 
-    Nobody can remove it when the command ends, so those of processes that are gone are removed here.
+    Nobody can remove it when the command ends, so those of processes that are gone are removed here. A folder may be
+    shared by hosts and by containers, in which the same number is another process: their files stay.
     """
     folder = folder or Path(tempfile.gettempdir()) / f"healthd-hosts-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.geteuid() or folder.is_symlink():
             folder = Path(tempfile.mkdtemp(prefix="healthd-hosts-"))
+        here = f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-".replace("/", "_")
         for old in folder.iterdir():
             match = _PID_FILE.fullmatch(old.name)
-            if match and not Path(f"/proc/{match[1]}").exists():
+            if match and match[1] == here and not Path(f"/proc/{match[2]}").exists():
                 with contextlib.suppress(FileNotFoundError):
                     old.unlink()
-        file = folder / f"{os.getpid()}.txt"
+        file = folder / f"{here}{os.getpid()}.txt"
         file.write_text("".join(f"{printable_line(host)}\n" for host in hosts), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder}: the host file cannot be written: {error.strerror}; set TMPDIR") from None
