@@ -338,6 +338,7 @@ def test_stragglers_are_told_by_the_aggregator_and_of_one_run_nobody_is_named(tm
         found = (await client.get("/v1/fleet/stragglers")).json()
         assert found["confirmed"] == []
         assert {one["node"] for one in found["suspects"]} == {"n5"}
+        assert found["nodes"] == 12
         for one in daemons:
             one.changes["began"] = 2.0
             await one.sync()

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.aggregator.baselines import stragglers
 from healthd.aggregator.baselines.peers import Peers
-from healthd.aggregator.baselines.stragglers import RATE_FLOOR_RATIO, Sample, Suspect, find
+from healthd.aggregator.baselines.stragglers import RATE_FLOOR_RATIO, Sample, Suspect
 from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.model.validations import Tested as Outcomes
 from healthd.aggregator.validation.late_ranks import LATE_SECONDS, of_group
@@ -43,6 +44,10 @@ def fleet(
         )
         for i in range(count)
     ]
+
+
+def find(samples: Sequence[Sample], history: Sequence[Suspect] = ()) -> tuple[Suspect, ...]:
+    return stragglers.find(stragglers.compared(samples), history)
 
 
 def nodes(found: Sequence[Suspect]) -> set[str]:

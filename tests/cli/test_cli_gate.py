@@ -516,6 +516,14 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
     assert world.run("fleet", "breaker", "--json").json == {"open": {}}
 
 
+@pytest.mark.parametrize("what", ["stragglers", "digests", "steps"])
+def test_that_nothing_was_compared_is_not_said_to_be_well(world: World, what: str) -> None:
+    said = world.run("fleet", what)
+    assert said.code == 2
+    assert said.out.startswith("nothing was compared: ")
+    assert world.run("fleet", what, "--json").code == 2
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -19,8 +19,12 @@ router = APIRouter(prefix="/v1/fleet", route_class=ApiRoute, tags=["baselines"],
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerList:
-    """Who is slow among its peers: `confirmed` by two runs; `suspects` of one, which accuse nobody yet."""
+    """
+    Who is slow among its peers: `confirmed` by two runs; `suspects` of one, which accuse nobody yet. `nodes` were
+    compared: where they are 0 nothing is known.
+    """
 
+    nodes: int
     confirmed: tuple[Suspect, ...]
     suspects: tuple[Suspect, ...]
 
@@ -83,6 +87,7 @@ async def stragglers(request: Request) -> Answer[StragglerList]:
     found = learner.peers.suspects
     return Answer(
         StragglerList(
+            nodes=learner.peers.compared,
             confirmed=tuple(one for one in found if one.confirmed),
             suspects=tuple(one for one in found if not one.confirmed),
         )

@@ -38,6 +38,8 @@ class Peers:
         self._targets: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._values = 0
         self._found: tuple[Suspect, ...] = ()
+        self.compared = 0
+        """How many nodes the last search has compared with others."""
         self._told: set[tuple[str, str, str]] = set()
 
     @property
@@ -81,7 +83,7 @@ class Peers:
             for node, run in runs.items()
             for target, value in zip(run.targets, run.values, strict=True)
         ]
-        self._found = await asyncio.to_thread(stragglers.find, samples, self._found)
+        self._found, self.compared = await asyncio.to_thread(_search, samples, self._found)
         keys = {one.key for one in self._found if one.confirmed}
         self._told &= keys
         return tuple(one for one in self._found if one.confirmed and one.key not in self._told)
@@ -89,3 +91,9 @@ class Peers:
     def told(self, suspects: Sequence[Suspect]) -> None:
         """These need not be told again as long as they stay."""
         self._told.update(one.key for one in suspects)
+
+
+def _search(samples: Sequence[stragglers.Sample], before: Sequence[Suspect]) -> tuple[tuple[Suspect, ...], int]:
+    """Who is out of line, and how many nodes were compared."""
+    groups = stragglers.compared(samples)
+    return stragglers.find(groups, before), len({sample.node for group in groups for sample in group})

@@ -70,23 +70,29 @@ class Suspect:
         return (self.name, self.node, self.target)
 
 
-def find(
-    samples: Iterable[Sample], history: Iterable[Suspect] = (), *, false_alarms: float = FALSE_ALARMS
-) -> tuple[Suspect, ...]:
+def compared(samples: Iterable[Sample]) -> tuple[tuple[Sample, ...], ...]:
     """
-    Those out of line now, the furthest first, at most `MOST_SUSPECTS`.
+    The samples in groups that are compared with each other.
 
-    `history` is what was found before: whoever was suspect in another run is confirmed; who is in line now is not
-    returned any more. Peers of fewer than eleven are not judged: so few tell nothing of what is normal.
+    Peers of fewer than eleven are in none: so few tell nothing of what is normal.
     """
     groups: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         if higher_is_better(sample.name) is not None and math.isfinite(sample.value):
             groups[(sample.peers, sample.name)].append(sample)
-    judged = {key: group for key, group in groups.items() if len(group) >= LEAST_SAMPLES}
-    factor = factor_of(false_alarms, sum(map(len, judged.values())))
+    return tuple(tuple(group) for group in groups.values() if len(group) >= LEAST_SAMPLES)
+
+
+def find(groups: Sequence[Sequence[Sample]], history: Iterable[Suspect] = ()) -> tuple[Suspect, ...]:
+    """
+    Those out of line in their group of `compared`, the furthest first, at most `MOST_SUSPECTS`.
+
+    `history` is what was found before: whoever was suspect in another run is confirmed; who is in line now is not
+    returned any more.
+    """
+    factor = factor_of(FALSE_ALARMS, sum(map(len, groups)))
     before = {suspect.key: suspect for suspect in history}
-    found = [suspect for group in judged.values() for suspect in _outliers(group, factor, before)]
+    found = [suspect for group in groups for suspect in _outliers(group, factor, before)]
     return tuple(sorted(found, key=lambda one: (not one.confirmed, -_apart(one), one.key))[:MOST_SUSPECTS])
 
 

@@ -215,9 +215,11 @@ def stragglers(as_json: bool, **options: Any) -> int:
     else:
         for one in (*found["confirmed"], *found["suspects"]):
             click.echo(one["message"])
-        if not found["confirmed"] and not found["suspects"]:
-            click.echo("no device is slow among its peers")
-    return 1 if found["confirmed"] else 0
+        if not found["nodes"]:
+            click.echo("nothing was compared: too few devices of one kind have measured the same (it takes eleven)")
+        elif not found["confirmed"] and not found["suspects"]:
+            click.echo(f"no device is slow among its peers ({found['nodes']} nodes compared)")
+    return 1 if found["confirmed"] else 0 if found["nodes"] else 2
 
 
 @fleet.command(short_help="Let gates admit again after the loss of the database.")

@@ -9,6 +9,9 @@ import click
 from checks.limits import quantity
 from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
 
+LEAST_COMPARED = 2
+"""Nodes with digests: one alone has none to be compared with."""
+
 
 @click.command(short_help="Nodes whose training step gives other bits than their peers'.")
 @fleet_options
@@ -26,9 +29,11 @@ def digests(as_json: bool, **options: Any) -> int:
         for what in ("accused", "suspects"):
             for one in found[what]:
                 click.echo(f"{one['node']} {one['message']}" + ("" if what == "accused" else " (nobody is accused)"))
-        if not found["accused"] and not found["suspects"]:
+        if found["nodes"] < LEAST_COMPARED:
+            click.echo(f"nothing was compared: {found['nodes']} nodes have given digests")
+        elif not found["accused"] and not found["suspects"]:
             click.echo(f"no node differs from its peers ({found['nodes']} have given digests)")
-    return 1 if found["accused"] or found["suspects"] else 0
+    return 1 if found["accused"] or found["suspects"] else 0 if found["nodes"] >= LEAST_COMPARED else 2
 
 
 @click.command(short_help="Running jobs by their steps, and nodes that are slow in them.")
@@ -41,6 +46,7 @@ def steps(as_json: bool, **options: Any) -> int:
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/steps")
+    compared = any(job["step_seconds"] is not None for job in found["jobs"])
     if as_json:
         print_json(found)
     else:
@@ -49,6 +55,6 @@ def steps(as_json: bool, **options: Any) -> int:
             click.echo(f"{job['job']}: {job['ranks']} ranks, {job['nodes']} nodes compared, own time of a step {took}")
         for one in found["slow"]:
             click.echo(f"{one['node']} {one['message']}")
-        if not found["jobs"]:
-            click.echo("no job tells its steps from more than one node")
-    return 1 if found["slow"] else 0
+        if not compared:
+            click.echo("nothing was compared: no job has told enough steps from more than one node")
+    return 1 if found["slow"] else 0 if compared else 2
