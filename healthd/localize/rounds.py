@@ -47,7 +47,7 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
                 return
             yield [found.rest, *named_pairs(ev, judged)], "all that remain, together"
         elif (judged.paths or many(ev, judged.odd)) and len(found.rest) > 3:
-            yield from search.grow(ev, found, [*judged.paths, *judged.odd])
+            yield from search.grow(ev, found, {*judged.paths, *judged.odd})
             return
         elif not (yield from hidden(ev, found)):
             return

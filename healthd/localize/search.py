@@ -9,7 +9,7 @@ union fails the fault needs more than two blocks, and the size itself is searche
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass
 
 from healthd.localize.evidence import Ask, Evidence, Ids, Pair, Steps
@@ -120,38 +120,65 @@ def is_contradicted(ev: Evidence, found: Found) -> bool:
     return found.scale is not None and ev.passed_together(ev.index[name] for name in found.scale.members)
 
 
-def grow(ev: Evidence, found: Found, apart: Iterable[Pair]) -> Steps:
+def grow(ev: Evidence, found: Found, apart: Collection[Pair]) -> Steps:
     """
-    Let the largest group of the rest that passed take in others, as many at once as it has members.
+    Put groups of the rest that passed together two by two, all at once, then let the largest take in others.
 
     Pairs of `apart` are never put together. What fails with the largest is halved; a single one stays out.
     """
-    pairs = list(map(frozenset, apart))
-    parts = passed_parts(ev, found.rest, pairs)
+    parts = passed_parts(ev, found.rest, apart)
+    failed: set[Ids] = set()
+
+    def union(one: Ids, other: Ids) -> Ids | None:
+        """Of two that may pass together."""
+        both = tuple(sorted(one + other))
+        return None if both in failed or any(map(frozenset(both).issuperset, apart)) else both
+
+    while len(parts[0]) * 4 <= len(found.rest):
+        matched = _twos(parts, union)
+        if not matched:
+            break
+        yield list(matched), "groups that passed, put together"
+        for both, halves in matched.items():
+            if ev.last(both) is False:
+                parts = [part for part in parts if part not in halves] + [both]
+            else:
+                failed.add(both)
+        parts.sort(key=lambda part: (-len(part), part))
     found.grown, others = parts[0], [v for part in parts[1:] for v in part]
-    size = len(found.grown)
-    while others:
-        more = others[:size]
-        larger = tuple(sorted((*found.grown, *more)))
-        if not any(pair.issubset(larger) for pair in pairs):
-            yield [larger], f"{len(found.grown)} that passed, and {len(more)} more"
-        if ev.last(larger) is False:
-            found.grown = larger
-            del others[:size]
-        elif len(more) > 1:
-            size = len(more) // 2
-        else:
-            del others[:1]
+    chunks = [tuple(others[i : i + len(parts[0])]) for i in range(0, len(others), len(parts[0]))]
+    while chunks:
+        chunk = chunks.pop(0)
+        if larger := union(found.grown, chunk):
+            yield [larger], f"{len(found.grown)} that passed, and {len(chunk)} more"
+            if ev.last(larger) is False:
+                found.grown = larger
+                continue
+        if len(chunk) > 1:
+            chunks = [chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :], *chunks]
 
 
-def passed_parts(ev: Evidence, members: Ids, apart: Iterable[frozenset[int]]) -> list[Ids]:
-    """Disjoint groups within `members` that passed, the largest first; the others one by one."""
+def _twos(parts: list[Ids], union: Callable[[Ids, Ids], Ids | None]) -> dict[Ids, tuple[Ids, Ids]]:
+    """Unions of two parts that may pass together, the largest first, and what they are of."""
+    left, found = list(parts), dict[Ids, tuple[Ids, Ids]]()
+    while left:
+        one = left.pop(0)
+        for other in left[:64]:
+            if both := union(one, other):
+                left.remove(other)
+                found[both] = (one, other)
+                break
+    return found
+
+
+def passed_parts(ev: Evidence, members: Ids, apart: Collection[Pair]) -> list[Ids]:
+    """Disjoint groups of these that passed and hold no pair of `apart`, the largest first; the others one by one."""
     wanted, used = frozenset(members), set[int]()
-    groups = [group for group, bad in ev.large.items() if not all(bad) and group <= wanted]
-    groups += [frozenset(pair) for pair in ev.good_pairs if wanted.issuperset(pair)]
+    groups = [group for group, bad in ev.large.items() if not all(bad) and not any(map(group.issuperset, apart))]
+    groups += [frozenset(pair) for pair in ev.good_pairs if pair not in apart]
     parts: list[Ids] = []
     for group in sorted(groups, key=lambda group: (-len(group), sorted(group))):
-        if used.isdisjoint(group) and not any(pair <= group for pair in apart):
+        if group <= wanted and used.isdisjoint(group):
             used |= group
             parts.append(tuple(sorted(group)))
     return parts + [(v,) for v in members if v not in used]

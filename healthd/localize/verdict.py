@@ -20,7 +20,7 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
     remain = rest_of(ev, judged)
     rest = found.grown or remain
     if spent and rest_state(ev, rest) is False:  # the largest group of it that passed can run
-        largest = passed_parts(ev, rest, [frozenset(pair) for pair in (*judged.paths, *judged.odd)])[0]
+        largest = passed_parts(ev, rest, {*judged.paths, *judged.odd})[0]
         rest = largest if len(largest) > 2 else rest
     passed = rest_state(ev, rest)
     silent = tuple(v for v in ev.job if ev.silent[v] >= SILENT and not ev.passes[v] and v not in judged.blamed())

@@ -277,3 +277,34 @@ def test_only_a_url_that_is_plainly_without_tls_is_not_verified() -> None:
     assert verification("http://node:8080") is False
     for url in ("https://node:8080", "HTTPS://node:8080", "Https://node", "HTTP://node"):
         assert verification(url)
+
+
+def test_an_answer_whose_head_comes_by_drops_is_none() -> None:
+    """Each byte is in time by itself; also on a connection that has answered before."""
+    over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        held, _ = listener.accept()
+        with held, contextlib.suppress(OSError):
+            held.recv(65536)
+            held.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            held.recv(65536)
+            held.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            end = time.monotonic() + 6 * PATIENCE
+            while not over.wait(0.05) and time.monotonic() < end:
+                held.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        began = time.monotonic()
+        endpoint = Endpoint(url=f"http://127.0.0.1:{listener.getsockname()[1]}", token=None, ca_file=None)
+        try:
+            with GateClient(endpoint, slack_seconds=1.0) as client:
+                assert client.call("GET", "/v1/x", hold_seconds=0.0) == b"{}"
+                with pytest.raises(UnreachableError):
+                    client.call("GET", "/v1/x", hold_seconds=0.0)
+                assert time.monotonic() - began < 4 * PATIENCE
+        finally:
+            over.set()
+            thread.join()

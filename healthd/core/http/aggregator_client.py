@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,6 +80,7 @@ class Aggregator:
 
     def __init__(self, endpoint: Endpoint, *, slack_seconds: float = SLACK_SECONDS) -> None:
         self._slack_seconds = slack_seconds
+        self._socket: socket.socket | None = None
         if not endpoint.url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"--aggregator {endpoint.url!r} is not a URL; write http://host:8090 or https://host:8090"
@@ -143,17 +146,37 @@ class Aggregator:
         hold_seconds: float,
     ) -> tuple[int, str, str, bytes]:
         """Status, its phrase, the type of the content and the content, bounded in size and time."""
-        timeout = httpx.Timeout(SLACK_SECONDS, read=hold_seconds + self._slack_seconds)
+        seconds = hold_seconds + self._slack_seconds
+        timeout = httpx.Timeout(SLACK_SECONDS, read=seconds)
+        head = threading.Timer(seconds + 1.0, self._cut)  # the time-out of httpx, which is first, counts from each byte
+        head.daemon = True
+
+        def trace(event: str, info: Mapping[str, Any]) -> None:
+            if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+                self._socket = info["return_value"].get_extra_info("socket")
+            elif event.endswith(".receive_response_headers.started"):
+                head.start()
+
         request = self._http.build_request(
-            method, path, content=content, headers=headers, params=params, timeout=timeout
+            method, path, content=content, headers=headers, params=params, timeout=timeout, extensions={"trace": trace}
         )
-        with contextlib.closing(self._http.send(request, stream=True)) as answer:
+        try:
+            sent = self._http.send(request, stream=True)
+        finally:
+            head.cancel()
+        with contextlib.closing(sent) as answer:
             try:
                 body = read_parts(answer.iter_bytes(), ANSWER_BYTES, until=time.monotonic() + ANSWER_SECONDS)
             except BadInputError as error:
                 text = f"aggregator {self.url}: its answer to {path} has no end: {error}"
                 raise UnreachableError(text) from None
             return answer.status_code, answer.reason_phrase, str(answer.headers.get("content-type", "")), body
+
+    def _cut(self) -> None:
+        """End the connection, whatever comes over it."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # of TLS too: its own would not be thread-safe
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of a path."""
