@@ -49,8 +49,9 @@ class Parts:
     def join(self, members: Iterable[int]) -> None:
         """Make the parts of these one."""
         roots = {self.root(v) for v in members}
+        least = min(roots)
         for root in roots:
-            self._root[root] = min(roots)
+            self._root[root] = least
 
     def of(self, members: Iterable[int]) -> dict[int, list[int]]:
         """These members by the root of their part."""

@@ -8,7 +8,6 @@ is a culprit, once it has been tried with all to whom it could belong: others wh
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 from healthd.localize.chance import chance_of, is_chance, is_path
@@ -202,10 +201,6 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     """
     named = {v for v in found.accused if not ev.passes[v]}
     heard = {v for v in named if ev.silent[v] < SILENT}
-    by_label: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for v in heard:
-        for label in ev.labels[v]:
-            by_label[label].add(v)
     share = len(named) / len(ev.job)
     others = OTHERS_OF_MANY if share > 0.5 else OTHERS if ev.rounds < (6 if share > 0.25 else 4) else 1
     few = WITNESSES if len(named) < (3 if share > 0.25 else 2) and ev.rounds < (5 if share > 0.25 else 3) else 2
@@ -217,8 +212,7 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
         met = named.intersection(ev.met[v])
         tried = sum(ev.own((min(o, v), max(o, v)))[0] for o in met)
         most = len(heard) - (v in heard)
-        near = set[int]().union(*(by_label[label] for label in ev.labels[v])) - {v}
-        lonely = tried < min(others, 2 if most == 1 else most) or (near and near.isdisjoint(met))
+        lonely = tried < min(others, 2 if most == 1 else most)
         failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
         if v not in ev.shown and len(failed) < few and ev.met[v] and any(o not in ev.met[v] for o in clean):
             found.wanting.add(v)

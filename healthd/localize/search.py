@@ -8,7 +8,6 @@ union fails the fault needs more than two blocks, and the size itself is searche
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass
 
@@ -102,8 +101,7 @@ def _fails(ev: Evidence, group: list[int], why: str) -> Generator[Ask, None, boo
 def _halve(ev: Evidence, failing: list[int]) -> Generator[Ask, None, list[int] | None]:
     """A union of two of four blocks that fails, or None."""
     size = len(failing)
-    cuts = [size * i // 4 for i in range(5)] if size > 3 else [0, 1, 2, 3, 3]
-    blocks = [failing[a:b] for a, b in itertools.pairwise(cuts)]
+    blocks = [failing[size * i // 4 : size * (i + 1) // 4] for i in range(4)]
     for pairing in PAIRINGS:
         unions = [blocks[a] + blocks[b] for a, b in pairing if len(blocks[a] + blocks[b]) > 1]
         groups = [tuple(sorted(union)) for union in unions if not ev.passed_together(union)]

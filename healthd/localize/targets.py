@@ -79,13 +79,10 @@ def _with_witnesses(ev: Evidence, judged: Judged, plan: Plan, suspects: list[int
         far = [v for v in pending if wants_part(ev, v, part)]
         plan.add(witness_pairs(ev, plan.free(far), plan.free(part)), "parts of the network")
     wanting = [v for v in plan.free(pending) if v in judged.wanting]
-    third = "those to be named with other clean partners"
-    if len(plan.free()) >= len(wanting) + len(suspects):
-        plan.add(witness_pairs(ev, wanting, plan.free()), third)
     # Who has no failure with a clean partner yet comes first: that decides most; of those, who failed at all.
     suspects.sort(key=lambda v: (sum(bool(ev.passes[o]) for o, _ in ev.counted(v)), v not in ev.fails))
     plan.add(witness_pairs(ev, plan.free(suspects), plan.free()), "suspects with clean partners")
-    plan.add(witness_pairs(ev, plan.free(wanting), plan.free()), third)
+    plan.add(witness_pairs(ev, plan.free(wanting), plan.free()), "those to be named with other clean partners")
     plan.add(_links(ev, judged, plan.free()), "parts of the network with each other")
 
 
