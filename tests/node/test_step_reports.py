@@ -83,7 +83,7 @@ def test_rank_of_a_gloo_job_that_is_a_tenth_slower_is_named(slow: int, tmp_path:
 
     Five windows are enough on a quiet machine; a busy one may take several times as many.
     """
-    windows = 5 if slow < 0 else 40
+    windows = 5 if slow < 0 else 80
     seen: list[tuple[int, tuple[int, ...]]] = []
 
     def watch(reports: StepReports) -> bool:
