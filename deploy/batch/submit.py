@@ -123,6 +123,9 @@ def judge(job: Mapping[str, Any], main: Mapping[str, Any] | None = None) -> tupl
     if job.get("status") == "SUCCEEDED":
         return End.SUCCEEDED, "succeeded"
     reason = str(job.get("statusReason") or (main or {}).get("statusReason") or "no reason given")
+    if any((one or {}).get(said) for one in (job, main) for said in ("isTerminated", "isCancelled")):
+        # A gate that is stopped ends with 75 as well: what somebody has ended is not begun anew.
+        return End.FAILED, f"somebody has ended it: {reason}"
     codes = exit_codes(job) or exit_codes(main or {})
     if NOT_ADMITTED in codes:
         return End.NOT_ADMITTED, f"the gate did not admit it on any attempt ({reason})"

@@ -16,11 +16,13 @@ healthd preflight -- "$@" 2>&"$words" {words}>&- &
 job=$!
 exec {words}>&-
 # The job is told when SageMaker stops it (SIGTERM, two minutes before SIGKILL).
-trap 'kill -TERM "$job" 2>/dev/null' TERM INT
+stopped=
+trap 'stopped=yes; kill -TERM "$job" 2>/dev/null' TERM INT
 wait "$job"; code=$?
 while kill -0 "$job" 2>/dev/null; do wait "$job"; code=$?; done
 
-if [[ $code -eq 75 ]]; then
+# Who stopped the job before its training began needs no reason.
+if [[ $code -eq 75 && -z $stopped ]]; then
   # What was said is on its way; whoever else holds the pipe is not waited for.
   for _ in {1..20}; do [[ ! -e $said.whole ]] || break; sleep 0.1; done
   mkdir -p "$(dirname "$FAILURE")"

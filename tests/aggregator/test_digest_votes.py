@@ -167,7 +167,9 @@ def test_digests_of_before_an_upgrade_do_not_count_among_those_of_after_it() -> 
     for name in ("n1", "n2", "n3"):
         found.put(name, reported(name, "a", torch="2.14"))  # upgraded; the last run was before
         assert found.judge("n0") == found.judge(name) == {}
+    assert found.compared() == 3  # n0 has no other like it yet
     found.put("n1", reported("n1", "c", torch="2.14", key="cpu | torch 2.14"))
+    assert found.compared() == 4
     assert set(found.judge("n0")) == set(found.judge("n1")) == {"train_step"}
     assert found.judge("n2") == {}
     found.put("n4", reported("n4", "b", torch="2.99"))  # what the node has now says nothing of its digests

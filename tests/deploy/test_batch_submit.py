@@ -193,6 +193,9 @@ def environments(value: Any) -> Iterator[Any]:
         ({"status": "FAILED", "attempts": []}, {"container": {"exitCode": 75}}, End.NOT_ADMITTED),
         ({"status": "FAILED"}, {"statusReason": "Host EC2 (instance i-1) terminated."}, End.HOST_LOST),
         ({"status": "FAILED"}, None, End.FAILED),
+        # A person ended it while the gate asked.
+        ({"status": "FAILED", "isTerminated": True, "container": {"exitCode": 75}}, None, End.FAILED),
+        ({"status": "FAILED", "isCancelled": True, "statusReason": "Host EC2 x"}, None, End.FAILED),
         # A lost host whose job had ended before by a code of its own.
         ({"status": "FAILED", "statusReason": "Host EC2 x", "container": {"exitCode": 3}}, None, End.FAILED),
     ],

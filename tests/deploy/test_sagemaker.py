@@ -69,16 +69,18 @@ def test_the_end_of_the_training_is_its_own(tmp_path: Path, code: int) -> None:
     assert not (tmp_path / "output/failure").exists()
 
 
-def test_a_stop_reaches_the_training_which_may_end_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [7, 75])
+def test_a_stop_reaches_what_runs_and_gives_nobody_a_reason_to_submit_again(tmp_path: Path, code: int) -> None:
     ready = tmp_path / "ready"
-    job = start(tmp_path, f"trap 'sleep 0.2; exit 7' TERM; touch {ready}; while :; do sleep 0.05; done")
+    job = start(tmp_path, f"trap 'sleep 0.2; exit {code}' TERM; touch {ready}; while :; do sleep 0.05; done")
     until = time.monotonic() + 15
     while not ready.exists():
         assert time.monotonic() < until
         time.sleep(0.02)
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=20)
-    assert job.returncode == 7
+    assert job.returncode == code
+    assert not (tmp_path / "output/failure").exists()
 
 
 def test_the_training_job_is_one_that_the_service_model_takes() -> None:

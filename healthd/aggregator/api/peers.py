@@ -41,10 +41,12 @@ class DifferingNode:
 class DigestList:
     """
     Whose digests of fixed work differ: `accused` from those of most nodes like them; `suspects` from others, and no
-    majority says which are wrong. `nodes` have given digests. Of each list the first thousand.
+    majority says which are wrong. `nodes` have given digests, and `compared` of them have others to be compared with.
+    Of each list the first thousand.
     """
 
     nodes: int
+    compared: int
     accused: tuple[DifferingNode, ...]
     suspects: tuple[DifferingNode, ...]
 
@@ -101,6 +103,7 @@ async def digests(request: Request) -> Answer[DigestList]:
     return Answer(
         DigestList(
             nodes=len(found),
+            compared=found.compared(),
             accused=_differing(found, Standing.MINORITY),
             suspects=_differing(found, Standing.UNDECIDED),
         )

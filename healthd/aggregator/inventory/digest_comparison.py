@@ -57,6 +57,11 @@ class DigestComparison:
     def __len__(self) -> int:
         return len(self._votes)
 
+    def compared(self) -> int:
+        """How many nodes have a digest that another node's was compared with."""
+        shared = {name for name, group in self._groups.items() if group.size() > 1}
+        return sum(any(vote.group in shared for vote, _ in votes) for votes in self._votes.values())
+
     @property
     def nodes(self) -> Iterable[str]:
         """Those that have given digests."""

@@ -9,9 +9,6 @@ import click
 from checks.limits import quantity
 from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
 
-LEAST_COMPARED = 2
-"""Nodes with digests: one alone has none to be compared with."""
-
 
 @click.command(short_help="Nodes whose training step gives other bits than their peers'.")
 @fleet_options
@@ -23,17 +20,19 @@ def digests(as_json: bool, **options: Any) -> int:
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/digests")
+    differing = bool(found["accused"] or found["suspects"])
     if as_json:
         print_json(found)
     else:
-        for what in ("accused", "suspects"):
-            for one in found[what]:
-                click.echo(f"{one['node']} {one['message']}" + ("" if what == "accused" else " (nobody is accused)"))
-        if found["nodes"] < LEAST_COMPARED:
-            click.echo(f"nothing was compared: {found['nodes']} nodes have given digests")
-        elif not found["accused"] and not found["suspects"]:
-            click.echo(f"no node differs from its peers ({found['nodes']} have given digests)")
-    return 1 if found["accused"] or found["suspects"] else 0 if found["nodes"] >= LEAST_COMPARED else 2
+        for one in found["accused"]:
+            click.echo(f"{one['node']} {one['message']}")
+        for one in found["suspects"]:
+            click.echo(f"{one['node']} {one['message']} (nobody is accused)")
+        if not differing and found["compared"]:
+            click.echo(f"no node differs from its peers ({found['compared']} compared)")
+        elif not differing:
+            click.echo(f"nothing was compared: of {found['nodes']} with digests no two are of one kind")
+    return 1 if differing else 0 if found["compared"] else 2
 
 
 @click.command(short_help="Running jobs by their steps, and nodes that are slow in them.")
