@@ -14,7 +14,7 @@ from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Decision, Verdict
 from healthd.localize import Outcome
-from tests.aggregator.lab import POLICY, TOOL_FAILURES, Lab
+from tests.aggregator.lab import POLICY, TOOL_FAILURES, VICTIMS_WORDS, Lab
 
 FOUR = ("n1", "n2", "n3", "n4")
 SIX = ("n1", "n2", "n3", "n4", "n5", "n6")
@@ -76,6 +76,21 @@ def test_failure_of_the_tool_itself_takes_out_its_node_and_accuses_none(failure:
     assert lab.accused() == set()
     # It is no failed test: nothing was searched for.
     assert len(lab.groups) <= 2
+
+
+@pytest.mark.parametrize("words", VICTIMS_WORDS)
+@pytest.mark.parametrize("culprit", ["n1", "n2"])
+@pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX], ids=["two", "three", "six"])
+def test_node_that_fails_in_silence_is_never_admitted_for_what_its_peers_say(
+    words: str, culprit: str, names: tuple[str, ...]
+) -> None:
+    lab = Lab(names, bad={culprit: words})
+    decision = lab.decide(lab.ask(nodes=names, min_nodes=1))
+    assert culprit not in included(decision)
+    assert lab.accused() <= {culprit}
+    if len(names) > 2:
+        assert included(decision) == [name for name in names if name != culprit]
+        assert lab.accused() == {culprit}
 
 
 def test_failures_of_the_tool_in_several_nodes_accuse_none_beside_a_node_at_fault() -> None:
