@@ -26,10 +26,10 @@ from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
 from healthd.localize import Outcome
 
-# The node could not take part, through no fault that the group could show.
-_UNFIT = ("Busy", "StartFailed", "Cancelled", "Stuck", "ColdCache", "CompileFailed")
+# The node could not take part, through no fault that the group could show; its ranks were never at work.
+_NOT_AT_WORK = ("Busy", "StartFailed", "ColdCache", "CompileFailed", "MissingTool", "NoPermission", "CannotAllocate")
 # Neither could it where our own tool failed: a group with such a rank was not tested.
-_OURS = ("Garbage", "NoData", "MissingTool", "NoPermission", "CannotAllocate", "InternalError")
+_UNFIT = (*_NOT_AT_WORK, "Cancelled", "Stuck", "Garbage", "NoData", "InternalError")
 # An error, which may come from a peer: the judge of the ranks knows where it is certain that it is our own tool's.
 _ERRORS = ("CheckError", "Crashed")
 # Another program has the port of the first rank: the next group gets another one.
@@ -69,7 +69,8 @@ def read_group(
             findings, ours = _judged(check, group, ranks.get(check, {}), silent, unfit)
         bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.UNKNOWN)]
         if bad or silent or unfit:
-            return _tested(group, check, bad, ours, silent, unfit, round_number, seconds, busbw, injected=injected)
+            tested = _tested(group, check, bad, ours, silent, unfit, round_number, seconds, busbw, injected=injected)
+            return dataclasses.replace(tested, ended_within=_ended_within(group, tested, ranks.get(check, {})))
         busbw.update(_bandwidth(check, findings))
     tested = Tested(
         members=group.members,
@@ -207,7 +208,7 @@ def _tested(
             continue
         if _is_of_port(finding):
             continue
-        if finding.reason in _UNFIT or finding.reason in _OURS or finding.target in ours:
+        if finding.reason in _UNFIT or finding.target in ours:
             unfit.setdefault(node, told)
         elif finding.status is Status.FAIL or (finding.reason in _ERRORS and not tells_of_hardware(finding.message)):
             accused.setdefault(node, told)
@@ -229,6 +230,17 @@ def _tested(
         unfit=unfit,
         busbw_bytes_per_second=busbw,
         injected=injected,
+    )
+
+
+def _ended_within(group: Group, tested: Tested, ranks: Mapping[int, RankReport]) -> tuple[str, ...]:
+    """The unfit nodes whose ranks had begun: a peer may have been the cause."""
+    begun = {rank for rank, report in ranks.items() if report.events}
+    return tuple(
+        seat.node
+        for seat in group.seats
+        if seat.node in tested.unfit and tested.unfit[seat.node].code not in _NOT_AT_WORK
+        if not begun.isdisjoint(range(seat.first_rank, seat.first_rank + seat.ranks))
     )
 
 
