@@ -14,35 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from checks.collective.bandwidth import bus_factor, judge_bandwidth, limit_of
+from checks.collective.last_words import died, ended_by_itself, is_own_failure
 from checks.contract import Evidence, Finding, Missing, Progress, Status
 from checks.limits import quantity
 from checks.printable import some
 
-# What torch.distributed and gloo (2.13, over TCP) say in a rank whose peer went away, never came, or cannot be reached:
-# such a rank is a victim. "Connection closed by peer", "Read error ...: Connection reset by peer", "Timed out waiting
-# 6000ms for recv operation", "wait timeout after 6000ms", "The client socket has timed out", "Connect timeout", "Failed
-# to recv, got 0 bytes. Connection was likely closed".
-_PEER_GONE = (
-    "by peer",
-    "broken pipe",
-    "timed out",
-    "timeout",
-    "pair closure",
-    "clients joined",
-    "peer is gone",
-    "connection refused",
-    "no route to host",
-    "host is unreachable",
-    "network is unreachable",
-    "connectfullmesh failed",
-    "connection was likely closed",
-    "peer closed the connection",
-    "failed to connect",
-    # NCCL (2.2x), after which torch's watchdog ends the process with SIGABRT.
-    "remote process exited",
-    "ncclremoteerror",
-)
-_ABORTED = "sigabrt"
 # Steps of coming together, see `checks.collective.ranks`: it takes all ranks, to the end.
 _MEETING = "rendezvous"
 # Reasons that say that the rank was never at work, so that the others waited in vain.
@@ -56,10 +32,6 @@ _NOT_STARTED = (
     "NoPermission",
     "CannotAllocate",
 )
-# Reasons that say that our own tool failed in the rank, which says nothing of its node.
-_OURS = ("CheckError", "Garbage", "NoData", "InternalError")
-# Of a process that ended itself, as a program does that fails; one that a fault of the machine ends is killed.
-_EXITED = "exited with code"
 
 
 def judge_ranks(name: str, evidence: Sequence[Evidence], missing: Sequence[Missing]) -> Iterator[Finding]:
@@ -99,7 +71,7 @@ def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing
         yield _finding(status, one.reason, text, one.target, gone, absent)
     if absent:
         return
-    ended = sorted((one for one in gone if _ended_by_itself(one)), key=_order)
+    ended = sorted((one for one in gone if ended_by_itself(one)), key=_order)
     if ended:
         yield _first_to_end(name, ended[0], gone, devices)
         return
@@ -114,30 +86,22 @@ def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing
 
 def gave_out(one: Missing) -> bool:
     """Whether the others waited for a rank because it was not started, or ended by itself."""
-    return one.reason in _NOT_STARTED or _ended_by_itself(one)
+    return one.reason in _NOT_STARTED or ended_by_itself(one)
 
 
-def _ended_by_itself(one: Missing) -> bool:
-    """Whether a rank died or failed on its own account; a rank that says that its peer is gone did not."""
-    said = one.message.lower()
-    if one.reason == "CheckError" or (one.reason == "Crashed" and (_ABORTED in said or _EXITED in said)):
-        return not any(words in said for words in _PEER_GONE)
-    return one.reason in ("Crashed", "DeviceLost", "InjectedFault", *_OURS)
-
-
-def _died(one: Missing) -> bool:
-    return one.reason == "Crashed" and _EXITED not in one.message
-
-
-def _order(one: Missing) -> tuple[bool, bool, int]:
-    """The first to die first; then who failed otherwise (perhaps for a peer's death); who was ended by others last."""
-    return (not _died(one) and one.reason != "DeviceLost", one.order is None, one.order or 0)
+def _order(one: Missing) -> tuple[int, bool, int]:
+    """
+    The first to die first; then a failure of our own tool, for which others may complain; then other errors, which may
+    come from a peer. Of each, who was ended by others comes last.
+    """
+    rank = 0 if died(one) or one.reason == "DeviceLost" else 1 if is_own_failure(one) else 2
+    return (rank, one.order is None, one.order or 0)
 
 
 def _first_to_end(name: str, first: Missing, gone: Sequence[Missing], devices: Mapping[str, str]) -> Finding:
-    """The first to die is the culprit, whatever the others died of. A failure of our own tool accuses no node."""
+    """The first to die is the culprit, whatever the others died of. An error accuses no node."""
     who, where = _named(first.target, devices), _where(first)
-    if _died(first):
+    if died(first):
         text = f"{who} died {where} of {name}: {first.message}"
         return _finding(Status.FAIL, "RankDied", text, first.target, gone, [first])
     text = f"{who} failed {where} of {name}: {first.message}"

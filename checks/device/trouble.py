@@ -13,9 +13,22 @@ _CUDA = re.compile(
     r"CUDA (?:driver )?error: (?!CUBLAS_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH|INVALID_VALUE)|no kernel image"
     r"|invalid device function|operation not supported)"
 )
-# cudaErrorECCUncorrectable, as CUDA, torch and NCCL write it. A program cannot cause it.
-_ECC = re.compile(r"[^\n]*\buncorrectable ECC error encountered\b[^\n]*", re.IGNORECASE)
-_BAD_MEMORY = Diagnosis("DeviceLost", None, "memory of the GPU had an error that cannot be corrected; see gpu_memory")
+# cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable, as CUDA, torch and NCCL write them. A program cannot cause
+# them.
+_HARDWARE = tuple(
+    (re.compile(rf"[^\n]*\b{words}\b[^\n]*", re.IGNORECASE), Diagnosis("DeviceLost", None, remedy))
+    for words, remedy in (
+        (
+            "uncorrectable ECC error encountered",
+            "memory of the GPU had an error that cannot be corrected; see gpu_memory",
+        ),
+        (
+            "uncorrectable NVLink error detected",
+            "an NVLink of the GPU had an error that cannot be corrected, by this GPU or what is at the other end; "
+            "see gpu_links",
+        ),
+    )
+)
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|RESOURCE_EXHAUSTED", re.IGNORECASE)
 
 
@@ -30,8 +43,11 @@ def is_trouble(error: Exception) -> bool:
 
 def diagnose_cuda(text: str) -> tuple[Diagnosis, str] | None:
     """What the words of a worker say of the hardware of its GPU, and the line that says so; None: nothing."""
-    found = _ECC.search(text)
-    return (_BAD_MEMORY, " ".join(found[0].split())[:300]) if found else None
+    for pattern, diagnosis in _HARDWARE:
+        found = pattern.search(text)
+        if found is not None:
+            return diagnosis, " ".join(found[0].split())[:300]
+    return None
 
 
 def is_out_of_memory(error: Exception) -> bool:

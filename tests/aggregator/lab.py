@@ -42,6 +42,28 @@ TOOL_FAILURES = {
     "exits at once": (0, "Crashed", "exited with code 2 in the middle"),
 }
 """What healthd's own tool does in the ranks of a node: signs of life before it, reason, message."""
+VICTIMS_WORDS = {
+    "ncclSystemError": (
+        "CheckError",
+        "DistBackendError: NCCL error, ncclSystemError: System call (e.g. socket) failed",
+    ),
+    "unhandled system error": (
+        "CheckError",
+        "RuntimeError: NCCL error in ProcessGroupNCCL.cpp: unhandled system error",
+    ),
+    "ncclInternalError": (
+        "CheckError",
+        "DistBackendError: ncclInternalError: Internal check failed: Socket recv failed",
+    ),
+    "EFA": ("CheckError", "RuntimeError: NET/OFI Request completed with error. RC: 113. Error: Host unreachable"),
+    "CUDA": ("CheckError", "DistBackendError: ncclUnhandledCudaError: Cuda failure 719 'unspecified launch failure'"),
+    "Neuron": ("CheckError", "RuntimeError: nrt_execute failed"),
+    "an error of its own": ("CheckError", "RuntimeError: something that nobody knows"),
+    "an abort": ("Crashed", "killed by SIGABRT: NCCL error: ncclSystemError: System call (e.g. socket) failed"),
+    "an exit": ("Crashed", "exited with code 1 in the middle: NET/OFI Unresponsive receiver"),
+    "an exit without words": ("Crashed", "exited with code 1 in the middle"),
+}
+"""What ranks whose peer fails in silence say, and how they end: the peer itself waits until its time is up."""
 
 
 def inventory(ranks: int = RANKS) -> Inventory:
@@ -61,9 +83,9 @@ def inventory(ranks: int = RANKS) -> Inventory:
 class Lab:
     """
     `bad` nodes: corrupt, hang, die, slow, absent (its ranks never join), silent (its daemon is gone), refuse, once
-    (the first group with it fails), or a key of `TOOL_FAILURES`. `cut` pairs cannot talk. `labels` are those of
-    topology. `doubted` nodes were named by a validation before. `knows` are checks of a node besides those of every
-    node; an order with others is refused.
+    (the first group with it fails), a key of `TOOL_FAILURES`, or one of `VICTIMS_WORDS`, which its peers say. `cut`
+    pairs cannot talk. `labels` are those of topology. `doubted` nodes were named by a validation before. `knows` are
+    checks of a node besides those of every node; an order with others is refused.
     """
 
     names: Sequence[str]
@@ -193,6 +215,15 @@ class Lab:
         if mine in TOOL_FAILURES:
             events, why, message = TOOL_FAILURES[mine]
             return dataclasses.replace(base, events=events, last=RANK_READY, reason=why, message=message)
+        told = [VICTIMS_WORDS[kind] for kind in kinds if kind in VICTIMS_WORDS]
+        if told and mine not in VICTIMS_WORDS:
+            return dataclasses.replace(
+                base, events=3, last="all_reduce/1024 entered", reason=told[0][0], message=told[0][1]
+            )
+        if told:
+            return dataclasses.replace(
+                base, events=3, last="all_reduce/1024 entered", reason="Timeout", message="did not end"
+            )
         if "die" in kinds or not kinds.isdisjoint(TOOL_FAILURES):
             return dataclasses.replace(
                 base,

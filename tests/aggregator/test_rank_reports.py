@@ -194,7 +194,7 @@ def test_words_of_a_rank_without_sense_break_nothing() -> None:
 @pytest.mark.parametrize("number", ["9" * 5000, "\N{SUPERSCRIPT TWO}", "77"], ids=["long", "no digit", "none of them"])
 def test_ranks_that_no_group_has_in_the_words_of_a_rank_break_nothing(number: str) -> None:
     lost = rank(1, None, reason="CheckError", message=f"rank:{number} did something")
-    assert set(read(rank(0, data(0)), lost, rank(2, data(2))).unfit) == {"n1"}
+    assert set(read(rank(0, data(0)), lost, rank(2, data(2))).accused) == {"n1"}
 
 
 @pytest.mark.parametrize(

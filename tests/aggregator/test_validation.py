@@ -14,8 +14,10 @@ from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Decision, Verdict
 from healthd.localize import Outcome
-from tests.aggregator.lab import POLICY, TOOL_FAILURES, Lab
+from tests.aggregator.lab import POLICY, TOOL_FAILURES, VICTIMS_WORDS, Lab
 
+ENDS_WITHIN = ("raised", "no data", "garbage", "internal error", "exits")
+"""Of `TOOL_FAILURES`, those in the middle of the collectives for which nothing is named that was missing."""
 FOUR = ("n1", "n2", "n3", "n4")
 SIX = ("n1", "n2", "n3", "n4", "n5", "n6")
 
@@ -68,14 +70,47 @@ def test_the_culprit_is_named_and_alone_and_the_job_is_rejected(kind: str, culpr
 def test_failure_of_the_tool_itself_takes_out_its_node_and_accuses_none(failure: str, names: tuple[str, ...]) -> None:
     lab = Lab(names, bad={"n2": failure})
     decision = lab.decide(lab.ask(nodes=names, min_nodes=1))
-    assert decision.decision is Verdict.ADMIT
-    assert included(decision) == [name for name in names if name != "n2"]
-    (why,) = (one.reasons[0] for one in decision.excluded)
+    alone = len(names) == 2 and failure in ENDS_WITHIN
+    assert included(decision) == ([] if alone else [name for name in names if name != "n2"])
+    (why,) = (one.reasons[0] for one in decision.excluded if one.node == "n2")
     assert why.status is Status.UNKNOWN
     assert why.blame is not Blame.NODE
     assert lab.accused() == set()
     # It is no failed test: nothing was searched for.
     assert len(lab.groups) <= 2
+
+
+@pytest.mark.parametrize("failure", ENDS_WITHIN)
+def test_node_alone_after_collectives_that_ended_in_the_middle_does_not_start(failure: str) -> None:
+    """Its own part in them is not known, and it has nobody left to show it with."""
+    lab = Lab(("n1", "n2"), bad={"n2": failure})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert decision.decision is Verdict.REJECT
+    assert decision.retryable
+    assert any("n1" in one.message and "alone" in one.message for one in decision.reasons)
+    assert lab.accused() == set()
+    assert not lab.claims
+
+
+def test_node_alone_that_passed_with_another_before_starts() -> None:
+    lab = Lab(("n1", "n2", "n3"), bad={"n2": "raised"})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2", "n3"), min_nodes=1))
+    assert included(decision) == ["n1", "n3"]
+
+
+@pytest.mark.parametrize("words", VICTIMS_WORDS)
+@pytest.mark.parametrize("culprit", ["n1", "n2"])
+@pytest.mark.parametrize("names", [("n1", "n2"), ("n1", "n2", "n3"), SIX], ids=["two", "three", "six"])
+def test_node_that_fails_in_silence_is_never_admitted_for_what_its_peers_say(
+    words: str, culprit: str, names: tuple[str, ...]
+) -> None:
+    lab = Lab(names, bad={culprit: words})
+    decision = lab.decide(lab.ask(nodes=names, min_nodes=1))
+    assert culprit not in included(decision)
+    assert lab.accused() <= {culprit}
+    if len(names) > 2:
+        assert included(decision) == [name for name in names if name != culprit]
+        assert lab.accused() == {culprit}
 
 
 def test_failures_of_the_tool_in_several_nodes_accuse_none_beside_a_node_at_fault() -> None:

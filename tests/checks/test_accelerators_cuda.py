@@ -84,9 +84,11 @@ def test_container_has_the_gpus_whose_files_it_was_given_though_proc_shows_all_o
     [
         "AcceleratorError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported later",
         "misc/strongstream.cc:395 NCCL WARN Cuda failure 214 'uncorrectable ECC error encountered'",
+        "AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution",
+        "transport/p2p.cc:275 NCCL WARN Cuda failure 220 'uncorrectable NVLink error detected during the execution'",
     ],
 )
-def test_bad_memory_of_a_gpu_is_the_gpus_fault_and_other_errors_of_cuda_may_be_the_programs(words: str) -> None:
+def test_bad_memory_or_link_of_a_gpu_is_the_gpus_fault_and_other_errors_of_cuda_may_be_the_programs(words: str) -> None:
     reason, message, action = explain("CheckError", words, "")
     assert (reason, action) == ("DeviceLost", None)
     assert words.splitlines()[0] in message

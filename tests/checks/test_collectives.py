@@ -172,6 +172,7 @@ def gone(rank: int, reason: str, *names: str, order: int | None = None, message:
 
 PEER = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 NCCL = "[PG ID 0 Rank 0] NCCL error: remote process exited or there was a network error"
+SYSTEM = "DistBackendError: NCCL error, ncclSystemError: System call (e.g. socket, malloc) failed"
 READY = ("joined", "ready")
 
 
@@ -242,6 +243,27 @@ READY = ("joined", "ready")
         ),
         ([gone(0, "Timeout", "joined"), gone(1, "Busy", message="pid 7")], [("rank:1", "Busy", "unknown")]),
         ([gone(0, "Timeout", *READY), gone(1, "Garbage", *READY, order=0)], [("rank:1", "Garbage", "unknown")]),
+        # Killed by a signal, whatever its last words are.
+        (
+            [
+                gone(0, "Timeout", *READY),
+                gone(1, "Crashed", *READY, message="killed by SIGSEGV: ls exited with code 1"),
+            ],
+            [("rank:1", "RankDied", "fail")],
+        ),
+        # A library that gives up may do so for a peer.
+        (
+            [gone(0, "Timeout", *READY), gone(1, "Crashed", *READY, message=f"killed by SIGABRT: {SYSTEM}")],
+            [("rank:1", "Crashed", "unknown")],
+        ),
+        # Our own tool failed in one, and others complain of that.
+        (
+            [
+                gone(0, "CheckError", *READY, order=0, message=SYSTEM),
+                gone(1, "Crashed", *READY, order=1, message="exited with code 1 in the middle: ImportError: torch"),
+            ],
+            [("rank:1", "Crashed", "unknown")],
+        ),
     ],
 )
 def test_culprit_is_named_and_never_its_victims(missing: list[Missing], expected: list[tuple[str, str, str]]) -> None:

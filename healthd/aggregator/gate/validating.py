@@ -33,6 +33,7 @@ from healthd.aggregator.validation.plan import advance, begin
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import reason
 from healthd.core.model import NodeState
+from healthd.localize import Outcome
 
 MOST_LOOKED_AT = 512
 """Idle nodes looked at in search of partners."""
@@ -52,7 +53,7 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
         return Admit()
     for _ in range(4 * context.policy.most_validations + 4):
         if len(context.gate.reserved) < 2:
-            return Admit()  # also where the verdict has left one node: it has nobody to run collectives with
+            return _alone(context)
         validation = context.gate.validation
         if validation is not None:
             proof: Hold | Reject | Admit | None = _under_way(context, validation)
@@ -61,6 +62,21 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
         if proof is not None:
             return proof
     raise AssertionError("each turn of the loop ends a validation, and their number is bounded")
+
+
+def _alone(context: StepContext) -> Reject | Admit:
+    """
+    One node runs no collectives, and needs none. But one that is left of several whose collectives ended in the middle
+    may have been the cause, unless it has passed with another one since.
+    """
+    for name in context.gate.reserved:
+        tests = [one for ended in context.gate.ended for one in ended.history if name in one.members]
+        last = next((one for one in reversed(tests) if one.outcome is Outcome.PASS or one.ended_within), None)
+        if last is not None and last.outcome is not Outcome.PASS:
+            others = ", ".join(last.ended_within)
+            text = f"{name} is left alone after collectives that ended in the middle on {others}: it has passed none"
+            return Reject((reason("Undecided", text), *last.unfit.values()))
+    return Admit()
 
 
 def _proven(context: StepContext) -> Admit | None:

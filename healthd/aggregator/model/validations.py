@@ -65,8 +65,9 @@ class Tested:
     What the test of a group gave.
 
     `accused` holds what was seen of single nodes, by name; `reasons` is what the group as such has to say. `silent`
-    are members that never said how it ended, `unfit` those that could not take part. `busbw_bytes_per_second` by check,
-    for the largest size; `seconds` from the order to the last report.
+    are members that never said how it ended, `unfit` those that could not take part, `ended_within` those of them that
+    had begun and failed in the middle. `busbw_bytes_per_second` by check, for the largest size; `seconds` from the
+    order to the last report.
     """
 
     members: tuple[str, ...]
@@ -77,6 +78,7 @@ class Tested:
     accused: Mapping[str, Reason] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     unfit: Mapping[str, Reason] = field(default_factory=dict)
+    ended_within: tuple[str, ...] = ()
     busbw_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
     injected: bool = False
 

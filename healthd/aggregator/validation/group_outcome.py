@@ -15,20 +15,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 from checks.collective.judge import gave_out
 from checks.collective.judges import judge_of, judges_training
-from checks.contract import Blame, Evidence, Finding, Missing, Progress, Status
+from checks.collective.last_words import is_own_failure, tells_of_hardware
+from checks.contract import Blame, Evidence, Finding, Missing, Status
 from checks.reasons import blame_of
 from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation import late_ranks, nccom
-from healthd.aggregator.validation.rank_data import MOST_EVENTS, odd_ranks
+from healthd.aggregator.validation.rank_data import MOST_EVENTS, events_of, odd_ranks
 from healthd.aggregator.validation.training_data import odd_steps
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
 from healthd.localize import Outcome
 
-# The node could not take part, through no fault that the group could show.
-_UNFIT = ("Busy", "StartFailed", "Cancelled", "Stuck", "ColdCache", "CompileFailed")
+# The node could not take part, through no fault that the group could show; its ranks were never at work.
+_NOT_AT_WORK = ("Busy", "StartFailed", "ColdCache", "CompileFailed", "MissingTool", "NoPermission", "CannotAllocate")
 # Neither could it where our own tool failed: a group with such a rank was not tested.
-_OURS = ("CheckError", "Garbage", "NoData", "MissingTool", "NoPermission", "CannotAllocate", "InternalError", "Crashed")
+_UNFIT = (*_NOT_AT_WORK, "Cancelled", "Stuck", "Garbage", "NoData", "InternalError")
+# An error, which may come from a peer: the judge of the ranks knows where it is certain that it is our own tool's.
+_ERRORS = ("CheckError", "Crashed")
 # Another program has the port of the first rank: the next group gets another one.
 _PORT = "is in use"
 _RANK = re.compile(r"rank:(\d{1,9})(?!\d)")
@@ -59,13 +62,15 @@ def read_group(
     injected = any(report.injected for reports_ in ranks.values() for report in reports_.values())
     busbw: dict[str, float] = {}
     for check in checks:
+        ours: frozenset[str] = frozenset()
         if group.hosts:
             findings = nccom.findings_of(group, reports, check)
         else:
-            findings = _judged(check, group, ranks.get(check, {}), silent, unfit)
+            findings, ours = _judged(check, group, ranks.get(check, {}), silent, unfit)
         bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.UNKNOWN)]
         if bad or silent or unfit:
-            return _tested(group, check, bad, silent, unfit, round_number, seconds, busbw, injected=injected)
+            tested = _tested(group, check, bad, ours, silent, unfit, round_number, seconds, busbw, injected=injected)
+            return dataclasses.replace(tested, ended_within=_ended_within(group, tested, ranks.get(check, {})))
         busbw.update(_bandwidth(check, findings))
     tested = Tested(
         members=group.members,
@@ -139,14 +144,15 @@ def _judged(
     ranks: Mapping[int, RankReport],
     silent: Sequence[str],
     unfit: Mapping[str, Reason],
-) -> list[Finding]:
+) -> tuple[list[Finding], frozenset[str]]:
     """
-    The findings of one check over the group. Ranks of members that are silent or unfit are left out.
+    The findings of one check over the group, and the ranks in which our own tool failed. Ranks of members that are
+    silent or unfit are left out.
 
     One that was not up yet when the group was called off had no time, where another rank had given out before; else
     it was slow to start.
     """
-    events = _events(ranks)
+    events = events_of(ranks)
     said = {rank: one.data for rank, one in ranks.items() if one.data is not None and one.reason is None}
     odd = odd_ranks(said, sum(seat.ranks for seat in group.seats))
     if judges_training(check):
@@ -174,32 +180,14 @@ def _judged(
             )
     instead = "Cancelled" if any(map(gave_out, missing)) else "StartFailed"
     told = [dataclasses.replace(one, reason=instead) if one.reason == _NEVER_UP else one for one in missing]
-    return list(judge_of(check)(evidence, told))
-
-
-def _events(ranks: Mapping[int, RankReport]) -> Callable[[int], Progress]:
-    """The n-th sign of life of a rank: all pass the same, and those that are somewhere say where."""
-    known: dict[int, Progress] = {}
-    for report in ranks.values():
-        step, _, event = report.last.rpartition(" ")
-        if report.events and step:
-            known[report.events - 1] = Progress(step=step, event=event, monotonic_seconds=0.0)
-
-    def at(index: int) -> Progress:
-        if index in known:
-            return known[index]
-        before = known.get(index - 1)
-        if before is not None and before.event == "entered":
-            return Progress(step=before.step, event="left", monotonic_seconds=0.0)
-        return Progress(step=f"step {index + 1}", event="left" if index % 2 else "entered", monotonic_seconds=0.0)
-
-    return at
+    return list(judge_of(check)(evidence, told)), frozenset(one.target for one in told if is_own_failure(one))
 
 
 def _tested(
     group: Group,
     check: str,
     bad: Sequence[Finding],
+    ours: frozenset[str],
     silent: Sequence[str],
     unfit: Mapping[str, Reason],
     round_number: int,
@@ -220,9 +208,9 @@ def _tested(
             continue
         if _is_of_port(finding):
             continue
-        if finding.reason in _UNFIT or finding.reason in _OURS:
+        if finding.reason in _UNFIT or finding.target in ours:
             unfit.setdefault(node, told)
-        elif finding.status is Status.FAIL:
+        elif finding.status is Status.FAIL or (finding.reason in _ERRORS and not tells_of_hardware(finding.message)):
             accused.setdefault(node, told)
     if silent or unfit or any(_is_of_port(finding) for finding in bad):
         outcome = Outcome.UNKNOWN
@@ -242,6 +230,17 @@ def _tested(
         unfit=unfit,
         busbw_bytes_per_second=busbw,
         injected=injected,
+    )
+
+
+def _ended_within(group: Group, tested: Tested, ranks: Mapping[int, RankReport]) -> tuple[str, ...]:
+    """The unfit nodes whose ranks had begun: a peer may have been the cause."""
+    begun = {rank for rank, report in ranks.items() if report.events}
+    return tuple(
+        seat.node
+        for seat in group.seats
+        if seat.node in tested.unfit and tested.unfit[seat.node].code not in _NOT_AT_WORK
+        if not begun.isdisjoint(range(seat.first_rank, seat.first_rank + seat.ranks))
     )
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
+
+from checks.contract import Progress
+from healthd.core.model import RankReport
 
 LIMITED = ("busbw_bytes_per_second", "algbw_bytes_per_second", "duration_seconds")
 MOST_TEXT = 500
@@ -32,6 +35,25 @@ def odd_ranks(measured: Mapping[int, Mapping[str, Any]], size: int) -> dict[int,
     usual = max(counts, key=lambda sizes: (counts[sizes], len(sizes)), default=())
     differing = {rank: f"it measured sizes {_listed(own)} and others {_listed(usual)}" for rank, own in ran.items()}
     return found | {rank: why for rank, why in differing.items() if ran[rank] != usual}
+
+
+def events_of(ranks: Mapping[int, RankReport]) -> Callable[[int], Progress]:
+    """The n-th sign of life of a rank: all pass the same, and those that are somewhere say where."""
+    known: dict[int, Progress] = {}
+    for report in ranks.values():
+        step, _, event = report.last.rpartition(" ")
+        if report.events and step:
+            known[report.events - 1] = Progress(step=step, event=event, monotonic_seconds=0.0)
+
+    def at(index: int) -> Progress:
+        if index in known:
+            return known[index]
+        before = known.get(index - 1)
+        if before is not None and before.event == "entered":
+            return Progress(step=before.step, event="left", monotonic_seconds=0.0)
+        return Progress(step=f"step {index + 1}", event="left" if index % 2 else "entered", monotonic_seconds=0.0)
+
+    return at
 
 
 def _odd(data: Mapping[str, Any], rank: int, size: int) -> str:
