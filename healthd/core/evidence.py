@@ -135,6 +135,11 @@ def _not_passed(node: str, result: CheckResult, *, suspended: bool) -> list[Reas
     return reasons
 
 
+def blames_node(finding: Finding) -> bool:
+    """Whether a finding is a fault of the node itself."""
+    return finding.status is Status.FAIL and (finding.blame or blame_of(finding.reason)) is Blame.NODE
+
+
 def reason_of(node: str, check: str, finding: Finding, status: Status, *, injected: bool) -> Reason:
     """A finding that is no pass, as a reason of its node."""
     return Reason(

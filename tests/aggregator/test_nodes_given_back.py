@@ -78,3 +78,104 @@ def test_run_counts_for_a_gate_as_long_as_it_has_the_node() -> None:
     seen = view(node("n1", fresh, behind_seconds=190.0), node("n2", other, orders=done), node("n3"), claims=claims)
     current, _ = step(NOW + 200, current, seen, POLICY)
     assert set(current.granted) == {"n1", "n2"}
+
+
+class Aging:
+    """A gate that wants n1 and n2 with fresh evidence, and waits for an hour; n3 is another job's."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        self.gate = gate(pool="a", count=2, max_age_seconds=60.0, wait_seconds=3600.0)
+        self.orders: list[str] = []
+
+    def step(self, *nodes: FleetNode, after: float = 10.0) -> None:
+        self.now += after
+        seen = view(*nodes, node("n3"), claims={"n3": ELSEWHERE})
+        self.gate, _ = step(self.now, self.gate, seen, POLICY)
+        run = self.gate.ordered.get("n1")
+        if run is not None and run.order_id not in self.orders:
+            self.orders.append(run.order_id)
+
+    def done(self, name: str, age: float) -> FleetNode:
+        """It has done the run that it was ordered."""
+        return node(name, state(name, good_results(age)), orders={self.gate.ordered[name].order_id: DONE})
+
+
+DONE = OrderReport(status="done")
+SILENT = {"heard_seconds": 1e6}
+
+
+def test_gate_that_gave_a_node_back_runs_it_again_as_often_as_others_fall_silent() -> None:
+    waits = Aging()
+    old, fit = (node(name, state(name, good_results(age))) for name, age in (("n1", 100.0), ("n2", 1.0)))
+    for _ in range(4):
+        waits.step(old, fit, after=100.0)
+        assert set(waits.gate.reserved) == {"n1", "n2"}
+        waits.step(waits.done("n1", 1.0), node("n2", fit.state, **SILENT))
+        assert waits.gate.reserved == ()
+    waits.step(old, fit, after=100.0)
+    waits.step(waits.done("n1", 1.0), fit)
+    assert waits.gate.phase is Phase.GRANTING
+    assert len(waits.orders) == 5, "no order's id is used twice"
+
+
+def test_runs_that_are_called_off_for_the_sake_of_others_do_not_count_either() -> None:
+    waits = Aging()
+    old, fit = (node(name, state(name, good_results(age))) for name, age in (("n1", 100.0), ("n2", 1.0)))
+    for _ in range(4):
+        waits.step(old, fit, after=100.0)
+        assert set(waits.gate.reserved) == {"n1", "n2"}
+        waits.step(old, node("n2", fit.state, **SILENT))
+    assert len(waits.orders) == 4
+
+
+def test_node_that_falls_silent_after_its_runs_is_run_again() -> None:
+    waits = Aging()
+    old = {name: node(name, state(name, good_results(100.0))) for name in ("n1", "n2")}
+    for _ in range(4):
+        waits.step(old["n1"], old["n2"], after=100.0)
+        assert set(waits.gate.reserved) == {"n1", "n2"}
+        waits.step(waits.done("n1", 1.0), old["n2"])
+        waits.step(node("n1", old["n1"].state, **SILENT), old["n2"])
+    assert len(waits.orders) == 4
+
+
+def test_runs_since_a_node_was_given_back_are_bounded() -> None:
+    waits = Aging()
+    old = {name: node(name, state(name, good_results(100.0))) for name in ("n1", "n2")}
+    refused = OrderReport(status="refused", message="somebody has the devices")
+
+    def refuse() -> None:
+        run = waits.gate.ordered["n1"]
+        waits.step(node("n1", old["n1"].state, orders={run.order_id: refused}), old["n2"])
+
+    waits.step(old["n1"], old["n2"])
+    refuse()
+    waits.step(old["n1"], node("n2", old["n2"].state, **SILENT))
+    waits.step(old["n1"], old["n2"], after=100.0)
+    for _ in range(3):
+        assert waits.gate.failed == {}
+        refuse()
+    assert set(waits.gate.failed) == {"n1"}
+    assert len(waits.orders) == 5
+
+
+def test_node_that_falls_silent_in_every_run_is_not_run_for_ever() -> None:
+    waits = Aging()
+    old = {name: node(name, state(name, good_results(100.0))) for name in ("n1", "n2")}
+    for _ in range(5):
+        waits.step(old["n1"], old["n2"], after=100.0)
+        waits.step(node("n1", old["n1"].state, **SILENT), old["n2"])
+    assert waits.gate.reserved == ()
+    assert len(waits.orders) == POLICY.max_rounds
+
+
+def test_node_that_is_not_waited_for_any_longer_is_not_run_in_every_step() -> None:
+    slow = node("n3", state("n3", good_results(100.0)))
+    current = gate(nodes=("n1", "n2", "n3"), min_nodes=2, max_age_seconds=60.0, wait_seconds=200.0)
+    orders, now = set(), NOW
+    while current.decision is None:
+        current, _ = step(now, current, view(node("n1"), node("n2"), slow), POLICY)
+        orders.add(current.ordered["n3"].order_id)
+        now += 1.0
+    assert len(orders) <= POLICY.max_rounds

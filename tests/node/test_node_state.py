@@ -91,9 +91,9 @@ def test_a_fault_stands_while_its_device_cannot_be_looked_at(tmp_path: Path) -> 
     stamped = one.result("matmul")
     assert stamped is not None
     assert [(f.target, f.status) for f in stamped.result.findings] == [
-        ("cpu:0", Status.FAIL),
         ("cpu:0", Status.UNKNOWN),
         ("cpu:1", Status.PASS),
+        ("cpu:0", Status.FAIL),
     ]
     assert (stamped.result.status, stamped.as_of(time.at).age_seconds) == (Status.FAIL, 100.0)
     one.record(result("matmul", finding(target="cpu:0"), finding(Status.UNKNOWN, "Busy", "cpu:1"), tier=Tier.QUICK))

@@ -242,7 +242,7 @@ def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode
         return _ready(snapshot.now, max_age, judged, state)
     if name in gate.granted:
         return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=judged.reasons, final=True)
-    return _needs_run(policy, name, judged, 0 if run is None else run.round)
+    return _needs_run(policy, name, judged, 0 if run is None else run.counted_rounds)
 
 
 def _ready(now: float, max_age: float, judged: Judged, state: NodeState, *, run_over: bool = False) -> Assessment:
@@ -282,7 +282,7 @@ def _run_in_progress(
         message = report.message if report is not None else ""
         why = reason("Busy", f"{name} did not run tier {gate.terms.tier.value}: {message or status}", node=name)
         judged = judged._replace(reasons=(why, *judged.reasons))
-        return _needs_run(policy, name, judged, run.round, run_over=True)
+        return _needs_run(policy, name, judged, run.counted_rounds, run_over=True)
     until = run.ordered_at + run.deadline_seconds
     if now >= until:
         text = f"{name} did not finish the ordered run of tier {gate.terms.tier.value} in {run.deadline_seconds:.0f} s"

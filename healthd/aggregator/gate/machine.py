@@ -9,10 +9,11 @@ two could reserve the same free nodes, the earlier one does. A gate that has to 
 it has not reserved.
 
 A node with a fault of its own is excluded at once. A node whose evidence is old or missing runs the tier once in each
-round, and is excluded if it is unknown after the last one. A job is admitted when every node has stored its lease. In
-observe mode a gate takes the same steps, answers after `Policy.observe_seconds` at the latest, admits whatever it
-found, and leases the nodes that are free, so that no other run of checks disturbs the job. An override admits at once.
-Both need nodes: while a pool has fewer free ones than are needed, the gate holds until its deadline.
+round, and is excluded if it is unknown after the last one; the rounds begin anew when it is given back, unless a run
+was called off then because of the node itself. A job is admitted when every node has stored its lease. In observe mode
+a gate takes the same steps, answers after `Policy.observe_seconds` at the latest, admits whatever it found, and leases
+the nodes that are free, so that no other run of checks disturbs the job. An override admits at once. Both need nodes:
+while a pool has fewer free ones than are needed, the gate holds until its deadline.
 """
 
 from __future__ import annotations
@@ -217,10 +218,14 @@ def _order_runs(context: StepContext) -> None:
             continue
         node = context.snapshot.nodes.get(name)
         bound = context.policy.run_seconds[tier] + (node.compile_seconds if node is not None else 0.0)
-        round_number = ordered[name].round + 1 if name in ordered else 1
-        order_id = f"{context.gate.tag}:run:{round_number}:{name}"
+        last = ordered.get(name)
+        round_number = 1 if last is None else last.round + 1
         ordered[name] = OrderedRun(
-            order_id=order_id, round=round_number, ordered_at=context.now, deadline_seconds=bound
+            order_id=f"{context.gate.tag}:run:{round_number}:{name}",
+            round=round_number,
+            ordered_at=context.now,
+            deadline_seconds=bound,
+            earlier_rounds=0 if last is None else last.earlier_rounds,
         )
         context.assessments[name] = dataclasses.replace(
             found, eligibility=Eligibility.RUNNING, wake_at=context.now + bound

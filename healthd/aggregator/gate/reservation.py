@@ -189,9 +189,15 @@ def return_nodes(context: StepContext, names: tuple[str, ...], why: str) -> None
     """Give nodes back: unreserve them, call off their runs and revoke their leases."""
     if not names:
         return
+    everybody = set(names) >= set(context.gate.reserved)
     for name in names:
         run = context.gate.ordered.get(name)
-        if run is not None and run.status is RunStatus.OPEN:
+        if run is not None:
+            # A run that is called off because of its own node still counts, or it would be ordered for ever.
+            found = context.assessments.get(name)
+            lost = found is not None and found.eligibility is Eligibility.EXCLUDED
+            if run.status is RunStatus.CLOSED or (everybody and not lost):
+                run = dataclasses.replace(run, earlier_rounds=run.round)
             close_run(context, name, run)
         grant = context.gate.granted.get(name)
         if grant is not None:

@@ -63,6 +63,13 @@ class OrderedRun:
     ordered_at: float
     deadline_seconds: float
     status: RunStatus = RunStatus.OPEN
+    earlier_rounds: int = 0
+    """Rounds before the node was given back, as `round` counts them: they do not count towards `Policy.max_rounds`."""
+
+    @property
+    def counted_rounds(self) -> int:
+        """Rounds that count towards `Policy.max_rounds`."""
+        return self.round - self.earlier_rounds
 
 
 @dataclass(frozen=True, kw_only=True)

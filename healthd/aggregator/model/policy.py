@@ -63,7 +63,10 @@ class Policy:
     A node that compiles in the middle (`on_cold_cache`) has its `compile_timeout` besides."""
 
     max_rounds: int = 3
-    """How many runs one gate may order on one node. Three: its evidence may age while others are waited for."""
+    """
+    How many runs one gate may order on one node until it gives the node back. Three: its evidence may age while others
+    are waited for.
+    """
 
     lease_ack_seconds: float = 30.0
     """Within how many seconds a node must have stored its lease. One held sync of 25 s and some."""

@@ -7,14 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from checks.contract import Blame, Finding, Status, Tier
+from checks.contract import Blame, Status, Tier
 from checks.reasons import action_of, blame_of
 from healthd.aggregator.inventory.machine_identity import machine_identity, name_of
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.quarantine_facts import Facts, Fault, Outcome, PoolLimit
 from healthd.aggregator.model.quarantines import COLLECTIVES
-from healthd.core.evidence import judge_tier
+from healthd.core.evidence import blames_node, judge_tier
 from healthd.core.model import CheckResult, Health, Inventory, NodeState, Reason
 from healthd.core.text import plain
 
@@ -146,19 +146,15 @@ def device_of(target: str, inventory: Inventory | None) -> str | None:
 
 def _passed(result: CheckResult, policy: Policy) -> bool | None:
     """False only for what is the node's own fault; None for all that says nothing of the node."""
-    if any(_blames_node(finding) for finding in result.findings):
+    if any(blames_node(finding) for finding in result.findings):
         return False
     if result.status is Status.PASS and result.findings:
         return True
     return True if result.status is Status.WARN and policy.admit_degraded else None
 
 
-def _blames_node(finding: Finding) -> bool:
-    return finding.status is Status.FAIL and (finding.blame or blame_of(finding.reason)) is Blame.NODE
-
-
 def _faults(result: CheckResult, inventory: Inventory | None) -> Iterator[Fault]:
-    for finding in [f for f in result.findings if _blames_node(f)][:MOST_FAULTS]:
+    for finding in [f for f in result.findings if blames_node(f)][:MOST_FAULTS]:
         yield Fault(
             code=plain(finding.reason or "NoData", 64),
             check=result.check,

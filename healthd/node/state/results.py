@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from checks.contract import Status, worst
+from healthd.core.evidence import blames_node
 from healthd.core.model import CheckResult, CheckSpec, Quarantine
 from healthd.node.clock import Clock
 
@@ -147,20 +148,27 @@ def is_partly_busy(result: CheckResult) -> bool:
 
 
 def _with_earlier_faults(new: StampedResult, before: StampedResult) -> StampedResult:
-    """A partly busy result with the faults of before, without those of targets that were looked at; old as they are."""
+    """
+    A partly busy result with the faults of before, without those of targets that were looked at.
+
+    It is as old as before, so that an earlier fault is not counted again with each run, unless the node fails anew: a
+    new fault must count, and a result has one age.
+    """
     busy = {finding.target for finding in new.result.findings if finding.reason == "Busy"}
     seen = {finding.target for finding in new.result.findings} - busy
     faults = tuple(one for one in before.result.findings if one.status is Status.FAIL and one.target not in seen)
     if not faults:
         return new
-    findings = (*faults, *new.result.findings)
+    findings = (*new.result.findings, *faults)  # the new ones first: the rules look at a few of them
     result = dataclasses.replace(
         new.result,
         findings=findings,
         status=worst(finding.status for finding in findings),
-        started_at=min(new.result.started_at, before.result.started_at),
         injected=new.result.injected or before.result.injected,
     )
+    if any(blames_node(finding) for finding in new.result.findings):
+        return dataclasses.replace(new, result=result)
+    result = dataclasses.replace(result, started_at=min(result.started_at, before.result.started_at))
     return dataclasses.replace(new, result=result, measured_at=min(new.measured_at, before.measured_at))
 
 

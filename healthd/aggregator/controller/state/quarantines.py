@@ -92,11 +92,12 @@ class Quarantines:
                     self._look(batch, node, node.state, spoken=spoken)
         due = [name for name, at in self._memory.due.items() if at <= batch.now and name not in resting]
         for name in sorted({*heard, *due}):
+            self._memory.set(self._memory.due, name, None)  # a look sets it anew; else the node's next word brings it
             with contained(Where.NODE, name):
                 node = nodes.get(name)
                 if node is None or node.state is None or node.duplicate or not node.confirmed:
-                    self._memory.set(self._memory.due, name, None)  # nothing is known now; its next word brings it back
-                elif self._concerns(batch, node, node.state):
+                    continue
+                if self._concerns(batch, node, node.state):
                     self._look(batch, node, node.state)
 
     def accuse(self, batch: Batch, nodes: Mapping[str, FleetNode], resting: Collection[str] = ()) -> set[str]:
@@ -117,7 +118,9 @@ class Quarantines:
         return set(self._fleet_state.quarantines) - before
 
     def next_due(self, resting: Collection[str] = ()) -> float:
-        """When time alone may change something."""
+        """When time alone may change something; never where the rules are off: they look at nothing then."""
+        if not self._policy.rules:
+            return math.inf
         return min((at for name, at in self._memory.due.items() if name not in resting), default=math.inf)
 
     def _concerns(self, batch: Batch, node: FleetNode, state: NodeState) -> bool:
@@ -258,10 +261,8 @@ class Quarantines:
             return
         for seat in record.seats:
             self._memory.put_latches(batch, seat.identity, ())
-        after = released(record)
-        self._memory.put_record(batch, name, after)
+        self._memory.put_record(batch, name, released(record))
         self._fleet_state.set_probe(name, None)
-        self._memory.set(self._memory.due, name, None)
 
     def _held_by(self, record: RuleRecord) -> Iterator[Latch]:
         for seat in record.seats:
