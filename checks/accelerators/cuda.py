@@ -20,8 +20,8 @@ from typing import Any
 
 from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, may_miss
-from checks.accelerators.neuron.sysfs import in_container
 from checks.contract import Device
+from checks.host.container import in_container
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 from checks.accelerators.neuron.host_index import DEVICE_FILE
-from checks.accelerators.neuron.sysfs import in_container
 from checks.contract import NO_LIMIT, Context, Finding, NoParams, Status, check
+from checks.host.container import in_container
 from checks.limits import within
 from checks.system.neuron.neuron_scope import not_concerned, numbers, unknown
 

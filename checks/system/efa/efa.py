@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.accelerators.neuron.sysfs import in_container
 from checks.catalog import find_type
 from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check, make_finding
+from checks.host.container import in_container
 from checks.host.efa import Adapter, Port, read_adapters, without_file
 from checks.host.identity import read_identity
 from checks.host.machine import Host, HostError
