@@ -21,7 +21,7 @@ from typing import Any
 from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, may_miss
 from checks.contract import Device
-from checks.host.container import in_container
+from checks.host.container import has_own_dev, in_container
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
 from checks.host.nvml import GpuLostError, NvmlError, opened
@@ -267,12 +267,12 @@ class CudaDevice:
 
 def _given(host: Host, gpus: list[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
     """
-    In a container those whose files it has; all of them where it has none.
+    In a container with a /dev of its own those whose files it has; all of them where it has none.
 
     /proc/driver/nvidia shows a container all GPUs of its host, unless its runtime hides some (NVIDIA's does in its
     `legacy` mode, and not where devices are given by CDI).
     """
-    if not in_container(host):
+    if not has_own_dev(host):
         return gpus
     minors = [gpu.get("device minor", "") for _, gpu in gpus]
     files = [minor.isdecimal() and host.exists(f"/dev/nvidia{minor}") for minor in minors]

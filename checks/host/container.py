@@ -47,6 +47,16 @@ def in_container(host: Host) -> bool:
     )
 
 
+def has_own_dev(host: Host) -> bool:
+    """
+    Whether this is a container with device files of its own: it was not given the device of a file that is missing.
+
+    The kernel has one devtmpfs: mounted in a container, as in that of the DaemonSet of `active`, it is the host's /dev,
+    and a missing file is a fault there as on the host.
+    """
+    return in_container(host) and _kind_of_mount(host, "/dev") != "devtmpfs"
+
+
 def _user_namespace(host: Host) -> str | None:
     """None where it is not told."""
     try:
@@ -64,11 +74,15 @@ def _root_is_changed(host: Host) -> bool:
 
 
 def _root_is_layered(host: Host) -> bool:
+    kind = _kind_of_mount(host, "/")
+    return kind == "fuse.fuse-overlayfs" or (kind == "overlay" and not host.exists(_BOOTED))
+
+
+def _kind_of_mount(host: Host, place: str) -> str | None:
+    """The file system that is mounted there, the uppermost; None where none is, or it is not told."""
     try:
         rows = [line.split() for line in host.read("/proc/self/mountinfo").splitlines()]
     except HostError:
-        return False
-    roots = [row[row.index("-") + 1 :][:1] for row in rows if len(row) > 6 and row[4] == "/" and "-" in row[6:]]
-    if not roots:
-        return False
-    return roots[-1] == ["fuse.fuse-overlayfs"] or (roots[-1] == ["overlay"] and not host.exists(_BOOTED))
+        return None
+    kinds = [row[row.index("-") + 1 :][:1] for row in rows if len(row) > 6 and row[4] == place and "-" in row[6:]]
+    return kinds[-1][0] if kinds and kinds[-1] else None

@@ -72,6 +72,11 @@ def test_container_has_the_gpus_whose_files_it_was_given_though_proc_shows_all_o
     assert targets() == [("cuda:0", 1), ("cuda:1", 0)]  # on the host a file that is missing is a fault
     (root / ".dockerenv").touch()
     assert targets() == [("cuda:0", 0)]
+    mounts = root / "proc/self/mountinfo"
+    mounts.parent.mkdir(exist_ok=True)
+    mounts.write_text("22 21 0:6 / /dev rw - devtmpfs udev rw\n")  # the host's /dev: a missing file is a fault there
+    assert targets() == [("cuda:0", 1), ("cuda:1", 0)]
+    mounts.unlink()
     (root / "dev/nvidia0").unlink()
     assert targets() == [("cuda:0", 1), ("cuda:1", 0)]
     (root / "dev/nvidia0").touch()

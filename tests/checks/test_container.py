@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from checks.host.container import in_container
+from checks.host.container import has_own_dev, in_container
 from checks.host.machine import Host
 from healthd.record import record
 from tests.hosts.machine import Machine
@@ -90,6 +90,25 @@ def test_pod_with_the_hosts_run_and_processes_is_known_by_its_variable(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert in_container(Host(None))
     assert not in_container(host.host)  # a machine as data has no variables of ours
+
+
+def test_dev_of_the_host_is_not_a_containers_own(host: Machine, tmp_path: Path) -> None:
+    def mounted(kind: str) -> None:
+        root_on(host, "overlay")
+        mounts = host.host.read("/proc/self/mountinfo")
+        host.remove("/proc/self/mountinfo")
+        host.write("/proc/self/mountinfo", f"{mounts}22 21 0:31 / /dev rw - {kind} {kind} rw\n")
+
+    mounted("devtmpfs")
+    assert not has_own_dev(host.host)
+    host.write("/.dockerenv", "")
+    assert not has_own_dev(host.host)
+    record(host.host, tmp_path / "recorded")
+    assert not has_own_dev(Host(tmp_path / "recorded"))
+    mounted("tmpfs")
+    assert has_own_dev(host.host)
+    record(host.host, tmp_path / "again")
+    assert has_own_dev(Host(tmp_path / "again"))
 
 
 @pytest.mark.parametrize("container", [True, False])
