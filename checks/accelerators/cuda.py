@@ -20,10 +20,11 @@ from typing import Any
 
 from checks.accelerators import Descriptor, DeviceMissingError
 from checks.accelerators.holding import bounded, find_holders, may_miss
-from checks.accelerators.neuron.sysfs import in_container
 from checks.contract import Device
+from checks.host.container import has_own_dev, in_container
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
+from checks.host.nvml import GpuLostError, NvmlError, opened
 
 DESCRIPTOR = Descriptor(
     name="cuda",
@@ -52,6 +53,8 @@ _CARETAKERS = frozenset(
         "nvidia-smi",
     }
 )
+
+_GIVE_ONE = "give the container one part alone (with nvidia-ml-py, which counts them), "
 
 # What a job sets that would let a probe compute with less than it says: TF32 for fp32.
 _DROPPED = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
@@ -128,15 +131,17 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     Show this process one GPU alone, then import torch. See `Accelerator.bind`.
 
     Raises RuntimeError where this torch cannot use the GPU, which may be torch's fault: no node is blamed for it; and
-    on a host where the GPU is partitioned, because what is tested would be its first part alone. A container may have
-    been given no more than that.
+    where the GPU is partitioned (MIG), because what is tested would be its first part alone. A container may use the
+    part that it was given: the one that NVIDIA_VISIBLE_DEVICES names, or the only one that NVML shows it.
     """
     devices = {str(device["target"]): (index, device) for index, device in enumerate(inventory["devices"])}
     if target not in devices:
         raise DeviceMissingError(f"no such device: {target}; this node has {', '.join(devices) or 'none'}")
     index, device = devices[target]
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(device.get("serial") or index)
+    container = in_container(Host(None))
+    part = _named_part(os.environ) if container and len(devices) == 1 else None  # of several: which has it?
+    os.environ["CUDA_VISIBLE_DEVICES"] = part or str(device.get("serial") or index)
     for name in _DROPPED:
         os.environ.pop(name, None)
     import torch
@@ -153,10 +158,10 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
             f"instead of 1; compare the driver with torch's CUDA {torch.version.cuda}, and see nvidia-smi"
         )
     name = torch.cuda.get_device_name(0)
-    if " MIG " in name and not in_container(Host(None)):
+    if " MIG " in name and part is None and not (container and _count_parts(device) == 1):
         raise RuntimeError(
-            f"the GPU is partitioned, and CUDA shows one part of it ({name}): the others would go untested; "
-            "switch MIG off (nvidia-smi -mig 0), or leave the probes out"
+            f"the GPU is partitioned (MIG), and CUDA shows one part of it ({name}): others may go untested; switch MIG "
+            f"off (nvidia-smi -mig 0), {_GIVE_ONE if container else ''}or disable the checks that run on devices"
         )
     # The bound of `matmul` supposes that sums are kept in fp32.
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -172,6 +177,21 @@ def bind(target: str, inventory: Mapping[str, Any], options: Mapping[str, Any]) 
     loaded = f"cuDNN {torch.backends.cudnn.version()} | cuBLAS {_cublas_version() or 'unknown'}"
     key = f"cuda | {kind} | torch {torch.__version__} | CUDA {torch.version.cuda} | {loaded}"
     return CudaDevice(target=target, key=key, torch=torch)
+
+
+def _named_part(environment: Mapping[str, str]) -> str | None:
+    """The part of a GPU that this container was given by name; None where it is none, or more than one."""
+    names = environment.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
+    return names[0] if len(names) == 1 and names[0].startswith("MIG-") else None
+
+
+def _count_parts(device: Mapping[str, Any]) -> int | None:
+    """How many parts of the GPU NVML shows; None where it does not tell."""
+    try:
+        with opened(Host(None)) as nvml:
+            return nvml.gpu(device).count_parts()
+    except (NvmlError, GpuLostError):
+        return None
 
 
 def _cublas_version() -> str | None:
@@ -247,12 +267,12 @@ class CudaDevice:
 
 def _given(host: Host, gpus: list[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
     """
-    In a container those whose files it has; all of them where it has none.
+    In a container with a /dev of its own those whose files it has; all of them where it has none.
 
     /proc/driver/nvidia shows a container all GPUs of its host, unless its runtime hides some (NVIDIA's does in its
     `legacy` mode, and not where devices are given by CDI).
     """
-    if not in_container(host):
+    if not has_own_dev(host):
         return gpus
     minors = [gpu.get("device minor", "") for _, gpu in gpus]
     files = [minor.isdecimal() and host.exists(f"/dev/nvidia{minor}") for minor in minors]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from checks.host.container import PID_NAMESPACE
 from checks.host.machine import Host
 
-HOST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel: that of the machine itself, never a container's
 # A file that is open and that no process has: who had it may have ended between the two looks, such as a worker of ours
 # or a look like this one. So it is looked again before it counts as taken by somebody out of sight.
 AGAIN_SECONDS = (0.01, 0.05, 0.2)
@@ -30,7 +30,7 @@ def sees_all(host: Host) -> bool:
     False where it is not known, also of a recorded machine: it may have been recorded from inside a container.
     """
     # Mounted with hidepid, /proc has no folder of others: the first process is never ours.
-    return host.pid_namespace() == HOST_NAMESPACE and host.exists("/proc/1")
+    return host.pid_namespace() == PID_NAMESPACE and host.exists("/proc/1")
 
 
 def may_miss(host: Host, options: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from checks.host.nvml_module import NvmlError as NvmlError
 from checks.host.nvml_module import load_module
 from checks.host.nvml_records import Clocks, Links, Memory, Versions, flag, text, total, whole
 
+MAX_PARTS = 64  # of one GPU; today's have at most 8
 MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest header; asking for more than there are ends the list
 
 # nvmlReturn_t and its neighbours, by number: older releases of the module lack some of the names. Source: nvml.h.
@@ -127,6 +128,20 @@ class Gpu:
             return None
         pids = [whole(getattr(process, "pid", None)) for process in found]
         return None if None in pids else tuple(sorted(pid for pid in pids if pid is not None))
+
+    def count_parts(self) -> int | None:
+        """
+        Parts of the GPU (MIG) that this process may use: in a container those that it was given. None if not told.
+
+        Raises GpuLostError.
+        """
+        ask = _Asking(self._module, self._handle)
+        most = whole(ask("MIG", "nvmlDeviceGetMaxMigDeviceCount"))
+        if most is None:
+            return None
+        name = "nvmlDeviceGetMigDeviceHandleByIndex"
+        found = sum(ask("MIG", name, index) is not None for index in range(min(most, MAX_PARTS)))
+        return None if ask.failed else found
 
 
 class Nvml:

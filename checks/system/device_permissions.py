@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 from checks.accelerators.neuron.host_index import DEVICE_FILE
-from checks.accelerators.neuron.sysfs import in_container
 from checks.contract import NO_LIMIT, Context, Finding, NoParams, Status, check
+from checks.host.container import has_own_dev
 from checks.limits import within
 from checks.system.neuron.neuron_scope import not_concerned, numbers, unknown
 
@@ -18,8 +18,8 @@ def device_permissions(ctx: Context[NoParams]) -> Iterator[Finding]:
     Every Neuron device has its file in /dev, and the user that checks run as may read and write it.
 
     The files are looked at and not opened: to open one is to use the device. So the rules by which a container may be
-    kept from a device whose file it has are not seen; a container whose sysfs shows more devices than it has files was
-    given a share, and is not accused.
+    kept from a device whose file it has are not seen; a container with a /dev of its own whose sysfs shows more devices
+    than it has files was given a share, and is not accused.
 
     Reads:   the rights of /dev/neuron*; which devices there are from the inventory.
     Judges:  fail MissingDevice (no file for a device that the driver shows) | unknown NoPermission (no right to it),
@@ -33,7 +33,7 @@ def device_permissions(ctx: Context[NoParams]) -> Iterator[Finding]:
         return
     listed = {int(device["index"]) for device in ctx.inventory.get("devices") or ()}
     shown = set(ctx.inventory.get("sysfs_indices") or ())
-    wanted = sorted(listed if in_container(ctx.host) else listed | shown)
+    wanted = sorted(listed if has_own_dev(ctx.host) else listed | shown)
     if not wanted:
         yield unknown("NoData", "no device is shown, so no file of one can be looked for; see device_count")
         return

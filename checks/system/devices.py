@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.accelerators.neuron.sysfs import in_container
 from checks.catalog import find_type
 from checks.contract import Context, Finding, Limit, NoParams, Status, check
+from checks.host.container import in_container
 from checks.host.identity import read_identity
 from checks.limits import within
 from checks.printable import some

@@ -77,8 +77,6 @@ NOT_IN_TREES = frozenset(
 )
 DEVICE_FILES = ("/dev/neuron*", "/dev/nvidia*", "/dev/infiniband/uverbs*")
 HOLDS = re.compile(r"(neuron|nvidia)\d+")
-# Files whose being there is a reading: Docker, Podman.
-CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 # Directories whose being there is a reading.
 PLACES = ("/", "/tmp", "/var", "/dev/shm", "/sys/class", "/sys/module", "/proc")
 

@@ -72,6 +72,11 @@ def test_container_has_the_gpus_whose_files_it_was_given_though_proc_shows_all_o
     assert targets() == [("cuda:0", 1), ("cuda:1", 0)]  # on the host a file that is missing is a fault
     (root / ".dockerenv").touch()
     assert targets() == [("cuda:0", 0)]
+    mounts = root / "proc/self/mountinfo"
+    mounts.parent.mkdir(exist_ok=True)
+    mounts.write_text("22 21 0:6 / /dev rw - devtmpfs udev rw\n")  # the host's /dev: a missing file is a fault there
+    assert targets() == [("cuda:0", 1), ("cuda:1", 0)]
+    mounts.unlink()
     (root / "dev/nvidia0").unlink()
     assert targets() == [("cuda:0", 1), ("cuda:1", 0)]
     (root / "dev/nvidia0").touch()
@@ -224,26 +229,58 @@ def test_torch_without_cuda_is_said_with_the_remedy_and_blames_no_device(
     assert "is built without CUDA; set python of [probe] to" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("container", "refused"), [(False, True), (True, False)])
-def test_part_of_a_gpu_is_not_taken_for_the_gpu_unless_a_container_was_given_it(
-    container: bool, refused: bool, run_with_torch: Callable[..., subprocess.CompletedProcess[str]]
+PART = "MIG-3f5c5e2a-6b1c-5d2e-9a77-0c1d2e3f4a5b"
+
+
+@pytest.mark.parametrize(
+    ("visible", "parts", "gpus", "container", "words"),
+    [
+        ("all", [0], 1, False, "switch MIG off (nvidia-smi -mig 0), or disable the checks"),
+        (PART, [0], 1, False, "CUDA shows one part of it (NVIDIA H100 80GB HBM3 MIG 1g.10gb)"),
+        (PART, [0, 1], 1, True, f"opened {PART}"),
+        (PART, None, 1, True, f"opened {PART}"),
+        ("void", [3], 1, True, "opened GPU-"),  # given by CDI
+        (f"{PART},{PART}", [0], 1, True, "opened GPU-"),
+        (PART, [0], 2, True, "opened GPU-"),
+        (PART, [0, 1], 2, True, "give the container one part alone"),  # it may be the other GPU's
+        (f"{PART},{PART}", [0, 1], 1, True, "give the container one part alone"),
+        ("all", [0, 1], 1, True, "give the container one part alone"),  # the daemon's own pod
+        ("all", None, 1, True, "give the container one part alone"),
+        ("", [], 1, True, "give the container one part alone"),
+    ],
+)
+def test_part_of_a_gpu_is_not_taken_for_the_gpu_unless_a_container_was_given_it_alone(
+    visible: str,
+    parts: list[int] | None,
+    gpus: int,
+    container: bool,
+    words: str,
+    tmp_path: Path,
+    run_with_torch: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
+    """`parts`: which NVML shows; None: it cannot be asked."""
+    machine = GpuMachine(tmp_path / "machine", gpus)
+    machine.gpu(0, parts=parts)
+    if parts is None:
+        machine.error("nvmlInit", 12)
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import json, os, sys; sys.path[:0] = sys.argv[1:3]\n"
         "import warnings; warnings.simplefilter('ignore')\n"
         "from checks.accelerators import cuda\n"
         "import torch\n"
         f"cuda.in_container = lambda host: {container}\n"
+        "sys.modules.pop('pynvml', None)\n"  # torch imports the real one where it is installed
+        f"os.environ['NVIDIA_VISIBLE_DEVICES'] = {visible!r}\n"
         "torch.version.cuda = '12.8'\n"
         "torch.cuda.device_count = lambda: 1\n"
         "torch.cuda.get_device_name = lambda index: 'NVIDIA H100 80GB HBM3 MIG 1g.10gb'\n"
-        "def opened(index): raise RuntimeError('it was opened')\n"
+        "def opened(index): raise RuntimeError('opened ' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
         "torch.cuda.set_device = opened\n"
-        "try: cuda.bind('cuda:0', {'devices': [{'target': 'cuda:0', 'serial': None}]}, {})\n"
+        "try: cuda.bind('cuda:0', json.loads(sys.argv[3]), {})\n"
         "except RuntimeError as error: print(error)\n"
     )
-    done = run_with_torch(code, str(Path(cuda.__file__).parents[2]))
-    words = "CUDA shows one part of it (NVIDIA H100 80GB HBM3 MIG 1g.10gb)" if refused else "it was opened"
+    places = str(Path(cuda.__file__).parents[2]), str(machine.root / "python")
+    done = run_with_torch(code, *places, json.dumps(cuda.find(machine.host, {})))
     assert words in done.stdout, done.stderr
 
 

@@ -372,6 +372,10 @@ def test_container_is_not_blamed_for_interfaces_whose_files_it_was_not_given(trn
     assert bad(look(trn1)[0]) == []
     trn1.say_domains(trn1.names[:1])
     assert bad(look(trn1)[0]) == [(Status.FAIL, "NetworkUnusable", f"efa:{trn1.names[1]}")]
+    mounts = trn1.host.read("/proc/self/mountinfo")
+    trn1.remove("/proc/self/mountinfo")
+    trn1.write("/proc/self/mountinfo", f"{mounts}22 21 0:6 / /dev rw - devtmpfs udev rw\n")  # that of the host
+    assert {target for *_, target in bad(look(trn1)[0])} == {f"efa:{name}" for name in trn1.names[1:]}
     trn1.remove("/dev/infiniband")
     fi_info(trn1, "exit 61")
     assert bad(look(trn1)[0]) == [(Status.UNKNOWN, "NoData", "node")]

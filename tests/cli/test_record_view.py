@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from checks.accelerators import neuron
-from checks.accelerators.neuron.sysfs import in_container
 from checks.contract import Finding, Status
 from checks.host.machine import Host
 from checks.system.neuron.neuron_cores import neuron_cores
@@ -55,12 +54,3 @@ def test_recording_that_does_not_tell_its_namespace_leaves_holders_unknown(tmp_p
     record(pod.host, tmp_path / "idle")
     idle = Host(tmp_path / "idle")
     assert neuron.holders(idle, neuron.find(idle, {}), {}) is None
-
-
-@pytest.mark.parametrize("mark", ["/.dockerenv", "/run/.containerenv"])
-def test_marks_of_a_container_are_recorded(mark: str, tmp_path: Path, pod: NeuronMachine) -> None:
-    assert not in_container(pod.host)
-    pod.write(mark, "engine=podman\n")
-    record(pod.host, tmp_path / "recorded")
-    assert in_container(Host(tmp_path / "recorded"))
-    assert (tmp_path / "recorded" / mark.lstrip("/")).read_text() == ""

@@ -35,6 +35,7 @@ from checks.accelerators.neuron.numbering import (
 )
 from checks.accelerators.neuron.sysfs import SysfsDevice
 from checks.contract import Device
+from checks.host.container import has_own_dev
 from checks.host.efa import count_efa
 from checks.host.machine import Host, HostError
 
@@ -216,7 +217,7 @@ def _by_sysfs(
 ) -> tuple[list[dict[str, Any]], int | None]:
     """What sysfs shows; of a container that has fewer device files, its share."""
     files = device_files(host)
-    share = bool(files) and neuron_sysfs.in_container(host)
+    share = bool(files) and has_own_dev(host)
     mine = [device for device in shown or () if not share or device.number in files]
     kinds = {device.kind for device in mine}
     chip = find_chip(kinds.pop() if len(kinds) == 1 else None, options.get("instance_type"))

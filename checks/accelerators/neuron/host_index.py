@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from checks.accelerators.neuron.sysfs import SysfsDevice, in_container
+from checks.accelerators.neuron.sysfs import SysfsDevice
+from checks.host.container import in_container
 from checks.host.machine import Host
 
 DEVICE_FILE = "/dev/neuron{index}"

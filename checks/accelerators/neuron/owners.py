@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from checks.accelerators.holding import HOST_NAMESPACE
 from checks.accelerators.neuron import ls as neuron_ls
 from checks.accelerators.neuron.ls import Listing
+from checks.host.container import PID_NAMESPACE
 from checks.host.machine import Host, HostError
 
 _MAX_OWNERS = 192  # of one inventory, which is one bounded line; the largest machine has 128 logical cores
@@ -75,7 +75,7 @@ def _owners(listing: Listing) -> dict[int, dict[str, Any]] | None:
 
 def _is_alive(host: Host, pid: int) -> bool | None:
     """Whether there is such a process; None where the processes of the whole machine cannot be seen."""
-    if host.pid_namespace() != HOST_NAMESPACE:
+    if host.pid_namespace() != PID_NAMESPACE:
         return None
     if host.exists(f"/proc/{pid}"):
         return True

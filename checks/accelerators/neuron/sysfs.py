@@ -65,22 +65,6 @@ def read_numbers(host: Host) -> set[int] | None:
     return None if folders is None else set(folders)
 
 
-def in_container(host: Host) -> bool:
-    """
-    Whether this looks like a container: sysfs then shows all devices of the machine, /dev only those it was given.
-
-    The marks of Docker and Podman, or a root file system in layers, which no machine boots from.
-    """
-    if host.exists("/.dockerenv") or host.exists("/run/.containerenv"):
-        return True
-    try:
-        rows = [line.split() for line in host.read("/proc/self/mountinfo").splitlines()]
-    except HostError:
-        return False
-    roots = [row[row.index("-") + 1 :][:1] for row in rows if len(row) > 6 and row[4] == "/" and "-" in row[6:]]
-    return bool(roots) and roots[-1] == ["overlay"]
-
-
 def is_loaded(host: Host) -> bool:
     """Whether the driver's module is in the kernel."""
     return host.exists(MODULE)

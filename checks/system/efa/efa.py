@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.accelerators.neuron.sysfs import in_container
 from checks.catalog import find_type
 from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check, make_finding
+from checks.host.container import has_own_dev
 from checks.host.efa import Adapter, Port, read_adapters, without_file
 from checks.host.identity import read_identity
 from checks.host.machine import Host, HostError
@@ -57,7 +57,8 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     over several nodes needs it. None at all is a warning for a node by itself, and a failure where a fleet or a gate
     over several nodes needs them (`required`); some of them, or some without a driver, is a failure everywhere. Of GPU
     types made for jobs over several nodes fewer is a warning, and of other types none is in order. An interface that is
-    missing or down is told with the devices that use it. In a container libfabric must offer those whose files it has.
+    missing or down is told with the devices that use it. In a container with a /dev of its own libfabric must offer
+    those whose files it has.
 
     Reads:   /sys/class/infiniband (vendor, device, ports, hw_counters); with fewer than expected also /sys/bus/pci;
              the firmware tables for the type; `fi_info -p efa` where it is installed, at most once in ten minutes; in a
@@ -157,7 +158,7 @@ def _judge_rate(ctx: Context[Params], rate: Rate) -> Finding:
 
 def _given(host: Host, names: list[str]) -> list[str]:
     """Those that can be used here: a container sees all of its host in sysfs, and has the files of its share."""
-    if not in_container(host):
+    if not has_own_dev(host):
         return names
     barred = without_file(host)
     return [name for name in names if name not in barred] or names

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.accelerators.neuron.sysfs import chip_of, in_container
+from checks.accelerators.neuron.sysfs import chip_of
 from checks.contract import NO_LIMIT, Context, Finding, Limit, Status, check
+from checks.host.container import in_container
 from checks.limits import within
 from checks.system.neuron.neuron_scope import known_type, not_concerned, numbers, tool_error, unknown
 

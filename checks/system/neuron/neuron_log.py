@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from checks.accelerators.neuron.sysfs import in_container
+from checks.host.container import in_container
 from checks.host.machine import Host
 
 NODE = "node"

@@ -194,6 +194,17 @@ def nvmlDeviceGetNvLinkErrorCounter(device: _Handle, link: int, counter: int) ->
     return int(_of(device, "nvmlDeviceGetNvLinkErrorCounter", "nvlink_errors")[counter]) if link == 0 else 0
 
 
+def nvmlDeviceGetMaxMigDeviceCount(device: _Handle) -> int:
+    _state("nvmlDeviceGetMaxMigDeviceCount", device.index)
+    return 7
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(device: _Handle, index: int) -> _Handle:
+    if index not in _of(device, "nvmlDeviceGetMigDeviceHandleByIndex", "parts"):
+        raise NVMLError(6)
+    return _Handle(device.index)
+
+
 def nvmlDeviceGetGpuFabricInfo(device: _Handle, gpuFabricInfo: Any) -> int:
     state, status = _of(device, "nvmlDeviceGetGpuFabricInfo", "fabric")
     found = gpuFabricInfo._obj
