@@ -41,7 +41,7 @@ async def claim_devices(
 
 
 async def _taken(lease: Lease, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> str:
-    """Why the devices are not free for a lease, or are not known to be; empty when they are."""
+    """Why a lease cannot have the devices: somebody was seen to have them, or the look failed; empty when it can."""
     why = ""
     for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
         await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
