@@ -32,7 +32,7 @@ def set_(faults: tuple[str, ...], **options: Any) -> int:
     from healthd.node.http.control_socket import set_faults
 
     settings = load_settings(options, section="node")
-    for line in set_faults(settings.node.control_socket, faults):
+    for line in set_faults(settings.control_socket(), faults):
         click.echo(f"in force: {line}")
     return 0
 
@@ -45,7 +45,7 @@ def clear(faults: tuple[str, ...], **options: Any) -> int:
     from healthd.node.http.control_socket import clear_faults
 
     settings = load_settings(options, section="node")
-    left = clear_faults(settings.node.control_socket, faults)
+    left = clear_faults(settings.control_socket(), faults)
     click.echo("cleared" + (f"; still in force: {', '.join(left)}" if left else ""))
     return 0
 

@@ -313,14 +313,17 @@ def test_a_node_of_another_gate_is_held_for_and_the_other_is_named(kind: ClaimKi
     assert sorted(after.granted) == ["n1", "n2"]
 
 
-def test_an_allocated_node_is_held_for_until_time_is_up() -> None:
-    used = node("n1", state("n1", allocated=(Allocation(by="process", holder="pid 7"),)))
+@pytest.mark.parametrize(
+    ("by", "holder"), [("process", "pid 7"), ("unseen", "it cannot be seen who holds the devices")]
+)
+def test_an_allocated_node_is_held_for_until_time_is_up(by: str, holder: str) -> None:
+    used = node("n1", state("n1", allocated=(Allocation(by=by, holder=holder),)))
     after, _ = step(NOW, gate(nodes=("n1",)), view(used), POLICY)
     assert after.waiting[0].code == "Allocated"
     end, _ = step(NOW + 600, after, view(used), POLICY)
     decision = decided(end)
     assert decision.reasons[0].code == "Expired"
-    assert "pid 7" in decision.reasons[0].message
+    assert holder in decision.reasons[0].message
     assert decision.retryable
 
 

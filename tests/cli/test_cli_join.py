@@ -270,6 +270,25 @@ def test_beside_a_daemon_the_hook_checks_and_the_daemon_keeps_the_lease(cluster:
         assert not any(reason["code"] == "DuplicateNode" for reason in state["reasons"])
 
 
+@pytest.mark.system("unshare", root=True)
+def test_beside_a_daemon_that_cannot_see_who_holds_the_devices_the_job_is_admitted(cluster: Cluster) -> None:
+    """As in a container without the host's processes: the hook, in the job's container, knows who has them."""
+    aggregator = cluster.aggregator(config=POLICY).start()
+    cluster.job(cluster.run_dir("n0") / "devices" / "cpu0")  # of another container: the daemon cannot see it
+    daemon = cluster.node("n0", aggregator=aggregator.url)
+    daemon.command[:0] = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    daemon.start()
+    try:
+        until(lambda: [one["by"] for one in daemon.get("/v1/node").json()["allocated"]] == ["unseen"], why=daemon.said)
+        alone = cluster.gate(aggregator.url, "alone", "--node", "n0", wait="1s")
+        assert (alone.code, "it cannot be seen who holds the devices" in alone.out) == (75, True), alone
+        said = executing(cluster, aggregator, 0, "--json", size=1).said()
+        assert said.code == 0, said
+        assert [lease["job"] for lease in daemon.get("/v1/node").json()["leases"]] == ["train"]
+    finally:
+        daemon.kill()  # unshare does not pass SIGTERM on
+
+
 def test_a_daemon_that_sees_the_ranks_of_its_hook_on_the_devices_takes_the_lease_once_they_are_gone(
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,12 @@ from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError
 """
 
+USE = f"""{LOAD}
+import healthd.node.occupancy.own, healthd.runner.settings
+from healthd.cli.settings.options import load_settings
+from healthd.cli.support.doctor import _run_folder
+"""
+
 # Imported while files of others can be read; then as somebody whom nobody knows, without a home.
 AS_NOBODY_KNOWN = """
 import getpass, os, sys
@@ -59,7 +65,7 @@ print(load_check_settings({"state_dir": "/x"}).node.state_dir)
 
 @pytest.mark.system(root=True)  # to become somebody else
 @pytest.mark.parametrize("made", ["folder", "link"])
-def test_directory_that_another_user_has_made_under_our_name_is_not_used(made: str) -> None:
+def test_directory_that_another_user_has_made_under_our_name_is_not_used_and_stops_nothing_else(made: str) -> None:
     """Links in it would lead what we write to files of ours."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "healthd-54321"
@@ -67,14 +73,22 @@ def test_directory_that_another_user_has_made_under_our_name_is_not_used(made: s
         place.mkdir() if made == "folder" else place.symlink_to("/")
         does = f"""
 os.environ["TMPDIR"] = {folder!r}
-try:
-    load_check_settings({{"state_dir": "/x"}})
-except ConfigError as error:
-    print(error)
-print(load_check_settings({{"state_dir": "/x", "run_dir": "/y"}}).node.run_dir)
+given = {{"state_dir": "/x"}}
+for load in (load_check_settings, lambda given: load_settings(given, section="gate")):
+    settings = load(given)  # a gate's hook, the fleet's commands and the aggregator do not use the directory
+    for use in (settings.runner, settings.control_socket):
+        try:
+            print(use())
+        except ConfigError as error:
+            print(error)
+item = _run_folder(settings)
+print(item.state, item.text)
+named = load_check_settings({{**given, "run_dir": "/y"}})
+print(named.runner().run_dir, named.control_socket())
 """
-        said = as_nobody_known(LOAD, does).splitlines()
-    assert said == [f"{place}: another user has made it; name a directory of yours with --run-dir", "/y"]
+        said = as_nobody_known(USE, does).splitlines()
+    text = f"{place}: another user has made it; name a directory of yours with --run-dir"
+    assert said == [*[text] * 4, f"missing {text}", "/y /y/node.sock"]
 
 
 @pytest.mark.system(root=True)  # to become somebody else

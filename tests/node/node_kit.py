@@ -202,7 +202,7 @@ class ScriptedProbes:
         self.surveys = 0
         self.latest: Survey | None = None
         self.boot: Callable[[], float] = lambda: math.inf
-        self.look_fails = ""
+        self.look_fails: list[str] = []  # why the next looks fail, one each
         self.probe_device_seconds = 0.0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -214,8 +214,9 @@ class ScriptedProbes:
         self.surveys += 1
         looked_at = self.boot()
         await self.look_gate.wait()
-        seen = survey(None if self.look_fails else self.holders, looked_at)
-        self.latest = dataclasses.replace(seen, failed=self.look_fails)
+        failed = self.look_fails.pop(0) if self.look_fails else ""
+        seen = survey(None if failed else self.holders, looked_at)
+        self.latest = dataclasses.replace(seen, failed=failed)
         return self.latest
 
     async def run(

@@ -232,6 +232,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
             click.echo(line, err=True)
 
     hook = member_of(settings, os.environ, say=say)
+    if settings.gate.execute:
+        settings.runner(in_job=True)  # what is wrong in its settings is said before anybody waits for this member
     progress = Progress(quiet=as_json)
 
     def show(decision: Decision) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from checks.contract import Limit, Program
 from healthd.baselines.settings import BaselineSettings
 from healthd.cli.settings.probes import LimitSettings, ProbeSettings
+from healthd.cli.settings.run_dir import check_run_dir
 from healthd.core.config.load import locate
 from healthd.core.config.schema import nearest
 from healthd.core.config.values import parse_duration
@@ -74,9 +75,15 @@ class CheckSettings:
         """Where a key is set, for errors that are found after loading."""
         return locate(self.file, path) if self.file else "configuration"
 
+    def control_socket(self) -> Path:
+        """The socket of this host's daemon. ConfigError where another user has made the run directory."""
+        check_run_dir(self.node.run_dir)
+        return self.node.control_socket
+
     def runner(self, *, in_job: bool | None = None, in_fleet: bool | None = None) -> RunnerSettings:
         """
-        What the runner needs. ConfigError names a check that matches nothing, or a parameter it does not have.
+        What the runner needs. ConfigError names a check that matches nothing, a parameter it does not have, or a run
+        directory that another user has made.
 
         `in_job`: the devices that can be seen here were given to the job that this process belongs to, so that nobody
         out of sight has them. None: where a scheduler has started this process. `in_fleet`: jobs over several nodes run
@@ -86,6 +93,7 @@ class CheckSettings:
         from healthd.runner.settings import RunnerSettings
 
         probe = self.probe
+        check_run_dir(self.node.run_dir)
         self._check_writers()
         params, timeouts = self._check_params()
         if probe.instance_type is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from healthd.cli.settings.checks import CheckSettings
+from healthd.cli.settings.run_dir import default_run_dir
 from healthd.core.config.load import load
 from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file
@@ -78,7 +79,7 @@ def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
     if file is not None:
         check_file(file, "settings file")
     arguments = {KEYS.get(name, name): value for name, value in given.items()}
-    state_dir, run_dir = _state_dir(), _run_dir()
+    state_dir = _state_dir()
     settings = load(
         schema,
         file=file,
@@ -87,13 +88,11 @@ def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
         sections=(section, "node", "probe"),
         defaults={
             "node.name": socket.gethostname(),
-            "node.run_dir": run_dir,
+            "node.run_dir": default_run_dir(),
             **({} if state_dir is None else {"node.state_dir": state_dir}),
             **({} if state_dir is None or schema is CheckSettings else {"aggregator.state_dir": state_dir}),
         },
     )
-    if settings.node.run_dir == run_dir and os.geteuid() != 0:  # in /run root alone makes directories, for whomever
-        _require_own(run_dir)
     # Workers run in a directory of their own: a relative path would mean another place to them.
     node = dataclasses.replace(
         settings.node,
@@ -124,22 +123,3 @@ def _state_dir() -> Path | None:
         return Path("/var/lib/healthd")
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return None if home.startswith("~") else Path(home) / "healthd"
-
-
-def _run_dir() -> Path:
-    if os.geteuid() == 0:
-        return Path("/run/healthd")
-    import tempfile
-
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(base) / "healthd" if base else Path(tempfile.gettempdir()) / f"healthd-{os.geteuid()}"
-
-
-def _require_own(folder: Path) -> None:
-    """ConfigError where somebody else has made the default directory, of which everybody knows the name."""
-    try:
-        status = folder.lstat()
-    except OSError:
-        return  # who makes it says what is wrong
-    if status.st_uid != os.geteuid():
-        raise ConfigError(f"{folder}: another user has made it; name a directory of yours with --run-dir")

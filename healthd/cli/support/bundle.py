@@ -132,7 +132,7 @@ def _state(settings: Settings) -> Any:
     from healthd.core import wire
     from healthd.node.http.control_socket import node_state
 
-    return wire.plain(node_state(settings.node.control_socket))
+    return wire.plain(node_state(settings.control_socket()))
 
 
 def _trace(path: Path) -> Any:

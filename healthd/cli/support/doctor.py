@@ -17,8 +17,9 @@ from checks.host.machine import Host, HostError
 from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
 from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.run_dir import check_run_dir
 from healthd.cli.settings.tree import Settings
-from healthd.core.errors import HealthdError, words_of
+from healthd.core.errors import ConfigError, HealthdError, words_of
 
 # What the probes need of the interpreter that runs them, asked in one go.
 PROBE = """
@@ -80,7 +81,7 @@ def examine(settings: Settings) -> Iterator[Item]:
     yield from _neuron_packages(settings, python, host)
     yield from _compile_cache(settings)
     yield _folder("state directory", settings.node.state_dir, "--state-dir")
-    yield _folder("run directory", settings.node.run_dir, "--run-dir")
+    yield _run_folder(settings)
     yield _kernel_log(host)
     yield from _schedulers(settings)
     yield from _launchers()
@@ -201,6 +202,15 @@ def _folder(name: str, path: Path, option: str) -> Item:
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return Item(name, "ok", str(path) if os.path.exists(path) else f"{path} (will be made)")
     return Item(name, "missing", f"{path} cannot be written", f"run as root, or choose another with {option}")
+
+
+def _run_folder(settings: Settings) -> Item:
+    """Whether the run directory is ours and can be written to, or made."""
+    try:
+        check_run_dir(settings.node.run_dir)
+    except ConfigError as error:
+        return Item("run directory", "missing", str(error))
+    return _folder("run directory", settings.node.run_dir, "--run-dir")
 
 
 def _kernel_log(host: Host) -> Item:

@@ -11,6 +11,8 @@ from healthd.node.orders.leases import LeaseStore, others_than
 from healthd.node.state.store import NodeStore
 
 LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its devices refuses a lease
+# Looks that fail until it does. One may on a busy host; each may take 10 s, and a lease is confirmed within 30 s.
+FAILED_LOOKS = 2
 
 
 async def claim_devices(
@@ -41,15 +43,18 @@ async def claim_devices(
 
 
 async def _taken(lease: Lease, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> str:
-    """Why the devices are not free for a lease, or are not known to be; empty when they are."""
-    why = ""
+    """Why a lease cannot have the devices: somebody was seen to have them, or looks failed; empty when it can."""
+    why, failures = "", 0
     for look in range(LOOKS):  # the ranks of a validation, or of the job before, may be about to end
         await asyncio.sleep(LOOK_AGAIN_SECONDS if look else 0)
         failed = await scheduler.refresh()
         if leases.doubt:
             return ""  # it may be in force from before, and its job running
         if failed:
-            return f"the devices could not be looked at: {failed}"
+            why, failures = f"the devices could not be looked at: {failed}", failures + 1
+            if failures == FAILED_LOOKS:
+                break
+            continue
         others = others_than(lease, store.allocated, store.scheduled.workloads)
         why = f"the devices are taken: {describe(others)}" if others else ""
         if all(one.by == "scheduler" for one in others):

@@ -42,7 +42,7 @@ class HeldLease:
     seen_at: float | None = None
     """When its workload was last seen (CLOCK_BOOTTIME); None before it was seen."""
     claimed: bool = True
-    """The devices were looked at, and nobody else had them: only then is it accepted. Files of before say nothing."""
+    """The devices were looked at and nobody else was seen to have them: then it is accepted. Old files do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,10 +276,15 @@ def _unseen(lease: Lease, age: float, what: str) -> LeaseFate:
 
 
 def others_than(lease: Lease, claims: Sequence[Allocation], workloads: Sequence[Workload]) -> list[Allocation]:
-    """Who has devices beside the workload of a lease: processes, jobs of a scheduler, and whoever cannot be seen."""
+    """
+    Who is seen to have devices beside the workload of a lease: processes, and jobs of a scheduler.
+
+    Where that cannot be seen, a gate takes the node for busy. It grants a lease there only after a hook in the
+    job's own container has looked at the devices.
+    """
     own = f"pid {process_of(lease.workload)} "
     beside = foreign(claims, workloads, {lease.workload, lease.job})
-    return [one for one in beside if one.by != "lease" and own not in f"{one.holder} "]
+    return [one for one in beside if one.by in ("process", "scheduler") and own not in f"{one.holder} "]
 
 
 def process_of(workload: str | None) -> int | None:
