@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,8 +47,7 @@ def test_a_hook_that_is_the_first_process_of_its_container_hears_signals_too(job
     """The kernel gives such a process no signal that it has not asked for."""
     job.start(1, *PASSIVE, within=PID_1)
     job.wait_for("--keeper", "--node-rank 1")
-    hook = next(pid for pid, line in job.left().items() if "--keeper" not in line and "unshare" not in line)
-    os.kill(hook, number)
+    os.kill(first_process(job), number)
     ended = job.end(1)
     assert (ended.code, ended.out) == (75, ""), ended.err
     job.nothing_left()
@@ -76,6 +77,12 @@ def test_the_command_is_started_with_the_signals_that_the_hook_was_started_with(
         job.nothing_left()
 
 
+def first_process(job: Job) -> int:
+    """The process id of the hook that was started within PID_1."""
+    lines = {pid: line for pid, line in job.left().items() if " preflight " in line}
+    return next(pid for pid, line in lines.items() if "--keeper" not in line and "unshare" not in line)
+
+
 def main_node(*, go: bool | None) -> dict[str, Answer | Callable[[str], Answer]]:
     """What a main node answers to rank 1 of 2, both of which are admitted."""
     rolls = {"wait_seconds": 60.0, "difference": None, "all_told": False}
@@ -97,6 +104,41 @@ def test_a_hook_that_ends_after_it_has_confirmed_takes_that_back(job: Job, numbe
         hook.send_signal(number)
         assert job.end(1).code == (75 if number == signal.SIGTERM else -number)
         until(lambda: any(b'"withdraw"' in body for body in main.bodies))
+        job.nothing_left()
+
+
+SYSTEM = pytest.mark.system("unshare", root=True)
+
+
+@pytest.mark.parametrize("again", ["keeper", "hook", pytest.param("first process", marks=SYSTEM)])
+def test_signals_that_come_while_a_confirmation_is_taken_back_do_not_end_that(job: Job, again: str) -> None:
+    """A launcher may signal every process, and more than once; the first try to take it back is answered with 503."""
+    answers, signalled = main_node(go=None), threading.Event()
+    settled = answers["/handshake"]
+    assert isinstance(settled, tuple)
+    tries: list[bytes] = []
+
+    def handshake(_: str) -> Answer:
+        tries[:] = [body for body in main.bodies if b'"withdraw"' in body]
+        if len(tries) == 1:
+            signalled.wait(20)
+        return (503, "application/json", b"{}") if len(tries) == 1 else settled
+
+    with serving({**answers, "/handshake": handshake}) as main:
+        place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
+        started = job.start(1, *PASSIVE, place=place, within=PID_1 if again == "first process" else ())
+        until(lambda: any(b'"acknowledge"' in body for body in main.bodies))
+        keeper = job.wait_for("--keeper", "--node-rank 1")
+        hook = first_process(job) if again == "first process" else started.pid
+        os.kill(hook, signal.SIGTERM)
+        until(lambda: len(tries) == 1)
+        os.kill(keeper if again == "keeper" else hook, signal.SIGTERM)
+        if again != "keeper":
+            with pytest.raises(subprocess.TimeoutExpired):
+                started.wait(0.3)  # it waits for the keeper
+        signalled.set()
+        ended = job.end(1)
+        assert (ended.code, len(tries)) == (75, 2), ended.err
         job.nothing_left()
 
 

@@ -51,8 +51,10 @@ async def keep(
     `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
     wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
-    tasks = Tasks()
-    parent = tasks.start("watch over the hook", _parent_ended(task.parent))
+    tasks, stopped = Tasks(), asyncio.Event()
+    for number in NUMBERS:  # to the end, since who stops a hook may signal the keeper too, and more than once
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    parent = tasks.start("watch over the hook", _parent_ended(task.parent, stopped))
     told, admissions = False, list[Decision]()
     try:
         async with main_node(task, folder, tasks) as main:
@@ -240,22 +242,17 @@ async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> N
         await asyncio.sleep(OTHER_RANKS_SECONDS)
 
 
-async def _parent_ended(parent: int) -> None:
-    """Until the process that is the hook, or that the hook has become, has ended, or a signal says that it ends."""
+async def _parent_ended(parent: int, ended: asyncio.Event) -> None:
+    """Until the process that is the hook, or that the hook has become, has ended, or `ended` says that it ends."""
     try:
         descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
         return
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
     loop.add_reader(descriptor, ended.set)
-    for number in NUMBERS:
-        loop.add_signal_handler(number, ended.set)
     try:
         if os.getppid() == parent:  # else it ended before, and another process may have its number
             await ended.wait()
     finally:
-        for number in NUMBERS:
-            loop.remove_signal_handler(number)
         loop.remove_reader(descriptor)
         os.close(descriptor)
