@@ -48,8 +48,8 @@ async def keep(
 
     `prepare` tells the hook of an admission before that is confirmed, and returns whether it could print it and write
     what its command needs: what fails there must keep the others from starting.
-    `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
-    wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
+    `run_executor` is the node daemon; it has ended before the command is started, so that the devices are free. What
+    goes wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
     tasks, stopped = Tasks(), asyncio.Event()
     for number in NUMBERS:  # to the end, since who stops a hook may signal the keeper too, and more than once
