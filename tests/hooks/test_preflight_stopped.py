@@ -154,3 +154,14 @@ def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, ful
         assert not any(b'"acknowledge"' in body for body in main.bodies)
         until(lambda: any(b'"withdraw"' in body for body in main.bodies))
         job.nothing_left()
+
+
+def test_the_main_node_does_not_wait_for_one_that_has_withdrawn(job: Job) -> None:
+    job.config.write_text(job.config.read_text().replace('linger = "3s"', 'linger = "10m"'))
+    job.start(0, *PASSIVE)
+    job.start(1, *PASSIVE, "--json", full_stdout=True)
+    ended = job.end(0, timeout=15)
+    assert (ended.code, ended.out) == (75, ""), ended.err
+    assert "rank-1 did not" in " ".join(ended.err.split())
+    assert job.end(1).code == 75
+    job.nothing_left()
