@@ -15,7 +15,7 @@ import pytest
 from tests.aggregator.service import until
 from tests.hooks.preflight_kit import Job
 from tests.hooks.test_hook_answers import Answer, admission, serving
-from tests.hooks.test_preflight import BAD, PASSIVE
+from tests.hooks.test_preflight import BAD, PASSIVE, torchrun
 
 PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 IGNORING = ("sh", "-c", "trap '' INT TERM; exec \"$@\"", "sh")
@@ -154,6 +154,18 @@ def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, ful
         assert not any(b'"acknowledge"' in body for body in main.bodies)
         until(lambda: any(b'"withdraw"' in body for body in main.bodies))
         job.nothing_left()
+
+
+def test_another_process_of_a_node_that_cannot_start_keeps_all_from_starting_too(job: Job) -> None:
+    """Its node is confirmed by another one, that of local rank 0."""
+    (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
+    with serving(main_node(go=None)) as main:
+        env = {**torchrun(job, node=1, local=1), "HEALTHD_PREFLIGHT_PORT": main.url.rpartition(":")[2]}
+        job.start(1, *PASSIVE, place=(), env=env)
+        ended = job.end(1)
+        assert (ended.code, "the host file cannot be written" in ended.err) == (2, True), ended.err
+        job.nothing_left()
+    assert any(b'"withdraw"' in body and b'"rank-1"' in body for body in main.bodies)
 
 
 def test_the_main_node_does_not_wait_for_one_that_has_withdrawn(job: Job) -> None:
