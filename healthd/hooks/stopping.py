@@ -22,12 +22,12 @@ class Signals:
         self._on_stop: Callable[[], object] | None = None
 
     def come(self, number: int, _: object) -> None:
-        """The handler of the signals."""
-        self.name = self.name or signal.Signals(number).name
-        if not self._deferred:
-            raise Stopped(self.name)
+        """The handler of the signals. Only the first raises: the next must not cut short what that one has begun."""
+        first, self.name = self.name is None, self.name or signal.Signals(number).name
         if self._on_stop is not None:
             self._on_stop()
+        elif first and not self._deferred:
+            raise Stopped(self.name)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:

@@ -44,6 +44,15 @@ def test_one_that_withdraws_after_all_went_has_ended_and_the_others_go_on() -> N
     assert shake.end("b").over
 
 
+def test_nobody_waits_for_one_that_has_withdrawn_to_hear_the_outcome() -> None:
+    both = make(frozenset({"a", "b"}))
+    first = both.withdraw("a", 1.0).tell("b").tell("spare")
+    late = both.acknowledge("a", 1.0).acknowledge("b", 1.0).withdraw("a", 2.0).tell("b").tell("spare")
+    spare = both.withdraw("spare", 1.0).acknowledge("a", 2.0).acknowledge("b", 2.0).tell("a").tell("b")
+    assert (first.all_told, late.all_told, spare.all_told) == (True, True, True)
+    assert not both.withdraw("a", 1.0).tell("spare").all_told
+
+
 def test_a_stranger_withdraws_nothing() -> None:
     assert make(frozenset({"a"})).withdraw("spare", 1.0).go is None
 

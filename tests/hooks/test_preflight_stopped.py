@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from tests.aggregator.service import until
 from tests.hooks.preflight_kit import Job
 from tests.hooks.test_hook_answers import Answer, admission, serving
-from tests.hooks.test_preflight import BAD, PASSIVE
+from tests.hooks.test_preflight import BAD, PASSIVE, torchrun
 
 PID_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 IGNORING = ("sh", "-c", "trap '' INT TERM; exec \"$@\"", "sh")
@@ -45,8 +47,7 @@ def test_a_hook_that_is_the_first_process_of_its_container_hears_signals_too(job
     """The kernel gives such a process no signal that it has not asked for."""
     job.start(1, *PASSIVE, within=PID_1)
     job.wait_for("--keeper", "--node-rank 1")
-    hook = next(pid for pid, line in job.left().items() if "--keeper" not in line and "unshare" not in line)
-    os.kill(hook, number)
+    os.kill(first_process(job), number)
     ended = job.end(1)
     assert (ended.code, ended.out) == (75, ""), ended.err
     job.nothing_left()
@@ -76,6 +77,12 @@ def test_the_command_is_started_with_the_signals_that_the_hook_was_started_with(
         job.nothing_left()
 
 
+def first_process(job: Job) -> int:
+    """The process id of the hook that was started within PID_1."""
+    lines = {pid: line for pid, line in job.left().items() if " preflight " in line}
+    return next(pid for pid, line in lines.items() if "--keeper" not in line and "unshare" not in line)
+
+
 def main_node(*, go: bool | None) -> dict[str, Answer | Callable[[str], Answer]]:
     """What a main node answers to rank 1 of 2, both of which are admitted."""
     rolls = {"wait_seconds": 60.0, "difference": None, "all_told": False}
@@ -100,6 +107,41 @@ def test_a_hook_that_ends_after_it_has_confirmed_takes_that_back(job: Job, numbe
         job.nothing_left()
 
 
+SYSTEM = pytest.mark.system("unshare", root=True)
+
+
+@pytest.mark.parametrize("again", ["keeper", "hook", pytest.param("first process", marks=SYSTEM)])
+def test_signals_that_come_while_a_confirmation_is_taken_back_do_not_end_that(job: Job, again: str) -> None:
+    """A launcher may signal every process, and more than once; the first try to take it back is answered with 503."""
+    answers, signalled = main_node(go=None), threading.Event()
+    settled = answers["/handshake"]
+    assert isinstance(settled, tuple)
+    tries: list[bytes] = []
+
+    def handshake(_: str) -> Answer:
+        tries[:] = [body for body in main.bodies if b'"withdraw"' in body]
+        if len(tries) == 1:
+            signalled.wait(20)
+        return (503, "application/json", b"{}") if len(tries) == 1 else settled
+
+    with serving({**answers, "/handshake": handshake}) as main:
+        place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
+        started = job.start(1, *PASSIVE, place=place, within=PID_1 if again == "first process" else ())
+        until(lambda: any(b'"acknowledge"' in body for body in main.bodies))
+        keeper = job.wait_for("--keeper", "--node-rank 1")
+        hook = first_process(job) if again == "first process" else started.pid
+        os.kill(hook, signal.SIGTERM)
+        until(lambda: len(tries) == 1)
+        os.kill(keeper if again == "keeper" else hook, signal.SIGTERM)
+        if again != "keeper":
+            with pytest.raises(subprocess.TimeoutExpired):
+                started.wait(0.3)  # it waits for the keeper
+        signalled.set()
+        ended = job.end(1)
+        assert (ended.code, len(tries)) == (75, 2), ended.err
+        job.nothing_left()
+
+
 @pytest.mark.parametrize("full", ["stdout", "hosts"])
 def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, full: str) -> None:
     (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
@@ -112,3 +154,26 @@ def test_a_hook_that_cannot_tell_its_admission_does_not_confirm_it(job: Job, ful
         assert not any(b'"acknowledge"' in body for body in main.bodies)
         until(lambda: any(b'"withdraw"' in body for body in main.bodies))
         job.nothing_left()
+
+
+def test_another_process_of_a_node_that_cannot_start_keeps_all_from_starting_too(job: Job) -> None:
+    """Its node is confirmed by another one, that of local rank 0."""
+    (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
+    with serving(main_node(go=None)) as main:
+        env = {**torchrun(job, node=1, local=1), "HEALTHD_PREFLIGHT_PORT": main.url.rpartition(":")[2]}
+        job.start(1, *PASSIVE, place=(), env=env)
+        ended = job.end(1)
+        assert (ended.code, "the host file cannot be written" in ended.err) == (2, True), ended.err
+        job.nothing_left()
+    assert any(b'"withdraw"' in body and b'"rank-1"' in body for body in main.bodies)
+
+
+def test_the_main_node_does_not_wait_for_one_that_has_withdrawn(job: Job) -> None:
+    job.config.write_text(job.config.read_text().replace('linger = "3s"', 'linger = "10m"'))
+    job.start(0, *PASSIVE)
+    job.start(1, *PASSIVE, "--json", full_stdout=True)
+    ended = job.end(0, timeout=15)
+    assert (ended.code, ended.out) == (75, ""), ended.err
+    assert "rank-1 did not" in " ".join(ended.err.split())
+    assert job.end(1).code == 75
+    job.nothing_left()

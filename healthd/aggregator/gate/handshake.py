@@ -18,7 +18,7 @@ class Handshake:
 
     `everyone` was asked for and waits for the outcome; `included` must all acknowledge before `deadline` (monotonic
     seconds). `go` is None until that is settled, and never changes afterwards, so that nobody starts when another was
-    told not to. `told` are those who have fetched the outcome, `ended` those whose command is over.
+    told not to. `told` are those who have fetched the outcome or withdrawn, `ended` those whose command is over.
     """
 
     everyone: frozenset[str]
@@ -37,10 +37,10 @@ class Handshake:
 
     def withdraw(self, node: str, now: float) -> Handshake:
         """`node` does not start, whatever it has acknowledged: nobody does, unless that they go was settled before."""
-        settled = self.settle(now)
+        settled = dataclasses.replace(self.settle(now), told=self.told | {node})  # it waits for no outcome
         if settled.go is not None or node not in self.included:
             return settled.end(node)
-        return dataclasses.replace(self, acknowledged=self.acknowledged - {node}, go=False)
+        return dataclasses.replace(settled, acknowledged=self.acknowledged - {node}, go=False)
 
     def settle(self, now: float) -> Handshake:
         """The handshake as of now."""

@@ -63,8 +63,11 @@ async def handshake(task: Task, decision: Decision, event: str, *, wait: float =
 
 
 async def withdraw(task: Task, decision: Decision) -> None:
-    """Have nobody start without this node, whose hook has ended, unless all have been told that they go."""
-    if task.probes:
-        with contextlib.suppress(HealthdError, TimeoutError):
-            async with asyncio.timeout(WITHDRAW_SECONDS):
-                await handshake(task, decision, "withdraw", wait=0)
+    """
+    Have nobody start without this node, or this process of it, unless all have been told that they go.
+
+    Unlike the other steps every local rank takes this one: each has a command to start.
+    """
+    with contextlib.suppress(HealthdError, TimeoutError):
+        async with asyncio.timeout(WITHDRAW_SECONDS):
+            await handshake(task, decision, "withdraw", wait=0)

@@ -48,22 +48,20 @@ async def keep(
 
     `prepare` tells the hook of an admission before that is confirmed, and returns whether it could print it and write
     what its command needs: what fails there must keep the others from starting.
-    `run_executor` is the node daemon; it has ended before the hook is told, so that the devices are free. What goes
-    wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
+    `run_executor` is the node daemon; it has ended before the command is started, so that the devices are free. What
+    goes wrong is an outcome with code 75, or 2 where the token is wrong; nothing is raised.
     """
-    tasks = Tasks()
-    parent = tasks.start("watch over the hook", _parent_ended(task.parent))
-    told, admissions = False, list[Decision]()
+    tasks, stopped = Tasks(), asyncio.Event()
+    for number in NUMBERS:  # to the end, since who stops a hook may signal the keeper too, and more than once
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    parent = tasks.start("watch over the hook", _parent_ended(task.parent, stopped))
+    told = False
     try:
         async with main_node(task, folder, tasks) as main:
             try:
-                outcome = await _gate(task, run_executor, main, parent, admissions, prepare)
+                outcome = await _gate(task, run_executor, main, parent, prepare)
             except DifferenceError as error:
                 outcome = Outcome(kind="exit", code=USAGE, message=str(error))
-            except ParentEndedError:
-                for decision in admissions:
-                    await withdraw(task, decision)
-                raise
             report(outcome)
             told = True
             async with _watching(main) as watch:
@@ -107,19 +105,24 @@ async def _gate(
     run_executor: Callable[[], Awaitable[None]],
     main: MainNode | None,
     parent: asyncio.Task[None],
-    admissions: list[Decision],
     prepare: Prepare,
 ) -> Outcome:
     """
     From the first word with the main node to the last; the executor runs in between and no longer.
 
-    What is to be acknowledged is put into `admissions` before.
+    Whatever is raised takes an acknowledgement back first, because to stop the executor takes time.
     """
+    admissions = list[Decision]()
     async with _watching(main, parent) as tasks:
         wait_seconds = await tasks.first(reach_main(task))
         if task.probes:
             tasks.supervise("checks of this node", lambda: _execute(run_executor), OnEnd.FATAL)
-        return await tasks.first(_settle(task, wait_seconds, admissions, prepare))
+        try:
+            return await tasks.first(_settle(task, wait_seconds, admissions, prepare))
+        except Exception:
+            for decision in admissions:
+                await withdraw(task, decision)
+            raise
 
 
 async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
@@ -128,7 +131,7 @@ async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], prepare: Prepare) -> Outcome:
-    """Ask, acknowledge, and say what this node is to do."""
+    """Ask, acknowledge, and say what this node is to do. What is to be acknowledged is put into `admissions` before."""
     decision = await _ask(task, wait_seconds)
     included = [node.node for node in decision.nodes]
     if decision.decision is not Verdict.ADMIT:
@@ -240,22 +243,17 @@ async def _others_told(task: Task, decision: Decision, *, until_over: bool) -> N
         await asyncio.sleep(OTHER_RANKS_SECONDS)
 
 
-async def _parent_ended(parent: int) -> None:
-    """Until the process that is the hook, or that the hook has become, has ended, or a signal says that it ends."""
+async def _parent_ended(parent: int, ended: asyncio.Event) -> None:
+    """Until the process that is the hook, or that the hook has become, has ended, or `ended` says that it ends."""
     try:
         descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
         return
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
     loop.add_reader(descriptor, ended.set)
-    for number in NUMBERS:
-        loop.add_signal_handler(number, ended.set)
     try:
         if os.getppid() == parent:  # else it ended before, and another process may have its number
             await ended.wait()
     finally:
-        for number in NUMBERS:
-            loop.remove_signal_handler(number)
         loop.remove_reader(descriptor)
         os.close(descriptor)
