@@ -23,7 +23,7 @@ from healthd.aggregator.validation.rank_data import MOST_EVENTS, odd_ranks
 from healthd.aggregator.validation.training_data import odd_steps
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 
 # The node could not take part, through no fault that the group could show.
 _UNFIT = ("Busy", "StartFailed", "Cancelled", "Stuck", "ColdCache", "CompileFailed")
