@@ -1,9 +1,8 @@
 """
 Who is at fault when a fleet fails together: pure, deterministic, and never a guess.
 
-`localize(problem, history)` looks at the outcomes so far and says which groups to test next, or the verdict. It keeps
-no state: the course of the tests is replayed from the history, so the same input gives the same answer. Nothing here
-runs a test, knows a clock, or knows what a member is.
+`replay(problem, history)` looks at the outcomes so far and says which groups to test next, or the verdict: the same
+input gives the same answer. Nothing here runs a test, knows a clock, or knows what a member is.
 """
 
 from __future__ import annotations
@@ -12,47 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from healthd.localize.evidence import Evidence
-from healthd.localize.model import (
-    Culprit,
-    GroupOutcome,
-    LabelFault,
-    Manner,
-    NextRound,
-    Outcome,
-    PathFault,
-    Problem,
-    ScaleFault,
-    TrunkFault,
-    Verdict,
-)
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
 from healthd.localize.rounds import by_rounds, final
 from healthd.localize.search import Found
 from healthd.localize.verdict import verdict_of
 
-__all__ = [
-    "Course",
-    "Culprit",
-    "GroupOutcome",
-    "LabelFault",
-    "Manner",
-    "NextRound",
-    "Outcome",
-    "PathFault",
-    "Problem",
-    "ScaleFault",
-    "TrunkFault",
-    "Verdict",
-    "localize",
-    "replay",
-]
-
 
 class Course:
     """
-    The same with memory, for a caller that goes through round after round: only the last step is computed.
+    The course of the tests, for a caller that goes through round after round: only the last step is computed.
 
-    `step` takes the outcomes of the round that was asked for last. Given the outcomes of the history round by round it
-    says what `localize` says of the whole history.
+    `step` takes the outcomes of the round that was asked for last; the first is of the whole.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -97,20 +66,13 @@ class Course:
         return self._verdict
 
 
-def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: bool = False) -> NextRound | Verdict:
+def replay(problem: Problem, history: Iterable[GroupOutcome]) -> tuple[Course, NextRound | Verdict]:
     """
-    The groups to test next, or the verdict.
+    The course of the tests up to the end of this history, and what comes next: groups to test, or the verdict.
 
-    Round 0 is asked for first: the whole. A round counts as run when the history has any outcome of it; what is missing
-    of it counts as unknown. `conclude`: the verdict on what is known now, for a caller whose time is up. Raises
+    Round 0 is asked for first: the whole. A round counts as run when the history has any outcome of it. Raises
     BadInputError on an outcome of somebody who is no member.
     """
-    course, step = replay(problem, history)
-    return course.conclude() if conclude else step
-
-
-def replay(problem: Problem, history: Iterable[GroupOutcome]) -> tuple[Course, NextRound | Verdict]:
-    """The course of tests up to the end of this history, and what comes next; as `localize`."""
     rounds: dict[int, list[GroupOutcome]] = defaultdict(list)
     for outcome in history:
         rounds[outcome.round].append(outcome)

@@ -84,7 +84,7 @@ class Evidence:
         self.mended: set[Pair] = set()  # failed, and passed when tested last
         self.dropped: set[int] = set()  # soft tests that passed when measured alone
         self.fails: dict[int, list[tuple[int, int]]] = defaultdict(list)  # member -> (partner, test); alone: itself
-        self.shown: dict[int, list[int]] = defaultdict(list)  # in whom failing groups themselves saw the fault -> tests
+        self.shown: set[int] = set()  # in whom the failing whole itself saw the fault
         self.met = [set[int]() for _ in self.job]  # partners in pairs with an outcome
         self.passes = [0] * len(self.job)  # tests passed, of any size
         self.pair_tests = [0] * len(self.job)
@@ -114,8 +114,11 @@ class Evidence:
                 for v in members:
                     self.silent[v] += 1
             elif members:
-                for v in shown if fail and len(shown) <= max(1, len(members) // 4) else ():
-                    self.shown[v].append(len(self.tests))
+                few = fail and len(members) > 2 and len(shown) <= max(1, len(members) // 4)
+                for v in shown - self.shown if few else ():
+                    self.fails[v].append((v, len(self.tests)))  # counts as failed alone, once
+                    self.pair_tests[v] += 1
+                    self.shown.add(v)
                 self._add(Test(members, slow or fail, slow, slow and len(outcomes) > 1), alone=len(outcomes) == 1)
 
     def _add(self, test: Test, *, alone: bool) -> None:

@@ -97,23 +97,17 @@ def judge(ev: Evidence) -> Judged:
     found.paths = [pair for pair in found.paths if blamed.isdisjoint(pair)]
     found.odd = [pair for pair in rest if blamed.isdisjoint(pair)]
     if ev.count > 1 or (ev.first and len(ev.first.members) < len(ev.job)):
-        # One who never passed is worth a test, but not the witness of one in whom the whole showed the fault.
-        found.suspects = [
-            v
-            for v in ev.job
-            if not ev.passes[v] and v not in blamed
-            if v not in ev.fails or any(o not in blamed or o not in ev.shown for o, _ in ev.counted(v))
-        ]
+        found.suspects = [v for v in ev.job if not ev.passes[v] and v not in blamed]
     return found
 
 
 def _accuse(ev: Evidence, found: Judged, explained: set[Pair], odd: list[Pair]) -> None:
     """Accuse until nobody is added: what an accused member explains makes its partners clean."""
     open_ends = {v for pair in odd for v in pair}
-    waiting = {v for v in ev.fails if len(ev.fails[v]) > 1 or v in ev.shown}
+    waiting = {v for v in ev.fails if len(ev.fails[v]) > 1}
     new: set[int] | None = None
     while new is None or new:
-        known = set(found.accused)
+        known, found.awaiting = set(found.accused), {}
         odd = [pair for pair in odd if known.isdisjoint(pair)]
         usual = chance_of(ev, odd)
         for v in waiting:
@@ -123,44 +117,26 @@ def _accuse(ev: Evidence, found: Judged, explained: set[Pair], odd: list[Pair]) 
             chance = usual if v not in open_ends else chance_of(ev, odd, (v,))
             if _is_enough(ev, v, hard, chance, known):
                 found.accused[v] = counted
-            elif not _is_enough(ev, v, slow, chance, known):
-                _of_shown(ev, v, known, found)
-            else:
+            elif _is_enough(ev, v, slow, chance, known):
                 soft = all(ev.tests[n].soft for _, n in slow)
                 (found.awaiting if soft else found.accused)[v] = slow
         new = waiting & found.accused.keys()
         waiting -= new
-    for v in found.accused:
-        found.awaiting.pop(v, None)
-        found.pending.pop(v, None)
-
-
-def _of_shown(ev: Evidence, v: int, known: set[int], found: Judged) -> None:
-    """
-    Accuse one in whom the failing whole itself saw the fault, and a pair again: died, hung, or sent wrong values.
-
-    All others must have passed since without it; until its witness has, it may be the witness's fault.
-    """
-    tests = [ev.tests[n].members for n in ev.shown.get(v, ())]
-    without = any(v not in group and not all(bad) for group, bad in ev.large.items())
-    if ev.passes[v] or len(tests) < 2 or not without or not all(map(known.isdisjoint, tests)):
-        return
-    sure = all(ev.passes[o] for members in tests if len(members) == 2 for o in members if o != v)
-    (found.accused if sure else found.pending)[v] = [(o, n) for o, n in ev.counted(v) if ev.passes[o]]
 
 
 def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, known: set[int]) -> bool:
     """
-    Whether these failures accuse v: with two different clean partners at least, and more than chance would give.
+    Whether these failures accuse v: alone or with different clean partners, two at least, and more than chance gives.
 
     One that passed elsewhere may be a healthy end of bad paths: as many of its failed pairs must have passed too as
     failed again, and one at least. A few of many tests accuse nobody.
     """
-    alone = sum(o == v for o, _ in counted)
-    failed = len({o for o, _ in counted if o != v}) + alone
-    if failed < 2 or is_chance(ev, len(ev.job), ev.passes[v] + failed, failed, chance):
+    own = sum(o == v for o, _ in counted)
+    failed = len({o for o, _ in counted if o != v}) + own
+    many = 1 if own and not ev.passes[v] else len(ev.job)  # who failed by itself was singled out by that
+    if failed < 2 or is_chance(ev, many, ev.passes[v] + failed, failed, chance):
         return False
-    if not ev.passes[v] or alone:
+    if not ev.passes[v]:
         return True
     pairs = {(min(o, v), max(o, v)) for o, _ in counted}
     again = len(pairs & ev.good_pairs.keys())

@@ -35,9 +35,11 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
         found.rest_passed = rest_state(ev, found.rest)
         if ev.rounds >= LAST_WITHOUT_PASS and not any(ev.passes):
             return
-        ask = first_look(ev, found)
-        if ask is None and (found.pair_rounds or found.rest_passed is not False):
-            ask = with_rest(ev, judged, found)
+        if not ev.rounds and ev.shown:
+            found.pair_rounds += 1
+            yield [tuple(v for v in ev.job if v not in ev.shown)], "all but who showed a fault, together"
+            continue
+        ask = with_rest(ev, judged, found) if found.pair_rounds or found.rest_passed is not False else None
         if ask is not None:
             yield ask
         elif len(found.rest) < 2 or (found.rest_passed and not (found.intermittent and found.rest == ev.job)):
@@ -51,18 +53,6 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
             return
         elif not (yield from hidden(ev, found)):
             return
-
-
-def first_look(ev: Evidence, found: Found) -> Ask | None:
-    """After the whole, where it showed the fault in somebody: that one with a witness, and all others together."""
-    shown, whole = sorted(ev.shown), ev.first.members if ev.first else ()
-    if ev.rounds or not shown or len(ev.job) < len(shown) * 2 + 2:
-        return None
-    found.pair_rounds += 1
-    others = [v for v in ev.job if v not in ev.shown]
-    others.sort(key=lambda v: v in whole)  # idle nodes that joined are witnesses first
-    groups = [*zip(shown, others, strict=False), others[len(shown) :]]
-    return [tuple(sorted(group)) for group in groups], "who showed a fault, with others, and the rest together"
 
 
 def with_rest(ev: Evidence, judged: Judged, found: Found) -> Ask | None:

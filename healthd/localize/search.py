@@ -8,7 +8,7 @@ union fails the fault needs more than two blocks, and the size itself is searche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass
 
 from healthd.localize.evidence import Ask, Evidence, Ids, Pair, Steps
@@ -120,53 +120,38 @@ def is_contradicted(ev: Evidence, found: Found) -> bool:
 
 def grow(ev: Evidence, found: Found, apart: Collection[Pair]) -> Steps:
     """
-    Put groups of the rest that passed together two by two, all at once, then let the largest take in others.
+    Put groups of the rest that passed together two by two, all at once, then the largest with one after another.
 
-    Pairs of `apart` are never put together. What fails with the largest is halved; a single one stays out.
+    What holds a pair of `apart` or a union that failed is never put together. A group that does not fit the largest for
+    that is halved, and a single one left out.
     """
+    failed = [frozenset(pair) for pair in apart]
+
+    def fits(one: Ids, other: Ids) -> bool:
+        return not any(map(frozenset(one + other).issuperset, failed))
+
+    def fitting(part: Ids) -> list[Ids]:
+        """Pieces of a part that may pass with the largest."""
+        if fits(parts[0], part):
+            return [part]
+        middle = len(part) // 2
+        return [*fitting(part[:middle]), *fitting(part[middle:])] if middle else []
+
     parts = passed_parts(ev, found.rest, apart)
-    failed: set[Ids] = set()
-
-    def union(one: Ids, other: Ids) -> Ids | None:
-        """Of two that may pass together."""
-        both = tuple(sorted(one + other))
-        return None if both in failed or any(map(frozenset(both).issuperset, apart)) else both
-
-    while len(parts[0]) * 4 <= len(found.rest):
-        matched = _twos(parts, union)
-        if not matched:
-            break
-        yield list(matched), "groups that passed, put together"
-        for both, halves in matched.items():
-            if ev.last(both) is False:
-                parts = [part for part in parts if part not in halves] + [both]
-            else:
-                failed.add(both)
-        parts.sort(key=lambda part: (-len(part), part))
-    found.grown, others = parts[0], [v for part in parts[1:] for v in part]
-    chunks = [tuple(others[i : i + len(parts[0])]) for i in range(0, len(others), len(parts[0]))]
-    while chunks:
-        chunk = chunks.pop(0)
-        if larger := union(found.grown, chunk):
-            yield [larger], f"{len(found.grown)} that passed, and {len(chunk)} more"
-            if ev.last(larger) is False:
-                found.grown = larger
-                continue
-        if len(chunk) > 1:
-            chunks = [chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :], *chunks]
-
-
-def _twos(parts: list[Ids], union: Callable[[Ids, Ids], Ids | None]) -> dict[Ids, tuple[Ids, Ids]]:
-    """Unions of two parts that may pass together, the largest first, and what they are of."""
-    left, found = list(parts), dict[Ids, tuple[Ids, Ids]]()
-    while left:
-        one = left.pop(0)
-        for other in left[:64]:
-            if both := union(one, other):
+    while len(parts := [parts[0], *(piece for part in parts[1:] for piece in fitting(part))]) > 1:
+        left, unions = list(parts) if len(parts[0]) * 4 <= len(found.rest) else parts[:2], list[Ids]()
+        while left:
+            one = left.pop(0)
+            if other := next((other for other in left[:64] if fits(one, other)), None):
                 left.remove(other)
-                found[both] = (one, other)
-                break
-    return found
+                unions.append(tuple(sorted(one + other)))
+        yield unions, "groups that passed, put together"
+        passed = {union for union in unions if ev.last(union) is False}
+        failed += [frozenset(union) for union in unions if union not in passed]
+        taken = {v for union in passed for v in union}
+        parts = [*passed, *(part for part in parts if taken.isdisjoint(part))]
+        parts.sort(key=lambda part: (-len(part), part))
+    found.grown = parts[0]
 
 
 def passed_parts(ev: Evidence, members: Ids, apart: Collection[Pair]) -> list[Ids]:

@@ -89,7 +89,7 @@ def _culprit(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> Culprit:
         member=ev.names[v],
         manner=Manner.SLOW if slow else Manner.SOMETIMES if ev.passes[v] else Manner.ALWAYS,
         failed_with=ev.say({o for o, _ in counted if o != v}),
-        failed=max(failed, 2),  # the whole that showed the fault in it is one
+        failed=failed,
         passed=ev.pair_tests[v] - failed,
     )
 

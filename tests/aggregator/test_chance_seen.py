@@ -10,10 +10,10 @@ from healthd.aggregator.model.gates import Gate
 from healthd.aggregator.model.validations import NO_CHANCE_SEEN, ChanceSeen, Validation
 from healthd.aggregator.validation.chance_seen import MOST_TESTS, add
 from healthd.core.model import Decision, Order, OrderReport, Verdict
-from healthd.localize import Outcome, Problem
-from healthd.localize import Verdict as Found
 from healthd.localize.chance import chance_of
 from healthd.localize.evidence import Evidence
+from healthd.localize.model import Outcome, Problem
+from healthd.localize.model import Verdict as Found
 from tests.aggregator.lab import POLICY, Lab, inventory
 from tests.aggregator.test_engine import Running, running
 from tests.aggregator.test_localize import accused, seen, verdict_on

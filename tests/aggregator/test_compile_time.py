@@ -13,7 +13,7 @@ from healthd.aggregator.quarantine.facts import facts_of
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.core.model import CollectiveOrder, OrderReport, RankReport
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.aggregator.lab import POLICY, inventory
 from tests.aggregator.ruling import Case, fault
 from tests.aggregator.world import NOW, gate, node, state, step, view

@@ -10,7 +10,7 @@ from healthd.aggregator.model.validations import Group, Validation
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.core.model import RANK_READY, OrderReport, RankReport
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.aggregator.lab import POLICY, inventory
 from tests.aggregator.world import NOW, node, state
 

@@ -17,7 +17,7 @@ from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.model import validations
 from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Terms
 from healthd.core.model import Decision, ExcludedNode, GateRequest, Mode, Quarantine, Reason, Verdict
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.aggregator.parts import Clock, Node, fleet, state
 
 CONTRACT = {

@@ -18,7 +18,7 @@ from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import Step, advance, begin
 from healthd.core import wire
 from healthd.core.model import DeviceRecord, Inventory, Launch, LaunchOrder, NccomGroup, Order, OrderReport
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.aggregator.world import NOW, node, state
 from tests.runner.launch_kit import (
     ADDRESSES,

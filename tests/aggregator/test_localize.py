@@ -8,19 +8,11 @@ import time
 import pytest
 
 from healthd.core.errors import BadInputError
-from healthd.localize import (
-    Course,
-    GroupOutcome,
-    Manner,
-    NextRound,
-    Outcome,
-    Problem,
-    Verdict,
-    localize,
-)
+from healthd.localize import Course
+from healthd.localize.model import GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
 from tests.benchmarks.localize.__main__ import SURE, is_met, main, measure, rows
 from tests.benchmarks.localize.hard_rows import hard_rows
-from tests.benchmarks.localize.simulator import Fleet, names, play, problem_of
+from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of
 from tests.benchmarks.localize.table import Row, usual_rows
 
 PASS, FAIL, SLOW, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.SLOW, Outcome.UNKNOWN

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import pytest
 
 from healthd.core.model import Verdict
-from healthd.localize import GroupOutcome, NextRound, Outcome, Problem, localize
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem
 from tests.aggregator.lab import Lab
 from tests.aggregator.test_localize import accused, seen, verdict_on
 from tests.benchmarks.localize.__main__ import fleet_of, rows
-from tests.benchmarks.localize.simulator import Fleet, names, play, problem_of
+from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of
 
 PASS, FAIL = Outcome.PASS, Outcome.FAIL
 

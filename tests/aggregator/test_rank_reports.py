@@ -15,7 +15,7 @@ from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.model.validations import Tested as Seen
 from healthd.aggregator.validation.group_outcome import read_group
 from healthd.core.model import OrderReport, RankReport
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 
 GROUP = Group(
     id="v.0",

@@ -21,7 +21,7 @@ from healthd.aggregator.validation.late_ranks import LATE_SECONDS, of_group
 from healthd.baselines.model import Kind
 from healthd.baselines.model import Sample as Learnt
 from healthd.core.model import RankReport, Verdict
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.aggregator.lab import Lab
 
 MATMUL = "matmul_flops_per_second/bf16"

@@ -18,7 +18,7 @@ from healthd.aggregator.validation.group_outcome import read_group
 from healthd.aggregator.validation.nccom import launch_mode
 from healthd.aggregator.validation.plan import begin, shown_in
 from healthd.core.model import GateRequest, OrderReport, OrderStatus, RankReport, ValidationKind
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.aggregator.lab import Lab
 from tests.aggregator.world import NOW
 

@@ -13,7 +13,7 @@ from healthd.aggregator.model.gates import Gate, Phase
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.core import wire
 from healthd.core.model import Decision, Verdict
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.aggregator.lab import POLICY, TOOL_FAILURES, VICTIMS_WORDS, Lab
 
 ENDS_WITHIN = ("raised", "no data", "garbage", "internal error", "exits")

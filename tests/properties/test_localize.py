@@ -7,16 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.localize import (
-    Course,
-    GroupOutcome,
-    NextRound,
-    Outcome,
-    Problem,
-    Verdict,
-    localize,
-)
-from tests.benchmarks.localize.simulator import Fleet, names, play, problem_of, switches
+from healthd.localize import Course
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
+from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of, switches
 
 MEMBERS = names(7)
 outcomes = st.sampled_from(list(Outcome))

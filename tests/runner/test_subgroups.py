@@ -14,7 +14,7 @@ from checks.contract import Finding, Limit, Missing, Status, Tier
 from checks.reasons import REASONS
 from checks.worker.faults import parse_fault
 from healthd.core.model import CheckResult
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from healthd.runner.collective.node_collective import NodeCollective
 from healthd.runner.collective.subgroups import Subgroups, is_unresolved, outcome_of
 from healthd.runner.settings import OnProgress, Plan, RunProgress

@@ -32,7 +32,7 @@ from healthd.aggregator.store.history import HistoryEvent
 from healthd.baselines.files import Entry, File
 from healthd.baselines.model import State
 from healthd.core.model import Problem
-from healthd.localize import Outcome, Verdict
+from healthd.localize.model import Outcome, Verdict
 
 JSON = "application/json"
 REF = "#/components/schemas/"

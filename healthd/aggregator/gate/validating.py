@@ -33,7 +33,7 @@ from healthd.aggregator.validation.plan import advance, begin
 from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import reason
 from healthd.core.model import NodeState
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 
 MOST_LOOKED_AT = 512
 """Idle nodes looked at in search of partners."""

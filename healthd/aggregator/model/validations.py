@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from healthd.core.model import Launch, Reason
-from healthd.localize import Outcome, Verdict
+from healthd.localize.model import Outcome, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from healthd.aggregator.model.validations import ChanceSeen, Validation
-from healthd.localize import Outcome, Verdict
+from healthd.localize.model import Outcome, Verdict
 
 MOST_TESTS = 2000.0
 """Tests that are remembered; of more, all counts are halved, so that a network that was mended is believed in time."""

@@ -24,7 +24,7 @@ from healthd.aggregator.validation.rank_data import MOST_EVENTS, events_of, odd_
 from healthd.aggregator.validation.training_data import odd_steps
 from healthd.core.evidence import reason
 from healthd.core.model import FINAL_STATUSES, OrderReport, OrderStatus, RankReport, Reason
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 
 # The node could not take part, through no fault that the group could show; its ranks were never at work.
 _NOT_AT_WORK = ("Busy", "StartFailed", "ColdCache", "CompileFailed", "MissingTool", "NoPermission", "CannotAllocate")

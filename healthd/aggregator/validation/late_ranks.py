@@ -21,7 +21,7 @@ from healthd.baselines.learning import SIGMA_OF_MAD, factor_of, spread
 from healthd.baselines.model import LEAST_SAMPLES
 from healthd.core.evidence import reason
 from healthd.core.model import RankReport, Reason
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 
 FALSE_ALARMS = 0.005
 """In one look at a group; a second measurement has to agree."""

@@ -25,7 +25,8 @@ from healthd.aggregator.validation.rank_assignment import (
     ranks_of,
     start_round,
 )
-from healthd.localize import Course, GroupOutcome, NextRound, Outcome, Problem, Verdict, localize, replay
+from healthd.localize import Course, replay
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
 
 MOST_COURSES = 32
 """Validations whose course of tests is kept in memory; of others it is computed anew from their history."""
@@ -118,8 +119,7 @@ def conclude(now: float, validation: Validation, policy: Policy, why: str) -> Va
     if validation.verdict is not None:
         return validation
     history = [*validation.history, *validation.done]
-    found = localize(_problem(validation, policy), _outcomes(history), conclude=True)
-    assert not isinstance(found, NextRound)
+    found = replay(_problem(validation, policy), _outcomes(history))[0].conclude()
     return dataclasses.replace(
         validation, groups=(), done=(), history=tuple(history), verdict=found, ended_at=now, why=why
     )

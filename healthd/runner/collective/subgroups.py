@@ -22,7 +22,8 @@ from checks.reasons import blame_of
 from checks.worker.faults import Fault
 from checks.worker.protocol import shorten
 from healthd.core.model import CheckResult
-from healthd.localize import Course, Culprit, GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
+from healthd.localize import Course
+from healthd.localize.model import Culprit, GroupOutcome, Manner, NextRound, Outcome, Problem, Verdict
 from healthd.localize.verdict import names
 from healthd.runner.collective.node_collective import Command, NodeCollective
 from healthd.runner.workers.outcome import Outcome as RankOutcome

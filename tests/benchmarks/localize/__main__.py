@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.localize import Problem
+from healthd.localize.model import Problem
 from tests.benchmarks.localize.baselines import BASELINES
 from tests.benchmarks.localize.hard_rows import hard_rows
 from tests.benchmarks.localize.simulator import Fleet, play, problem_of

@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from healthd.localize import Culprit, Outcome, Problem
+from healthd.localize.model import Culprit, Outcome, Problem
 from tests.benchmarks.localize.simulator import Fleet, names, play, switches
 from tests.benchmarks.localize.table import accused
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.benchmarks.localize.simulator import Fleet
 
 Baseline = Callable[[Fleet, Sequence[str]], set[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from healthd.localize import Problem, Verdict
+from healthd.localize.model import Problem, Verdict
 from tests.benchmarks.localize.simulator import Fleet
 from tests.benchmarks.localize.table import Make, Right, accused, nothing_named
 

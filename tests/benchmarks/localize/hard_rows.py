@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.localize import Outcome
+from healthd.localize.model import Outcome
 from tests.benchmarks.localize import hard
 from tests.benchmarks.localize.hard import noisy, parts, trunk, within
 from tests.benchmarks.localize.table import Row, bad, exactly, flaky, nothing_named, path

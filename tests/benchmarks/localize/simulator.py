@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from healthd.localize import Course, GroupOutcome, NextRound, Outcome, Problem, Verdict
+from healthd.localize import Course, replay
+from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem, Verdict
 
 
 @dataclass(kw_only=True)
@@ -159,6 +160,12 @@ def play(
         history += outcomes
         step = course.step(outcomes)
     return step, history
+
+
+def localize(problem: Problem, history: Iterable[GroupOutcome], *, conclude: bool = False) -> NextRound | Verdict:
+    """What comes after a history; `conclude`: the verdict on what is known, as when the time is up."""
+    course, step = replay(problem, history)
+    return course.conclude() if conclude else step
 
 
 def check_round(step: NextRound, problem: Problem) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from healthd.localize import Outcome, Problem, Verdict
+from healthd.localize.model import Outcome, Problem, Verdict
 from tests.benchmarks.localize.simulator import Fleet
 
 Make = Callable[[random.Random, Problem, int], Fleet]
