@@ -66,7 +66,8 @@ def run_hook(
             show(outcome)
             if outcome.kind == "run":
                 start = Start(command=command, environment=environment_of(place, outcome, os.environ))
-                own.send(b"\n")  # nothing can fail here any more but the command: it is confirmed now
+                with contextlib.suppress(OSError):  # a keeper that has ended may have said why
+                    own.send(b"\n")  # nothing can fail here any more but the command: it is confirmed now
                 outcome = dataclasses.replace(_read_outcome(words, keeper), decision=outcome.decision)
                 if outcome.kind == "run":
                     if outcome.decision is None or not outcome.decision.excluded:
@@ -98,7 +99,9 @@ def _start_keeper(keeper_arguments: Sequence[str], told: str, descriptor: int) -
 
 
 def _read_outcome(words: IO[bytes], keeper: subprocess.Popen[bytes]) -> Outcome:
-    line = words.readline()
+    line = b""
+    with contextlib.suppress(ConnectionResetError):  # it ended without reading what it was told
+        line = words.readline()
     if not line:
         keeper.wait()
         raise HealthdError("the keeper of this node ended without a word; not admitted")
