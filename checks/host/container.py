@@ -29,9 +29,9 @@ def in_container(host: Host) -> bool:
     Whether this is a container: sysfs and /proc then show all devices of the machine, /dev only those it was given.
 
     One sign is enough: a mark of the runtime, the variable that every pod has, a namespace that is not the machine's,
-    a root directory that is not the first process's, or a root file system in layers. Stateless hosts have such a root
-    too: those that systemd has booted are no containers. A container to which the host's /run was given looks booted
-    as well, and is known by the other signs. As data: `container` in `host.json`, else the files alone.
+    a root directory that is not the first process's or no mount, or a root file system in layers. Stateless hosts have
+    such a root too: those that systemd has booted are no containers. A container to which the host's /run was given
+    looks booted as well, and is known by the other signs. As data: `container` in `host.json`, else the files alone.
     """
     if host.root is not None:
         with suppress(HostError):
@@ -54,7 +54,7 @@ def has_own_dev(host: Host) -> bool:
     The kernel has one devtmpfs: mounted in a container, as in that of the DaemonSet of `active`, it is the host's /dev,
     and a missing file is a fault there as on the host.
     """
-    return in_container(host) and _kind_of_mount(host, "/dev") != "devtmpfs"
+    return in_container(host) and _mounts(host).get("/dev") != "devtmpfs"
 
 
 def _user_namespace(host: Host) -> str | None:
@@ -66,23 +66,26 @@ def _user_namespace(host: Host) -> str | None:
 
 
 def _root_is_changed(host: Host) -> bool:
-    """Whether the first process, which may be the host's, has another root directory; only root may see that."""
+    """Whether the root is a directory below that of the machine, or of the first process, which may be the host's."""
+    mounts = _mounts(host)
+    if mounts and "/" not in mounts:  # chroot
+        return True
     try:
         return not os.path.samefile(host.path("/"), host.path("/proc/1/root"))
-    except OSError:
+    except OSError:  # only root may see that of another user's process
         return False
 
 
 def _root_is_layered(host: Host) -> bool:
-    kind = _kind_of_mount(host, "/")
+    kind = _mounts(host).get("/")
     return kind == "fuse.fuse-overlayfs" or (kind == "overlay" and not host.exists(_BOOTED))
 
 
-def _kind_of_mount(host: Host, place: str) -> str | None:
-    """The file system that is mounted there, the uppermost; None where none is, or it is not told."""
+def _mounts(host: Host) -> dict[str, str]:
+    """What is mounted where, as far as it is seen from our root: place -> file system; empty where it is not told."""
     try:
         rows = [line.split() for line in host.read("/proc/self/mountinfo").splitlines()]
     except HostError:
-        return None
-    kinds = [row[row.index("-") + 1 :][:1] for row in rows if len(row) > 6 and row[4] == place and "-" in row[6:]]
-    return kinds[-1][0] if kinds and kinds[-1] else None
+        return {}
+    ends = [(row, row.index("-") + 1) for row in rows if "-" in row[6:]]
+    return {row[4]: row[end] for row, end in ends if len(row) > end}  # the uppermost of a place is the last

@@ -63,6 +63,12 @@ def test_root_that_is_not_the_first_processs_is_enough(host: Machine) -> None:
     assert in_container(host.host)
 
 
+def test_root_that_is_no_mount_is_enough(host: Machine) -> None:
+    host.remove("/proc/self/mountinfo")
+    host.write("/proc/self/mountinfo", "22 21 0:31 / /proc rw - proc proc rw\n")
+    assert in_container(host.host)  # a chroot, also where the first process may not be looked into
+
+
 def test_root_in_layers_of_a_host_that_systemd_has_booted_is_no_container(host: Machine) -> None:
     root_on(host, "overlay")
     assert not in_container(host.host)
