@@ -64,12 +64,16 @@ def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing
     """The culprits among the missing, by the strongest sign there is."""
     devices = _devices(present)
     absent = [one for one in gone if one.reason in _NOT_STARTED]
+    # Others may fail for what is missing; nothing kills a rank or breaks a device for that.
+    broken = sorted((one for one in gone if died(one) or one.reason == "DeviceLost"), key=_order)[:1]
     for one in absent:
         # That a device is not there is the node's fault; of the others we just do not know.
         status = Status.FAIL if one.reason == "MissingDevice" else Status.UNKNOWN
         text = f"{_named(one.target, devices)} could not take part in {name}: {one.message}"
-        yield _finding(status, one.reason, text, one.target, gone, absent)
+        yield _finding(status, one.reason, text, one.target, gone, [*absent, *broken])
     if absent:
+        for one in broken:
+            yield _first_to_end(name, one, [other for other in gone if other not in absent], devices)
         return
     ended = sorted((one for one in gone if ended_by_itself(one)), key=_order)
     if ended:

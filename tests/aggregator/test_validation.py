@@ -92,6 +92,13 @@ def test_node_alone_after_collectives_that_ended_in_the_middle_does_not_start(fa
     assert not lab.claims
 
 
+def test_node_alone_whose_rank_died_beside_one_that_lacks_a_tool_does_not_start() -> None:
+    lab = Lab(("n1", "n2"), bad={"n1": "die", "n2": "no tool"})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert decision.decision is Verdict.REJECT
+    assert "RankDied" in [one.code for one in decision.reasons]
+
+
 def test_node_alone_that_passed_with_another_before_starts() -> None:
     lab = Lab(("n1", "n2", "n3"), bad={"n2": "raised"})
     decision = lab.decide(lab.ask(nodes=("n1", "n2", "n3"), min_nodes=1))

@@ -243,6 +243,20 @@ READY = ("joined", "ready")
         ),
         ([gone(0, "Timeout", "joined"), gone(1, "Busy", message="pid 7")], [("rank:1", "Busy", "unknown")]),
         ([gone(0, "Timeout", *READY), gone(1, "Garbage", *READY, order=0)], [("rank:1", "Garbage", "unknown")]),
+        # What is missing for one rank does not hide a death or a lost device of another.
+        (
+            [gone(0, "MissingTool"), gone(1, "Crashed", *READY, order=0, message="killed by SIGKILL")],
+            [("rank:0", "MissingTool", "unknown"), ("rank:1", "RankDied", "fail")],
+        ),
+        (
+            [gone(0, "NoPermission"), gone(1, "Timeout", "joined"), gone(2, "DeviceLost", order=0)],
+            [("rank:0", "NoPermission", "unknown"), ("rank:2", "DeviceLost", "fail")],
+        ),
+        # Others that end while one is missing may do so for that.
+        (
+            [gone(0, "ColdCache"), gone(1, "CheckError", "joined", order=0, message="RuntimeError: what")],
+            [("rank:0", "ColdCache", "unknown")],
+        ),
         # Killed by a signal, whatever its last words are.
         (
             [
@@ -269,6 +283,12 @@ READY = ("joined", "ready")
 def test_culprit_is_named_and_never_its_victims(missing: list[Missing], expected: list[tuple[str, str, str]]) -> None:
     findings = judged("all_reduce", [], missing)
     assert [(f.target, f.reason, f.status.value) for f in findings] == expected
+
+
+def test_rank_that_died_beside_a_missing_one_is_no_victim_of_it() -> None:
+    missing = [gone(0, "MissingTool"), gone(1, "DeviceLost", *READY, order=0), gone(2, "Timeout", "joined")]
+    for finding in judged("all_reduce", [], missing):
+        assert "(waited for it in vain: rank:2)" in finding.message
 
 
 def test_rank_that_does_not_go_on_after_the_others_ended_hangs() -> None:

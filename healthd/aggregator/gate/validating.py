@@ -27,7 +27,7 @@ from healthd.aggregator.gate.reservation import (
 from healthd.aggregator.gate.transitions import Event
 from healthd.aggregator.model.effects import Accuse, RevokeLease
 from healthd.aggregator.model.gates import Checking, Validating
-from healthd.aggregator.model.validations import Validation
+from healthd.aggregator.model.validations import Tested, Validation
 from healthd.aggregator.validation.known_checks import lacking, sentence
 from healthd.aggregator.validation.plan import advance, begin
 from healthd.aggregator.validation.verdicts import consequence
@@ -66,17 +66,22 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
 
 def _alone(context: StepContext) -> Reject | Admit:
     """
-    One node runs no collectives, and needs none. But one that is left of several whose collectives ended in the middle
+    One node runs no collectives, and needs none. But one that is left of several whose collectives failed in the middle
     may have been the cause, unless it has passed with another one since.
     """
     for name in context.gate.reserved:
         tests = [one for ended in context.gate.ended for one in ended.history if name in one.members]
-        last = next((one for one in reversed(tests) if one.outcome is Outcome.PASS or one.ended_within), None)
+        last = next((one for one in reversed(tests) if _says_of(name, one)), None)
         if last is not None and last.outcome is not Outcome.PASS:
-            others = ", ".join(last.ended_within)
-            text = f"{name} is left alone after collectives that ended in the middle on {others}: it has passed none"
-            return Reject((reason("Undecided", text), *last.unfit.values()))
+            others = ", ".join(sorted({*last.ended_within, *last.accused.keys() & {name}}))
+            text = f"{name} is left alone after collectives that failed in the middle on {others}: it has passed none"
+            return Reject((reason("Undecided", text), *last.accused.values(), *last.unfit.values()))
     return Admit()
+
+
+def _says_of(name: str, tested: Tested) -> bool:
+    """Whether the test says of a member that it passed or failed, or that it may have been why another one failed."""
+    return tested.outcome is Outcome.PASS or name in tested.accused or bool(tested.ended_within)
 
 
 def _proven(context: StepContext) -> Admit | None:
