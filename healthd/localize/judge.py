@@ -1,9 +1,7 @@
 """
 Who is to blame for what was seen: the rules of accusation, and nothing about what to test next.
 
-All rules read the graph of passed tests (docs/localisation.md has the idea and the proof). Who passed is joined with
-others; a failure between two who passed is a path, a trunk, or chance. Who never passed and failed with several who did
-is a culprit, once it has been tried with all to whom it could belong: others who never passed, and each part cut off.
+All rules read the graph of passed tests; docs/localisation.md has the idea and the proof.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
     for pair in judged.paths:  # first who is in most, else the later
         if out.isdisjoint(pair):
             out.add(max(pair, key=lambda v: (ends[v], v)))
-    if ev.rounds:
-        out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
+    out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
     understood = judged.explains()
     for pair in judged.odd:
         failed, passed = ev.own(pair)
@@ -136,7 +135,4 @@ def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
         return True
     before = len(ev.bad_pairs)
     yield from search.smallest_failing(ev, found)
-    if search.is_contradicted(ev, found):
-        found.scale, found.intermittent = None, True
-        return True
-    return len(ev.bad_pairs) > before
+    return found.intermittent or len(ev.bad_pairs) > before

@@ -1,9 +1,6 @@
 """
 Groups of the rest: the smallest that still fails, where pairs are clean and the whole is not, and the largest that
 passes, where so many pairs fail that naming each takes longer than anybody waits.
-
-Four blocks give three rounds of two unions each; a union that fails is the new whole, about half as large. When no
-union fails the fault needs more than two blocks, and the size itself is searched.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ class Found:
 
 
 def smallest_failing(ev: Evidence, found: Found) -> Steps:
-    """Shrink the rest, to `found.scale`; None there when a bad pair was found: then it is in the evidence as such."""
+    """Shrink the rest, to `found.scale`; None there if it comes and goes, or a bad pair was found, now in evidence."""
     failing = list(found.rest)
     ev.random("search").shuffle(failing)
     failing.sort(key=lambda v: ev.labels[v])  # a fault within one switch or rack stays within a block
@@ -54,8 +51,10 @@ def smallest_failing(ev: Evidence, found: Found) -> Steps:
         yield [tuple(sorted(another))], f"another group of {size}"
         any_group = ev.last(another)
     found.scale = _scale(ev, failing, any_group=any_group)
-    if any_group is not True and not is_contradicted(ev, found):
+    if any_group is not True and not ev.passed_together(failing):
         yield from _needed(ev, found, failing)
+    if ev.passed_together(ev.index[name] for name in found.scale.members):
+        found.scale, found.intermittent = None, True
 
 
 def _scale(ev: Evidence, members: Iterable[int], *, any_group: bool | None) -> ScaleFault:
@@ -111,11 +110,6 @@ def _halve(ev: Evidence, failing: list[int]) -> Generator[Ask, None, list[int] |
             if ev.last(union):
                 return union
     return None
-
-
-def is_contradicted(ev: Evidence, found: Found) -> bool:
-    """Whether a group that failed passed too, itself or within a larger one: the fault comes and goes."""
-    return found.scale is not None and ev.passed_together(ev.index[name] for name in found.scale.members)
 
 
 def grow(ev: Evidence, found: Found, apart: Collection[Pair]) -> Steps:

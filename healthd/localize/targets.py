@@ -56,7 +56,7 @@ def targeted(ev: Evidence, judged: Judged, *, odd: bool) -> Ask | None:
         plan.add(_odd(ev, judged, plan.free(), plan.busy), "pairs that failed though both pass elsewhere")
         plan.add(_across(ev, judged, plan.free()), "what may be a broken trunk")
     left = plan.free(suspects)
-    if left and not all(any(ev.passes[o] for o, _ in ev.counted(v)) for v in left):
+    if not all(any(ev.passes[o] for o, _ in ev.counted(v)) for v in left):
         ev.random("among").shuffle(left)
         plan.add(fresh_pairs(ev, left, near=False), "suspects with each other")
     if not pending and not suspects:
@@ -116,7 +116,7 @@ def _odd(ev: Evidence, judged: Judged, clean: list[int], busy: set[int]) -> list
         if ev.is_soft(pair):
             continue  # to be measured alone first
         failed, passed = ev.own(pair)
-        enough = ev.passes_apart(*pair) >= ODD_PASSES or not clean
+        enough = ev.passes_apart(*pair) >= ODD_PASSES
         enough = enough or any(sum(v in other for other in judged.odd) > 1 for v in pair)  # flaky, or several paths
         taken |= set(pair)
         if not clean or (not passed and (enough or not is_open(ev, pair, judged.odd)) and failed < PATH_FAILS):

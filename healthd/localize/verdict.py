@@ -54,10 +54,8 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
         tests=ev.asked,
     )
     reasons = list(_faults(verdict, len(ev.job)))
-    failed, named = (
-        any(test.bad for test in ev.tests),
-        bool(judged.accused or judged.paths or judged.groups or judged.trunks or scale),
-    )
+    failed = any(test.bad for test in ev.tests)
+    named = bool(judged.accused or judged.paths or judged.groups or judged.trunks or scale)
     # A failure came and went where the whole passes now, and chance fails tests in this fleet.
     gone = rest == ev.job and any(pair in ev.good_pairs for pair in ev.bad_pairs)
     decided = not one_of and not silent and rest == remain and (named or not failed or gone)
