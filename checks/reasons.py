@@ -165,7 +165,7 @@ _ALL = (
     ),
     Reason("MissingTool", "A program or library that the check needs is not installed.", Blame.CHECK, Action.INSPECT),
     Reason("NoPermission", "The check may not read what it needs.", Blame.CHECK, Action.INSPECT),
-    Reason("CannotAllocate", "The probe could not get the memory it wanted to test.", Blame.CHECK, Action.RETRY),
+    Reason("CannotAllocate", "The probe could not get the memory that it needs.", Blame.CHECK, Action.RETRY),
     Reason("UnknownInstanceType", "What this node should have is not known.", Blame.CHECK, Action.INSPECT),
     Reason("ColdCache", "The probe's graphs are not compiled yet.", Blame.CHECK, Action.RETRY),
     Reason(

@@ -29,7 +29,9 @@ _HARDWARE = tuple(
         ),
     )
 )
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|RESOURCE_EXHAUSTED", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"out of memory|(?:can't|cannot) allocate memory|not enough memory|RESOURCE_EXHAUSTED", re.IGNORECASE
+)
 
 
 def is_trouble(error: Exception) -> bool:
@@ -52,4 +54,9 @@ def diagnose_cuda(text: str) -> tuple[Diagnosis, str] | None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether there was no memory for the work."""
-    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, MemoryError) or tells_of_want_of_memory(str(error))
+
+
+def tells_of_want_of_memory(words: str) -> bool:
+    """Whether they say that there was no memory for something."""
+    return _NO_MEMORY.search(words) is not None

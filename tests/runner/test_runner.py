@@ -46,6 +46,7 @@ def test_plain_check_passes_with_times_and_executor() -> None:
     ("name", "reason", "words"),
     [
         ("raises", "CheckError", "KeyError: 'no such thing'"),
+        ("wants_memory", "CannotAllocate", "MemoryError"),
         ("denied", "NoPermission", "/dev/kmsg: permission denied; run as root"),
         ("leaves", "CheckError", "SystemExit: 0"),
         ("vanishes", "Crashed", "exited with code 0 in the middle"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import pytest
+
 from checks.contract import CheckInfo, Evidence, Finding, Scope, Status, Tier
 from healthd.core.model import CheckResult
 from healthd.runner.composition import compose
 from healthd.runner.run_record import RunRecord, RunRequest
 from healthd.runner.settings import Plan, RunnerSettings
-from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.outcome import Outcome, explain_raised
 from healthd.runner.workers.workers import Unreaped, Workers
 
 INFO = CheckInfo(
@@ -132,3 +134,29 @@ def test_digests_carry_hardware_and_versions_of_their_run() -> None:
     assert old.startswith("p5 x1, cuda, torch 2.9, nvidia_driver 570.1 | cuda | places ")
     survey({"nvidia_driver": "580.2"})
     assert keys() != [old]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 32.00 MiB"),
+        ("MemoryError", ""),
+        ("OSError", "[Errno 12] Cannot allocate memory"),
+        ("RuntimeError", "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+        ("AcceleratorError", "CUDA error: out of memory"),
+    ],
+)
+def test_error_for_want_of_memory_says_so(kind: str, message: str) -> None:
+    assert explain_raised(kind, message, None, "")[:2] == ("CannotAllocate", f"{kind}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "reason"),
+    [
+        ("DistBackendError", "NCCL error: unhandled cuda error: Cuda failure 2 'out of memory'", "CheckError"),
+        ("AcceleratorError", "CUDA error: uncorrectable ECC error encountered; out of memory", "DeviceLost"),
+        ("KeyError", "'seconds'", "CheckError"),
+    ],
+)
+def test_error_of_a_communicator_or_a_device_is_no_want_of_memory(kind: str, message: str, reason: str) -> None:
+    assert explain_raised(kind, message, None, "")[0] == reason

@@ -172,11 +172,8 @@ class Outcome:
         return False
 
     def _add_raised(self, event: dict[str, Any], output: str) -> None:
-        reason, raised_at = event.get("reason"), event.get("monotonic_seconds")
-        message = str(event.get("message"))
-        if reason not in _REASONS_OF_THE_HOST:
-            reason, message = "CheckError", f"{event.get('type')}: {message}"
-        reason, message, action = explain(str(reason), message, output)
+        kind, raised_at = str(event.get("type")), event.get("monotonic_seconds")
+        reason, message, action = explain_raised(kind, str(event.get("message")), event.get("reason"), output)
         self.fail(reason, message, error=str(event.get("traceback")), action=action)
         if isinstance(raised_at, float):  # by the worker's clock: we may have read the event much later
             self.ended = max(self.began, min(self.ended, raised_at))
@@ -200,6 +197,26 @@ class Outcome:
     def last_step(self) -> str:
         """The last known position of a rank; empty without progress."""
         return f"{self.progress[-1].event} {self.progress[-1].step}" if self.progress else ""
+
+
+def explain_raised(kind: str, message: str, reason: object, output: str) -> tuple[str, str, Action | None]:
+    """
+    The reason and message of an error that a check raised, as `explain` does.
+
+    `kind` is the name of its type, `reason` what it carries, None for most. The want of memory is said in the words of
+    many libraries; in those of a communicator, it may be that of another rank.
+    """
+    if isinstance(reason, str) and reason in _REASONS_OF_THE_HOST:
+        return explain(reason, message, output)
+    found, text, action = explain("CheckError", f"{kind}: {message}", output)
+    if found != "CheckError":
+        return found, text, action
+    from checks.collective.last_words import tells_of_peers
+    from checks.device.trouble import tells_of_want_of_memory
+
+    if (kind == "MemoryError" or tells_of_want_of_memory(text)) and not tells_of_peers(text):
+        found = "CannotAllocate"
+    return found, text, action
 
 
 def explain(reason: str, message: str, output: str) -> tuple[str, str, Action | None]:

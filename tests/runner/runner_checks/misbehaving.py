@@ -47,6 +47,12 @@ def raises(ctx: Context[NoParams]) -> Iterator[Finding]:
 
 
 @check(tier="passive", interval_seconds=60, timeout_seconds=10)
+def wants_memory(ctx: Context[NoParams]) -> Iterator[Finding]:
+    yield passed("before")
+    raise MemoryError
+
+
+@check(tier="passive", interval_seconds=60, timeout_seconds=10)
 def denied(ctx: Context[NoParams]) -> Iterator[Finding]:
     yield from ()
     raise HostError("NoPermission", "/dev/kmsg: permission denied; run as root")
