@@ -15,7 +15,11 @@ clear=$state_dir/$node.clear
 if [ -n "$(find "$clear" -mmin -5 2>/dev/null)" ]; then
     answer=$(curl -q -s -f --noproxy '*' --max-time 2 "$node_url/readyz?exclude=allocated" 2>/dev/null | head -c 400)
     # The name of a node and nothing else before it: whatever else answers on that port is not our daemon.
-    case ${answer%" is ready"} in "$answer" | '' | *[!A-Za-z0-9._-]*) ;; *) exit 0 ;; esac
+    name=${answer%" is ready"}
+    case $name in
+        "$answer" | '' | [!A-Za-z0-9]* | *[!A-Za-z0-9] | *[!A-Za-z0-9._-]*) ;;
+        *) [ ${#name} -gt 253 ] || exit 0 ;;
+    esac
 fi
 rm -f "$clear"
 [ "$mode" = observe ] && observe=--observe || observe=

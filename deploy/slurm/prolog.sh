@@ -20,7 +20,8 @@ fi
 # Whether $1 is the line by which a daemon of ours ends its answer: the name of its node, and $2.
 says() {
     name=${1%" is $2"}
-    case $name in "$1" | '' | *[!A-Za-z0-9._-]*) return 1 ;; esac
+    case $name in "$1" | '' | [!A-Za-z0-9]* | *[!A-Za-z0-9] | *[!A-Za-z0-9._-]*) return 1 ;; esac
+    [ ${#name} -le 253 ]
 }
 
 # Who has the node is left out of the question: it is this very job. Slurm waits for MessageTimeout (10 s) at least.

@@ -41,11 +41,10 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
     for shared in ("token_file", "ca_file"):
         options[f"sync.{shared}"] = options.pop(shared)
     settings = load_settings(options, section="node")
-    if settings.node.sync.aggregators:
-        try:
-            check_name(settings.node.name)
-        except BadInputError as error:
-            raise ConfigError(f"--name: {error}") from None
+    try:
+        check_name(settings.node.name)
+    except BadInputError as error:
+        raise ConfigError(f"--name: {error}") from None
     from healthd.node.daemon import run_node
 
     _log()

@@ -259,9 +259,12 @@ def test_host_files_of_launchers_name_each_node_once(tmp_path: Path) -> None:
     assert asked.nodes == ("n1", "n2", "fe80::1")
 
 
-@pytest.mark.parametrize("name", ["a b/c", "n\u00f6de", "x" * 300])
-def test_a_daemon_whose_name_the_aggregator_would_refuse_does_not_start(tmp_path: Path, name: str) -> None:
-    said = healthd(tmp_path, "node", "--name", name, "--aggregator", "http://127.0.0.1:1", "--listen", "127.0.0.1:0")
+@pytest.mark.parametrize("name", ["rack1/n7", "n\u00f6de", "x" * 300])
+@pytest.mark.parametrize("fleet", [(), ("--aggregator", "http://127.0.0.1:1")], ids=["alone", "in a fleet"])
+def test_a_daemon_whose_name_aggregator_and_hooks_would_refuse_does_not_start(
+    tmp_path: Path, fleet: tuple[str, ...], name: str
+) -> None:
+    said = healthd(tmp_path, "node", "--name", name, *fleet, "--listen", "127.0.0.1:0")
     assert said.code == 2
     assert "cannot name a node" in said.err
     assert said.err.count("\n") == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from healthd.cli.hooks.slurm import ask_daemon
+from healthd.core.node_name import can_name
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import healthd
 from tests.cli.test_cli_gate import aggregator
@@ -139,6 +140,22 @@ def test_answer_of_somebody_else_is_no_health(daemon: Daemon, hooks: Hooks, stat
     assert hooks.run("health-check.sh", daemon.url) == 0
     hooks.run("health-check.sh", daemon.url)
     assert hooks.calls == 2, "the command looks every time, since nothing here says that the node is fit"
+
+
+GOOD_NAMES = ("n", "9", "i-0abc", "ip-10-0-0-1.ec2.internal", "rack_1.n7", "A" * 253)
+BAD_NAMES = ("A" * 254, "rack1/n7", "n 1", "-n1", ".n1", "_n1", "n1-", "n1.", "n1_", "n\u00e41", "*", "n1\t", "")
+
+
+@pytest.mark.parametrize("name", [*GOOD_NAMES, *BAD_NAMES])
+def test_hooks_take_the_names_that_a_node_can_have_and_no_others(daemon: Daemon, hooks: Hooks, name: str) -> None:
+    daemon.body = f"{name} is ready\n"
+    for _ in range(2):
+        hooks.run("health-check.sh", daemon.url)
+    taken = hooks.run("prolog.sh", daemon.url) == 0
+    assert (taken, hooks.calls == 1, ask_daemon(daemon.url, patience_seconds=0).fit is True) == (can_name(name),) * 3
+    daemon.status, daemon.body = 503, f"fan: loud\n{name} is not ready\n"
+    hooks.run("prolog.sh", daemon.url)
+    assert ("fan: loud" in hooks.refused) == can_name(name)
 
 
 def test_an_answer_without_an_end_is_no_health_and_is_not_kept(daemon: Daemon, hooks: Hooks) -> None:
