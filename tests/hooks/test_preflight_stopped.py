@@ -110,7 +110,7 @@ def test_a_hook_that_ends_after_it_has_confirmed_takes_that_back(job: Job, numbe
 SYSTEM = pytest.mark.system("unshare", root=True)
 
 
-@pytest.mark.parametrize("again", ["keeper", "hook", pytest.param("first process", marks=SYSTEM)])
+@pytest.mark.parametrize("again", ["keeper", "hook", "failed hook", pytest.param("first process", marks=SYSTEM)])
 def test_signals_that_come_while_a_confirmation_is_taken_back_do_not_end_that(job: Job, again: str) -> None:
     """A launcher may signal every process, and more than once; the first try to take it back is answered with 503."""
     answers, signalled = main_node(go=None), threading.Event()
@@ -124,13 +124,16 @@ def test_signals_that_come_while_a_confirmation_is_taken_back_do_not_end_that(jo
             signalled.wait(20)
         return (503, "application/json", b"{}") if len(tries) == 1 else settled
 
+    if again == "failed hook":
+        (job.temporary / f"healthd-hosts-{os.geteuid()}").touch()
     with serving({**answers, "/handshake": handshake}) as main:
         place = ("--nnodes", "2", "--node-rank", "1", "--main", main.url.removeprefix("http://"))
         started = job.start(1, *PASSIVE, place=place, within=PID_1 if again == "first process" else ())
-        until(lambda: any(b'"acknowledge"' in body for body in main.bodies))
         keeper = job.wait_for("--keeper", "--node-rank 1")
         hook = first_process(job) if again == "first process" else started.pid
-        os.kill(hook, signal.SIGTERM)
+        if again != "failed hook":
+            until(lambda: any(b'"acknowledge"' in body for body in main.bodies))
+            os.kill(hook, signal.SIGTERM)
         until(lambda: len(tries) == 1)
         os.kill(keeper if again == "keeper" else hook, signal.SIGTERM)
         if again != "keeper":

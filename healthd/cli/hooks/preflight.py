@@ -106,8 +106,8 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
         sys.stderr.write(f"healthd: {describe(place)}\n")
     arguments = sys.argv[sys.argv.index("preflight") + 1 :]
     try:
-        with stoppable():
-            end = run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json))
+        with stoppable() as signals:
+            end = run_hook(place, command, arguments, lambda outcome: _show(place, outcome, as_json=as_json), signals)
     except Stopped as stop:
         click.echo(f"healthd: stopped by {stop}; not admitted", err=True)
         return NOT_ADMITTED

@@ -25,6 +25,7 @@ from healthd.core.errors import ConfigError, HealthdError
 from healthd.hooks.launchers import Place
 from healthd.hooks.preflight import NOT_ADMITTED, Outcome
 from healthd.hooks.preflight.job import environment_of
+from healthd.hooks.stopping import Signals
 
 # A launcher that ends a hook kills it some seconds later.
 END_SECONDS = 4.0
@@ -42,13 +43,17 @@ class Start:
 
 
 def run_hook(
-    place: Place, command: tuple[str, ...], keeper_arguments: Sequence[str], show: Callable[[Outcome], None]
+    place: Place,
+    command: tuple[str, ...],
+    keeper_arguments: Sequence[str],
+    show: Callable[[Outcome], None],
+    signals: Signals,
 ) -> int | Start:
     """
     The exit code when the command is not to be started here.
 
     `keeper_arguments` are this command's own, for the keeper that is told two more by `--keeper`. Raises HealthdError
-    in one line. Whatever is raised here ends the keeper.
+    in one line. Whatever is raised here ends the keeper, for which `signals` are deferred.
     """
     began = time.monotonic()
     _open_standard_files()
@@ -79,9 +84,10 @@ def run_hook(
             sys.stderr.flush()
         keeper.wait()
     except BaseException:
-        if keeper is not None:
-            _end(keeper)
-        shutil.rmtree(folder, ignore_errors=True)
+        with signals.deferred():
+            if keeper is not None:
+                _end(keeper)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
     return outcome.code if outcome.kind == "park" else outcome.code or NOT_ADMITTED
