@@ -133,7 +133,7 @@ def grow(ev: Evidence, found: Found, apart: Collection[Pair]) -> Steps:
 
     parts = passed_parts(ev, found.rest, apart)
     while len(parts := [parts[0], *(piece for part in parts[1:] for piece in fitting(part))]) > 1:
-        left, unions = list(parts) if len(parts[0]) * 4 <= len(found.rest) else parts[:2], list[Ids]()
+        left, unions = list(parts) if len(parts[0]) * 6 <= len(found.rest) else parts[:2], list[Ids]()
         while left:
             one = left.pop(0)
             if other := next((other for other in left[:64] if fits(one, other)), None):
