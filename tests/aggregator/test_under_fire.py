@@ -286,7 +286,8 @@ def test_lost_database_admits_nothing_until_a_person_says_so_and_never_a_leased_
     assert "was deleted or replaced while in use" in answer.json()["detail"]
     aggregator.kill()
     aggregator.start()
-    until(lambda: "healthy" in [node["health"] for node in aggregator.get("/v1/nodes").json()["nodes"]])
+    # It takes two witnesses; until they are heard a node is admitted by what it says of itself.
+    until(lambda: [node["health"] for node in aggregator.get("/v1/nodes").json()["nodes"]] == ["healthy", "healthy"])
     held = ask(aggregator.url, "next", ["n2"], wait=2)
     assert held["decision"] == "hold"
     assert "healthd fleet recover" in str(held["reasons"])

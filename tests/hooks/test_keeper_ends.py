@@ -14,6 +14,7 @@ from healthd.core.errors import HealthdError
 from healthd.hooks.launchers import Place
 from healthd.hooks.preflight import Outcome
 from healthd.hooks.preflight.hook import run_hook
+from healthd.hooks.stopping import Signals
 
 PLACE = Place(job="a", attempt=0, rank=0, size=1, main="127.0.0.1", local_rank=0, local_size=1, source="options")
 RUN = Outcome(kind="run", code=0, rank=0, size=1, hosts=("127.0.0.1",))
@@ -43,7 +44,7 @@ def hooked(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: str, second: byt
             child = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()[-1]
             os.waitid(os.P_PID, int(child), os.WEXITED | os.WNOWAIT)
 
-    return run_hook(PLACE, ("true",), (), show)
+    return run_hook(PLACE, ("true",), (), show, Signals())
 
 
 @pytest.mark.parametrize("ends", ["before it is answered", "when it is answered"])
