@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,8 +49,9 @@ class Daemon:
         self, folder: Path, *, checks: str = "disk_space,matmul", listen: str = "127.0.0.1:0", executed: bool = False
     ) -> None:
         self.folder = folder
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
+        descriptor, path = tempfile.mkstemp(prefix="log-", dir=folder)  # two daemons may be in one folder
+        self.log = Path(path)
+        with open(descriptor, "wb") as log:
             self.process = (subprocess.Popen if executed else prepared.Popen)(
                 [sys.executable, str(HERE / "node_process.py"), str(folder), listen, checks],
                 stderr=log,
