@@ -12,8 +12,7 @@ PATH_ODDS = 300.0
 PATH_FAILS = 4  # tests of the pair itself: one that fails a fifth of its tests by chance fails four in a row in 0.8 %
 BUDGET = 0.001  # false accusations accepted for each validation of a whole healthy fleet
 FLAKY = 0.5  # how often a flaky member makes its group fail, which decides how long one is looked for
-# A member is worth more tests while the odds that it is flaky, one culprit in the fleet being expected, are above this.
-OPEN_ODDS = 0.05
+OPEN_ODDS = 0.05  # a member is worth more tests while its odds of being flaky, one culprit being expected, are above
 # What is taken for known before any test: that many failures by chance in that many tests of healthy members.
 CHANCE_FAILS, CHANCE_TESTS = 0.03, 10.0
 MOST_CHANCE = 0.25  # failures by chance are never taken to be more frequent than this

@@ -10,8 +10,7 @@ from healthd.localize.evidence import Evidence, Pair, Trunk, disjoint
 Group = tuple[str, str, frozenset[int], bool]  # label, value, members, whether these pass among themselves
 
 TRUNK_PAIRS = 3  # pairs without a member in common that must fail across before a trunk is named
-# A label group that is bad in every member is named as group when chance would do that less often.
-GROUP_CHANCE = 0.01
+GROUP_CHANCE = 0.01  # a label group that is bad in every member is named as group when chance does that less often
 
 
 def find_apart(ev: Evidence, odd: Iterable[Pair], parts: Mapping[int, frozenset[int]]) -> list[frozenset[int]]:

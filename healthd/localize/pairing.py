@@ -16,25 +16,37 @@ def matched(wanted: Iterable[int], free: Iterable[int], rank: Rank) -> list[Ids]
     """
     Disjoint pairs: each wanted one, in this order, with a free one of the lowest rank, the last of `free` first.
 
-    Who is wanted may be free too, and then is in one pair alone.
+    Who is wanted may be free too, and then is in one pair alone. Where they are few, one without a partner gets that of
+    another who finds a new one.
     """
-    left = list(free)
-    used: set[int] = set()
+    left, used = list(free), set[int]()
     pairs: list[Ids] = []
+
+    def best(v: int, but: int) -> int | None:
+        found: tuple[int, int] | None = None
+        for spot in range(len(left) - 1, max(-1, len(left) - 1 - LOOK), -1):
+            o = left[spot]
+            ranked = None if o in (v, but) or o in used else rank(v, o)
+            if ranked is not None and (found is None or ranked < found[0]):
+                found = (ranked, spot)
+                if not ranked:
+                    break
+        return found and found[1]
+
     for v in wanted:
         while left and left[-1] in used:
             left.pop()
-        best: tuple[int, int] | None = None
-        for spot in range(len(left) - 1, max(-1, len(left) - 1 - LOOK), -1):
-            o = left[spot]
-            found = None if v in used or o == v or o in used else rank(v, o)
-            if found is not None and (best is None or found < best[0]):
-                best = (found, spot)
-                if not found:
+        if v in used:
+            continue
+        first, spot = v, best(v, v)
+        if spot is None and len(pairs) + len(left) <= LOOK:
+            for i, (a, b) in enumerate(pairs):
+                if rank(v, b) is not None and (spot := best(a, v)) is not None:
+                    pairs[i], first = (v, b), a
                     break
-        if best is not None:
-            pairs.append((v, left.pop(best[1])))
-            used.update(pairs[-1])
+        if spot is not None:
+            pairs.append((first, left.pop(spot)))
+            used.update((v, *pairs[-1]))
     return pairs
 
 
@@ -50,9 +62,8 @@ def shuffled_pairs(ev: Evidence, members: Sequence[int], *, across: bool) -> lis
     ev.random("pairs").shuffle(order)
     near = ev.is_near() and any(ev.labels[v] for v in order)
     order.sort(key=lambda v: ev.labels[v] if near or across else (ev.pair_tests[v],))
-    half = len(order) // 2
     if across and not near:
-        return list(zip(order[:half], order[half : 2 * half], strict=True))
+        return list(zip(order[: len(order) // 2], order[len(order) // 2 :], strict=False))
     return matched(order, order[::-1], lambda v, o: 2 * (near and ev.labels[v] != ev.labels[o]) + (o in ev.met[v]))
 
 

@@ -87,10 +87,9 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
         if out.isdisjoint(pair):
             out.add(max(pair, key=lambda v: (ends[v], v)))
     out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
-    understood = judged.explains()
     for pair in judged.odd:
         failed, passed = ev.own(pair)
-        if not settled(ev, pair, judged.odd) and not (understood and (failed == 1 or passed)):
+        if not settled(ev, pair, judged.odd) and not (judged.explains() and (failed == 1 or passed)):
             out |= set(pair)
     return tuple(v for v in ev.job if v not in out)
 
@@ -103,8 +102,7 @@ def rest_state(ev: Evidence, rest: Ids) -> bool | None:
     """
     if len(rest) < 2:
         return True if rest and ev.passes[rest[0]] else None
-    bad = ev.last(rest)
-    if bad is not None:
+    if (bad := ev.last(rest)) is not None:
         return not bad
     if ev.passed_together(rest):
         return True

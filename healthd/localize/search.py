@@ -33,10 +33,7 @@ def smallest_failing(ev: Evidence, found: Found) -> Steps:
     failing = list(found.rest)
     ev.random("search").shuffle(failing)
     failing.sort(key=lambda v: ev.labels[v])  # a fault within one switch or rack stays within a block
-    while len(failing) > 2:
-        smaller = yield from _halve(ev, failing)
-        if smaller is None:
-            break
+    while len(failing) > 2 and (smaller := (yield from _halve(ev, failing))):
         failing = smaller
     if len(failing) > 2:
         lower = max(len(failing) // 2, 1)  # passes, or is a single member
@@ -83,10 +80,8 @@ def _shortest(ev: Evidence, needed: list[int], order: list[int], lower: int, why
     upper = len(order)
     while upper - lower > 1:
         middle = (lower + upper) // 2
-        if (yield from _fails(ev, needed + order[:middle], why)):
-            upper = middle
-        else:
-            lower = middle
+        failed = yield from _fails(ev, needed + order[:middle], why)
+        lower, upper = (lower, middle) if failed else (middle, upper)
     return upper
 
 
@@ -106,9 +101,8 @@ def _halve(ev: Evidence, failing: list[int]) -> Generator[Ask, None, list[int] |
         groups = [tuple(sorted(union)) for union in unions if not ev.passed_together(union)]
         if groups and not any(map(ev.last, unions)):
             yield groups, f"halves of the {size} that fail together"
-        for union in unions:
-            if ev.last(union):
-                return union
+        if failed := [union for union in unions if ev.last(union)]:
+            return failed[0]
     return None
 
 

@@ -111,10 +111,10 @@ def _odd(ev: Evidence, judged: Judged, clean: list[int], busy: set[int]) -> list
         one, other = (judged.component.get(ev.root(v), frozenset()) for v in pair)
         if one != other and any(o not in ev.met[v] for v in one for o in other):
             continue  # first whether the two parts reach each other at all
-        if not taken.isdisjoint(pair) or max(ev.silent[v] for v in pair) >= SILENT or settled(ev, pair, judged.odd):
+        if not taken.isdisjoint(pair) or max(ev.silent[v] for v in pair) >= SILENT:
             continue
-        if ev.is_soft(pair):
-            continue  # to be measured alone first
+        if settled(ev, pair, judged.odd) or ev.is_soft(pair):  # what was slow beside others is measured alone first
+            continue
         failed, passed = ev.own(pair)
         enough = ev.passes_apart(*pair) >= ODD_PASSES
         enough = enough or any(sum(v in other for other in judged.odd) > 1 for v in pair)  # flaky, or several paths

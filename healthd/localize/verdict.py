@@ -159,9 +159,8 @@ def _of_scale(one: ScaleFault, whole: int) -> str:
 def _of_one(part: tuple[str, ...]) -> str:
     if len(part) == 1:
         return f"{part[0]} failed alone once; it was not tested again, so it is not accused"
-    kind, paths = ("one of", "the path") if len(part) == 2 else ("at least one of", "a path")
-    between = "between them" if len(part) == 2 else "between two of them"
-    return f"{kind} {names(part)}, or {paths} {between}: more cannot be told; a known-good partner would decide it"
+    kind, path = ("one of", "the path") if len(part) == 2 else ("at least one of", "a path")
+    return f"{kind} {names(part)}, or {path} between them: more cannot be told; a known-good partner would decide it"
 
 
 def _of_rest(ev: Evidence, rest: Ids, passed: bool | None, *, named: bool, failed: bool) -> list[str]:

@@ -46,38 +46,13 @@ def test_nodes_that_were_never_given_back_are_validated_once() -> None:
     assert [set(group) for group in lab.groups].count({"n1", "n2", "n3"}) == 1
 
 
-def test_run_of_before_a_node_was_given_back_counts_by_its_age_alone() -> None:
-    claims = {"n3": ELSEWHERE}
-    old, fresh = state("n1", good_results(100.0)), state("n1", good_results(1.0))
-    other_old, other = state("n2", good_results(100.0)), state("n2", good_results(1.0))
-    asked = gate(pool="a", count=2, max_age_seconds=60.0)
-    both = (node("n1", old), node("n2", other_old), node("n3"))
-    current, _ = step(NOW, asked, view(*both, claims=claims), POLICY)
-    assert set(current.ordered) == {"n1", "n2"}
-    done = {current.ordered["n1"].order_id: OrderReport(status="done")}
-    seen = view(node("n1", fresh, orders=done), node("n2", other_old, heard_seconds=1e6), node("n3"), claims=claims)
-    current, _ = step(NOW + 10, current, seen, POLICY)
-    assert current.reserved == ()
-    seen = view(node("n1", fresh, behind_seconds=190.0), node("n2", other), node("n3"), claims=claims)
-    current, _ = step(NOW + 200, current, seen, POLICY)
-    assert current.phase is Phase.CHECKING
-    assert current.ordered["n1"].round == 2
+DONE = OrderReport(status="done")
+SILENT = {"heard_seconds": 1e6}
 
 
-def test_run_counts_for_a_gate_as_long_as_it_has_the_node() -> None:
-    claims = {"n3": ELSEWHERE}
-    old, fresh = state("n1", good_results(100.0)), state("n1", good_results(1.0))
-    other_old, other = state("n2", good_results(100.0)), state("n2", good_results(1.0))
-    asked = gate(pool="a", count=2, max_age_seconds=60.0)
-    both = (node("n1", old), node("n2", other_old), node("n3"))
-    current, _ = step(NOW, asked, view(*both, claims=claims), POLICY)
-    done = {run.order_id: OrderReport(status="done") for run in current.ordered.values()}
-    seen = view(node("n1", fresh, orders=done), node("n2", other_old), node("n3"), claims=claims)
-    current, _ = step(NOW + 10, current, seen, POLICY)
-    assert current.reserved == ("n1", "n2")
-    seen = view(node("n1", fresh, behind_seconds=190.0), node("n2", other, orders=done), node("n3"), claims=claims)
-    current, _ = step(NOW + 200, current, seen, POLICY)
-    assert set(current.granted) == {"n1", "n2"}
+def aged(name: str, age: float, **changed: object) -> FleetNode:
+    """A node whose good evidence is so many seconds old."""
+    return node(name, state(name, good_results(age)), **changed)
 
 
 class Aging:
@@ -96,22 +71,38 @@ class Aging:
         if run is not None and run.order_id not in self.orders:
             self.orders.append(run.order_id)
 
-    def done(self, name: str, age: float) -> FleetNode:
+    def done(self, name: str, age: float, **changed: object) -> FleetNode:
         """It has done the run that it was ordered."""
-        return node(name, state(name, good_results(age)), orders={self.gate.ordered[name].order_id: DONE})
+        return aged(name, age, orders={self.gate.ordered[name].order_id: DONE}, **changed)
 
 
-DONE = OrderReport(status="done")
-SILENT = {"heard_seconds": 1e6}
+def test_run_of_before_a_node_was_given_back_counts_by_its_age_alone() -> None:
+    waits = Aging()
+    waits.step(aged("n1", 100.0), aged("n2", 100.0))
+    assert set(waits.gate.ordered) == {"n1", "n2"}
+    waits.step(waits.done("n1", 1.0), aged("n2", 100.0, **SILENT))
+    assert waits.gate.reserved == ()
+    waits.step(aged("n1", 1.0, behind_seconds=190.0), aged("n2", 1.0), after=190.0)
+    assert waits.gate.phase is Phase.CHECKING
+    assert waits.gate.ordered["n1"].round == 2
+
+
+def test_run_counts_for_a_gate_as_long_as_it_has_the_node() -> None:
+    waits = Aging()
+    waits.step(aged("n1", 100.0), aged("n2", 100.0))
+    waits.step(waits.done("n1", 1.0), aged("n2", 100.0))
+    assert waits.gate.reserved == ("n1", "n2")
+    waits.step(aged("n1", 1.0, behind_seconds=190.0), waits.done("n2", 1.0), after=190.0)
+    assert set(waits.gate.granted) == {"n1", "n2"}
 
 
 def test_gate_that_gave_a_node_back_runs_it_again_as_often_as_others_fall_silent() -> None:
     waits = Aging()
-    old, fit = (node(name, state(name, good_results(age))) for name, age in (("n1", 100.0), ("n2", 1.0)))
+    old, fit = aged("n1", 100.0), aged("n2", 1.0)
     for _ in range(4):
         waits.step(old, fit, after=100.0)
         assert set(waits.gate.reserved) == {"n1", "n2"}
-        waits.step(waits.done("n1", 1.0), node("n2", fit.state, **SILENT))
+        waits.step(waits.done("n1", 1.0), aged("n2", 1.0, **SILENT))
         assert waits.gate.reserved == ()
     waits.step(old, fit, after=100.0)
     waits.step(waits.done("n1", 1.0), fit)
@@ -121,37 +112,37 @@ def test_gate_that_gave_a_node_back_runs_it_again_as_often_as_others_fall_silent
 
 def test_runs_that_are_called_off_for_the_sake_of_others_do_not_count_either() -> None:
     waits = Aging()
-    old, fit = (node(name, state(name, good_results(age))) for name, age in (("n1", 100.0), ("n2", 1.0)))
+    old, fit = aged("n1", 100.0), aged("n2", 1.0)
     for _ in range(4):
         waits.step(old, fit, after=100.0)
         assert set(waits.gate.reserved) == {"n1", "n2"}
-        waits.step(old, node("n2", fit.state, **SILENT))
+        waits.step(old, aged("n2", 1.0, **SILENT))
     assert len(waits.orders) == 4
 
 
 def test_node_that_falls_silent_after_its_runs_is_run_again() -> None:
     waits = Aging()
-    old = {name: node(name, state(name, good_results(100.0))) for name in ("n1", "n2")}
+    old = {name: aged(name, 100.0) for name in ("n1", "n2")}
     for _ in range(4):
         waits.step(old["n1"], old["n2"], after=100.0)
         assert set(waits.gate.reserved) == {"n1", "n2"}
         waits.step(waits.done("n1", 1.0), old["n2"])
-        waits.step(node("n1", old["n1"].state, **SILENT), old["n2"])
+        waits.step(aged("n1", 100.0, **SILENT), old["n2"])
     assert len(waits.orders) == 4
 
 
 def test_runs_since_a_node_was_given_back_are_bounded() -> None:
     waits = Aging()
-    old = {name: node(name, state(name, good_results(100.0))) for name in ("n1", "n2")}
+    old = {name: aged(name, 100.0) for name in ("n1", "n2")}
     refused = OrderReport(status="refused", message="somebody has the devices")
 
     def refuse() -> None:
         run = waits.gate.ordered["n1"]
-        waits.step(node("n1", old["n1"].state, orders={run.order_id: refused}), old["n2"])
+        waits.step(aged("n1", 100.0, orders={run.order_id: refused}), old["n2"])
 
     waits.step(old["n1"], old["n2"])
     refuse()
-    waits.step(old["n1"], node("n2", old["n2"].state, **SILENT))
+    waits.step(old["n1"], aged("n2", 100.0, **SILENT))
     waits.step(old["n1"], old["n2"], after=100.0)
     for _ in range(3):
         assert waits.gate.failed == {}
@@ -162,16 +153,16 @@ def test_runs_since_a_node_was_given_back_are_bounded() -> None:
 
 def test_node_that_falls_silent_in_every_run_is_not_run_for_ever() -> None:
     waits = Aging()
-    old = {name: node(name, state(name, good_results(100.0))) for name in ("n1", "n2")}
+    old = {name: aged(name, 100.0) for name in ("n1", "n2")}
     for _ in range(5):
         waits.step(old["n1"], old["n2"], after=100.0)
-        waits.step(node("n1", old["n1"].state, **SILENT), old["n2"])
+        waits.step(aged("n1", 100.0, **SILENT), old["n2"])
     assert waits.gate.reserved == ()
     assert len(waits.orders) == POLICY.max_rounds
 
 
 def test_node_that_is_not_waited_for_any_longer_is_not_run_in_every_step() -> None:
-    slow = node("n3", state("n3", good_results(100.0)))
+    slow = aged("n3", 100.0)
     current = gate(nodes=("n1", "n2", "n3"), min_nodes=2, max_age_seconds=60.0, wait_seconds=200.0)
     orders, now = set(), NOW
     while current.decision is None:
