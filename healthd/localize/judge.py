@@ -177,7 +177,7 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     heard = {v for v in named if ev.silent[v] < SILENT}
     share = len(named) / len(ev.job)
     others = OTHERS_OF_MANY if share > 0.5 else OTHERS if ev.rounds < (6 if share > 0.25 else 4) else 1
-    few = WITNESSES if len(named) < (3 if share > 0.25 else 2) and ev.rounds < (5 if share > 0.25 else 3) else 2
+    few = WITNESSES if len(named) < 3 and ev.rounds < (5 if share > 0.25 else 3) else 2
     if found.odd or found.paths or found.trunks or found.apart:
         few = DOUBT_WITNESSES
     taken = found.blamed().union(found.awaiting, *found.odd)
@@ -186,8 +186,8 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
         met = named.intersection(ev.met[v])
         tried = sum(ev.own((min(o, v), max(o, v)))[0] for o in met)
         most = len(heard) - (v in heard)
-        lonely = tried < min(others, 2 if most == 1 else most)
         failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
+        lonely = tried < min(others, 2 if most == 1 and len(failed) < WITNESSES else most)
         if v not in ev.shown and len(failed) < few and ev.met[v] and any(o not in ev.met[v] for o in clean):
             found.wanting.add(v)
         if (ev.met[v] and lonely) or any(wants_part(ev, v, part) for part in found.parts()) or v in found.wanting:

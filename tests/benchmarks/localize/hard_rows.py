@@ -134,7 +134,7 @@ def _noise_and_path_rows() -> Iterator[Row]:
             first=fail,
             exact=0.98,
         )
-    for members, runs in ((64, 2000), (512, 200)):
+    for members, runs in ((64, 2000), (512, 2000)):
         yield Row(
             kind="always, noise 0.005, default setting",
             members=members,

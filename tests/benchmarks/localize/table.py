@@ -188,10 +188,9 @@ def usual_rows() -> Iterator[Row]:
                   culprits="k random")  # fmt: skip
     yield Row(kind="at least k of one rack", members=64, runs=60, make=scale_in_rack, right=scale_named, switch=8,
               culprits="k of 8")  # fmt: skip
-    yield Row(
-        kind="slow, 5 % contention", members=16, runs=200, make=slow, right=exactly, culprits="1 or 2", exact=0.99
-    )
-    yield Row(kind="slow, 5 % contention", members=64, runs=60, make=slow, right=exactly, culprits="1 or 2", exact=0.99)
+    for members in (16, 64):
+        yield Row(kind="slow, 5 % contention", members=members, runs=2000, make=slow, right=exactly,
+                  culprits="1 or 2", exact=0.99)  # fmt: skip
     yield Row(kind="healthy, noise 2 %, whole failed", members=512, runs=200, make=noisy, right=nothing_named,
               noise=0.02, culprits="0", first=Outcome.FAIL, exact=0.99, false=0.01,
               others="z rules: 50 to 100 % alarms")  # fmt: skip
