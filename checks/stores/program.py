@@ -83,4 +83,5 @@ def become(user: str) -> None:
         os.setgid(found.pw_gid)
         os.setuid(found.pw_uid)
     except PermissionError:
-        raise StoreFault("CheckError", f"cannot act as {user}: the daemon is not root") from None
+        text = f"cannot act as {user}: run the daemon as root; under systemd put store-user.conf beside its unit"
+        raise StoreFault("CheckError", text) from None
