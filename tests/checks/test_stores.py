@@ -128,11 +128,24 @@ def test_full_store(save: Callable[..., list[Finding]], tmp_path: Path) -> None:
 
 
 @needs_root
-def test_store_without_inodes(save: Callable[..., list[Finding]], tmp_path: Path) -> None:
+def test_store_that_is_full_to_the_brim_is_seen_while_a_job_runs(context: Context, tmp_path: Path) -> None:
+    """Whatever a save needs: without any room it fails."""
+    with tmpfs(tmp_path / "store", "size=1m") as store:
+        (store / "whole").write_bytes(b"x" * SMALL)
+        for params, expected in (({"writable": [str(store)]}, ["StoreNoSpace"]), ({"readable": [str(store)]}, [])):
+            found = store_access(context(store_access, **params))
+            assert bad([one for one in found if isinstance(one, Finding)]) == expected
+
+
+@needs_root
+def test_store_without_inodes(save: Callable[..., list[Finding]], context: Context, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "store", "size=16m,nr_inodes=4") as store:
         for number in range(3):
             (store / str(number)).touch()
         assert bad(save(store)) == ["StoreNoInodes"]
+        (finding,) = store_access(context(store_access, writable=[str(store)]))
+        assert isinstance(finding, Finding)
+        assert finding.reason == "StoreNoInodes"
 
 
 @needs_root
