@@ -37,8 +37,8 @@ def store_access(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              is started there.
     Judges:  fail StoreHangs, StoreStale, StoreNotMounted, StoreReadOnly, StoreNoPermission, StoreMissing | fail
              StoreNoSpace, StoreNoInodes (none is left, or less than the limits `store_available_bytes` and
-             `store_available_inodes_ratio`), StoreSlow (limit `store_answer_seconds`) | skip NotApplicable (no
-             directory is configured).
+             `store_available_inodes_ratio`), StoreSlow (limit `store_answer_seconds`) | unknown CheckError (a
+             URL is given, or the daemon may not act as `user`) | skip NotApplicable (no directory is configured).
     Cost:    a tenth of a second of one processor; harmless to jobs.
     """
     params = ctx.params

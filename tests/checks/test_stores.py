@@ -128,6 +128,13 @@ def test_full_store(save: Callable[..., list[Finding]], tmp_path: Path) -> None:
         assert [path.name for path in store.iterdir()] == ["lost+found"]
 
 
+def test_url_that_is_given_to_the_check_of_directories_is_no_missing_store(context: Context) -> None:
+    (finding,) = store_access(context(store_access, writable=["s3://bucket/checkpoints"]))
+    assert isinstance(finding, Finding)
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "CheckError")
+    assert "checkpoint_store" in finding.message
+
+
 @needs_root
 def test_store_that_is_full_to_the_brim_is_seen_while_a_job_runs(context: Context, tmp_path: Path) -> None:
     """Whatever a save needs: without any room it fails."""
