@@ -36,8 +36,9 @@ def store_access(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              opened, nothing is written. A process that hangs in a store is killed; while the kernel holds it, no other
              is started there.
     Judges:  fail StoreHangs, StoreStale, StoreNotMounted, StoreReadOnly, StoreNoPermission, StoreMissing | fail
-             StoreNoSpace, StoreNoInodes, StoreSlow (limits `store_available_bytes`, `store_available_inodes_ratio`,
-             `store_answer_seconds`) | skip NotApplicable (no directory is configured).
+             StoreNoSpace, StoreNoInodes (none is left, or less than the limits `store_available_bytes` and
+             `store_available_inodes_ratio`), StoreSlow (limit `store_answer_seconds`) | unknown CheckError (a
+             URL is given, or the daemon may not act as `user`) | skip NotApplicable (no directory is configured).
     Cost:    a tenth of a second of one processor; harmless to jobs.
     """
     params = ctx.params

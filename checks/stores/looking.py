@@ -26,6 +26,10 @@ def look(store: Store, order: Mapping[str, Any], report: Report) -> None:
             raise StoreFault("StoreReadOnly", "it is mounted read-only, and jobs save there")
         if not os.access(store.root, os.W_OK | os.X_OK, effective_ids=True):
             raise StoreFault("StoreNoPermission", "its mode does not let the user write")
+        if found.f_blocks and not found.f_bavail:
+            raise StoreFault("StoreNoSpace", "no space is left to its users")
+        if found.f_files and not found.f_favail:
+            raise StoreFault("StoreNoInodes", "no inodes are left to its users: too many files")
         report.reading("store_available_bytes", float(found.f_bavail * found.f_frsize))
         if found.f_files:
             report.reading("store_available_inodes_ratio", found.f_favail / found.f_files)

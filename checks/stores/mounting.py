@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
+from checks.host.machine import Host
 from checks.stores.errors import StoreFault
-from checks.system.mounts import Mount, parse_mountinfo
+from checks.system.mounts import Mount, find_unmounted, holding, read_fstab, read_points
 
 
 def require_mount(path: str, kinds: Sequence[str]) -> Mount | None:
@@ -19,36 +20,15 @@ def require_mount(path: str, kinds: Sequence[str]) -> Mount | None:
     """
     with suppress(OSError):  # an automounter mounts it when it is opened
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-        points = {mount.point: mount for mount in parse_mountinfo(file.read())}
+    points = read_points(Host())
     place = os.path.realpath(path)
-    mount = next((points[above] for above in _above(place) if above in points), None)
+    mount = holding(points, place)
     if kinds and (mount is None or mount.kind not in kinds):
         there = "nothing" if mount is None else f"{mount.kind} ({mount.source} on {mount.point})"
         wanted = " or ".join(kinds)
         text = f"{path} is on {there}, not on {wanted}: what is written goes to the local disk beneath; mount it"
         raise StoreFault("StoreNotMounted", text)
-    for point in _of_fstab():
-        if point != "/" and point in _above(place) and point not in points:
-            text = f"/etc/fstab mounts {point}, and nothing is mounted there: what is written to {path} goes beneath"
-            raise StoreFault("StoreNotMounted", text)
+    if point := find_unmounted(place, read_fstab(Host()), points):
+        text = f"/etc/fstab mounts {point}, and nothing is mounted there: what is written to {path} goes beneath"
+        raise StoreFault("StoreNotMounted", text)
     return mount
-
-
-def _above(place: str) -> list[str]:
-    """A path and all directories above it, the longest first."""
-    found = [place]
-    while place != "/":
-        place = os.path.dirname(place)
-        found.append(place)
-    return found
-
-
-def _of_fstab() -> list[str]:
-    """The mount points of /etc/fstab that are mounted at boot; none where there is no such file."""
-    try:
-        with open("/etc/fstab", encoding="utf-8", errors="replace") as file:
-            rows = [line.split() for line in file if not line.lstrip().startswith("#")]
-    except OSError:
-        return []
-    return [row[1].rstrip("/") or "/" for row in rows if len(row) > 3 and "noauto" not in row[3].split(",")]

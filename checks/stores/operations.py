@@ -27,8 +27,8 @@ class Store(Protocol):
     def read(self, name: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         """A file from `offset`, `length` bytes or to its end, in chunks; from the store rather than from a cache."""
 
-    def sizes(self, name: str) -> dict[str, int]:
-        """The files directly in a folder, with their sizes in bytes; folders are left out."""
+    def sizes(self, name: str, most: int | None = None) -> dict[str, int]:
+        """The files directly in a folder, at most so many, with their sizes in bytes; folders are left out."""
 
     def folders(self, name: str) -> list[str]:
         """The names of the folders directly in a folder."""
@@ -94,11 +94,13 @@ class FileStore:
         finally:
             os.close(descriptor)
 
-    def sizes(self, name: str) -> dict[str, int]:
+    def sizes(self, name: str, most: int | None = None) -> dict[str, int]:
         """See `Store`."""
-        found = {}
+        found: dict[str, int] = {}
         with os.scandir(self._path(name)) as entries:
             for entry in entries:
+                if most is not None and len(found) >= most:
+                    break
                 with suppress(FileNotFoundError):  # renamed or removed by another node since it was listed
                     if entry.is_file():
                         found[entry.name] = entry.stat().st_size
@@ -162,9 +164,9 @@ class ObjectStore:
     def _listed(self, name: str) -> list[dict[str, Any]]:
         return list(self._files.ls(self._path(name), detail=True))
 
-    def sizes(self, name: str) -> dict[str, int]:
+    def sizes(self, name: str, most: int | None = None) -> dict[str, int]:
         """See `Store`."""
-        found = [one for one in self._listed(name) if one["type"] == "file"]
+        found = [one for one in self._listed(name) if one["type"] == "file"][:most]
         return {one["name"].rpartition("/")[2]: int(one["size"]) for one in found}
 
     def folders(self, name: str) -> list[str]:

@@ -37,6 +37,9 @@ def main(argument: str) -> None:
         if not is_url(root):
             report.step("look at the mount")
             require_mount(root, order.get("file_systems", ()))
+        elif order["kind"] == "look":
+            text = "store_access looks at directories; give a URL to checkpoint_store or data_store"
+            raise StoreFault("CheckError", text)
         report.step("open the store")
         work(open_store(root), order, report)
     except Exception as error:  # noqa: BLE001  whatever a store or its library raises is a fault of the store
@@ -83,4 +86,5 @@ def become(user: str) -> None:
         os.setgid(found.pw_gid)
         os.setuid(found.pw_uid)
     except PermissionError:
-        raise StoreFault("CheckError", f"cannot act as {user}: the daemon is not root") from None
+        text = f"cannot act as {user}: run the daemon as root; under systemd put store-user.conf beside its unit"
+        raise StoreFault("CheckError", text) from None

@@ -22,7 +22,7 @@ def measure(store: Store, order: Mapping[str, Any], report: Report) -> None:
     Files and places are others in each run, so that caches do not answer.
     """
     report.step("list the data set")
-    files = dict(_files(store))
+    files = dict(find_files(store))
     report.reading("data_files_count", float(len(files)))
     filled = [(name, size) for name, size in files.items() if size > 0]
     if not filled:
@@ -63,15 +63,18 @@ def _require(took: int) -> None:
         raise StoreFault("StoreError", "files that are listed with a size gave no bytes")
 
 
-def _files(store: Store) -> Iterator[tuple[str, int]]:
+def find_files(store: Store) -> Iterator[tuple[str, int]]:
     """Files of the data set with their sizes, the nearest first, within bounds."""
     waiting, seen, found = [""], 0, 0
-    while waiting and seen < _MOST_FOLDERS and found < _MOST_FILES:
+    while waiting and seen < _MOST_FOLDERS:
         folder = waiting.pop(0)
         seen += 1
         above = f"{folder}/" if folder else ""
-        for name, size in store.sizes(folder).items():
+        # Each file costs a question to the server, and a folder may have millions of them.
+        for name, size in store.sizes(folder, _MOST_FILES - found).items():
+            found += 1
             if not name.startswith("."):
-                found += 1
                 yield f"{above}{name}", size
+        if found >= _MOST_FILES:
+            return
         waiting += [f"{above}{name}" for name in store.folders(folder) if not name.startswith(".")]

@@ -9,6 +9,7 @@ from checks.contract import NO_LIMIT, Context, Finding, Limit, Status, check
 from checks.host.machine import FileSystem
 from checks.limits import quantity, within
 from checks.system.bounds import bound
+from checks.system.mounts import find_unmounted, judge_without_size, read_fstab, read_points
 
 # A /tmp of half a gigabyte never has one: what was made so small is meant to be.
 _MOST_OF_A_SMALL_ONE = 0.5
@@ -33,11 +34,14 @@ def disk_space(ctx: Context[Params]) -> Iterator[Finding]:
     The file systems that jobs write to have room and inodes left.
 
     Reads:   statvfs of the paths; one of the default ones that is not there is left out, a configured one is unknown.
-    Judges:  fail DiskFull (the default of min_available_bytes asks at most half of a file system) | unknown NoData |
-             skip NotApplicable (a file system that is read-only and full by nature).
+             /proc/self/mountinfo and /etc/fstab, for mounts that are missing.
+    Judges:  fail DiskFull (the default of min_available_bytes asks at most half of a file system) | unknown NoData (a
+             configured path that is not there or not mounted; a file system that tells no size) | skip NotApplicable (a
+             file system that is read-only and full by nature, or in memory without a limit).
     Cost:    under 1 ms; a network file system that hangs is cut off by the time limit.
     """
     seen = 0
+    points, fstab = read_points(ctx.host), read_fstab(ctx.host)
     for path in ctx.params.paths:
         if not ctx.host.exists(path):
             if path not in Params.paths:
@@ -46,8 +50,14 @@ def disk_space(ctx: Context[Params]) -> Iterator[Finding]:
                 seen += 1
             continue
         seen += 1
+        if path not in Params.paths and (lost := find_unmounted(path, fstab, points)):
+            text = f"/etc/fstab mounts {lost}, and nothing is mounted there: mount it, for this room is that beneath"
+            yield Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}")
+            continue
         room = ctx.host.file_system(path)
-        if room.read_only:
+        if not room.size_bytes:
+            yield judge_without_size(path, points)
+        elif room.read_only:
             text = f"{path} is read-only, so its room says nothing; the check mounts judges whether it may be"
             yield Finding(status=Status.SKIP, reason="NotApplicable", message=text, target=f"path:{path}")
         else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,10 @@ from checks.host.machine import Host, HostError
 from checks.limits import within
 
 MAX_FINDINGS = 16
+
+_IN_MEMORY = ("tmpfs", "ramfs", "rootfs")
+FstabEntry = tuple[str, Sequence[str]]
+"""A mount point of /etc/fstab and its options."""
 
 
 class Mount(NamedTuple):
@@ -38,20 +43,30 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
     No file system that should be writable has become read-only, which is what the kernel does after an error.
 
     Many are read-only by design (images of container hosts, bind mounts of a pod). So one counts only if a `writable`
-    path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it.
+    path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it. The directory beneath a mount
+    that is missing is not taken for it, as far as /etc/fstab names the mount.
 
-    Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count.
-    Judges:  fail ReadOnlyMount | unknown NoData (no mount found).
+    Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count; whether the `writable` paths are there.
+    Judges:  fail ReadOnlyMount, StoreNotMounted (/etc/fstab mounts what a configured `writable` path is on, and it is
+             not mounted) | unknown NoData (no mount found; a configured `writable` path is not there).
     Cost:    under 1 ms; harmless to jobs.
     """
-    found = parse_mountinfo(ctx.host.read("/proc/self/mountinfo"))
-    points = {mount.point: mount for mount in found}  # a later mount on the same point hides the earlier one
-    wanted = _writable_by_fstab(ctx.host)
+    points, fstab = read_points(ctx.host), read_fstab(ctx.host)
+    wanted = {point for point, options in fstab if "ro" not in options}
     bad: dict[str, str] = {}
+    missing: list[Finding] = []
     for path in ctx.params.writable:
-        mount = _holding(points, path)
+        mount = holding(points, path)
         if mount and mount.read_only:
             bad[mount.point] = f"{path} must be writable and is on {mount.point} ({mount.source}), mounted read-only"
+        elif path in Params.writable:
+            continue  # nobody has asked for it
+        elif lost := find_unmounted(path, fstab, points):
+            text = f"{path} must be writable, /etc/fstab mounts {lost}, and nothing is mounted there: mount it"
+            missing.append(Finding(status=Status.FAIL, reason="StoreNotMounted", message=text, target=f"path:{lost}"))
+        elif path not in points and not ctx.host.exists(path):
+            text = f"{path} is not there; mount it, or take it out of `writable` of this check"
+            missing.append(Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}"))
     for mount in points.values():
         if mount.point in bad or mount.point in ctx.params.read_only or not mount.super_read_only:
             continue
@@ -61,9 +76,10 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
             bad[mount.point] = f"{name} is read-only after {errors} errors; look for them in the kernel log"
         elif mount.point in wanted:
             bad[mount.point] = f"{name} is read-only, and /etc/fstab wants it writable; look into the kernel log"
+    yield from missing[:MAX_FINDINGS]
     for point, text in list(bad.items())[:MAX_FINDINGS]:
         yield Finding(status=Status.FAIL, reason="ReadOnlyMount", message=text, target=f"path:{point}")
-    if not bad:
+    if not bad and not missing:
         yield within(
             float(len(points)) if points else None,
             name="mounts_count",
@@ -98,14 +114,43 @@ def parse_mountinfo(text: str) -> list[Mount]:
     return mounts_found
 
 
-def _writable_by_fstab(host: Host) -> set[str]:
-    """Mount points that /etc/fstab mounts without `ro`; none where there is no such file."""
-    try:
-        text = host.read("/etc/fstab")
-    except HostError:
-        return set()
+def parse_fstab(text: str) -> list[FstabEntry]:
+    """Lines `/dev/sda1 /point ext4 rw,noatime 0 2`; others are left out. Source: fstab(5)."""
     rows = [line.split() for line in text.splitlines() if not line.lstrip().startswith("#")]
-    return {_plain(row[1]) for row in rows if len(row) > 3 and "ro" not in row[3].split(",")}
+    return [(_plain(row[1]).rstrip("/") or "/", row[3].split(",")) for row in rows if len(row) > 3]
+
+
+def read_points(host: Host) -> dict[str, Mount]:
+    """What is mounted, by its point: a later mount on the same point hides the earlier one."""
+    return {mount.point: mount for mount in parse_mountinfo(host.read("/proc/self/mountinfo"))}
+
+
+def read_fstab(host: Host) -> list[FstabEntry]:
+    """/etc/fstab; nothing where there is no such file."""
+    try:
+        return parse_fstab(host.read("/etc/fstab"))
+    except HostError:
+        return []
+
+
+def find_unmounted(path: str, fstab: Iterable[FstabEntry], points: Container[str]) -> str | None:
+    """The place at a path or above it that /etc/fstab mounts at boot and where nothing is mounted."""
+    for point, options in fstab:
+        if point == "/" or "noauto" in options or not f"{path}/".startswith(f"{point}/") or point in points:
+            continue
+        if os.path.realpath(point) not in points:  # it is mounted by its real path
+            return point
+    return None
+
+
+def judge_without_size(path: str, points: dict[str, Mount]) -> Finding:
+    """What to say of a file system that tells no size: one in memory without a limit, or not known to have room."""
+    mount, status, reason = holding(points, path), Status.UNKNOWN, "NoData"
+    text = f"{path} is on a file system that tells no size, so its room is not known"
+    if mount is not None and mount.kind in _IN_MEMORY:
+        status, reason = Status.SKIP, "NotApplicable"
+        text = f"{path} is in memory and has no limit of its own ({mount.kind}); memory_free judges that"
+    return Finding(status=status, reason=reason, message=text, target=f"path:{path}")
 
 
 def _ext4_errors(host: Host, mount: Mount) -> int:
@@ -119,7 +164,7 @@ def _ext4_errors(host: Host, mount: Mount) -> int:
     return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
-def _holding(points: dict[str, Mount], path: str) -> Mount | None:
+def holding(points: dict[str, Mount], path: str) -> Mount | None:
     """The mount that a path is on: the longest mount point that is a parent of it."""
     while path not in points and path != "/":
         path = path.rpartition("/")[0] or "/"

@@ -9,6 +9,7 @@ from checks.contract import Context, Finding, Status, check
 from checks.host.machine import HostError
 from checks.limits import within
 from checks.system.bounds import bound
+from checks.system.mounts import judge_without_size, read_points
 
 SHM = "/dev/shm"
 TARGET = f"path:{SHM}"
@@ -27,8 +28,9 @@ def shared_memory(ctx: Context[Params]) -> Iterator[Finding]:
     """
     /dev/shm is there, large enough for a training job, and not full.
 
-    Reads:   statvfs of /dev/shm.
-    Judges:  fail SharedMemorySmall (missing), warn SharedMemorySmall (small, or full).
+    Reads:   statvfs of /dev/shm; where that tells no size, its kind in /proc/self/mountinfo.
+    Judges:  fail SharedMemorySmall (missing), warn SharedMemorySmall (small, or full) | unknown NoData (no size) | skip
+             NotApplicable (memory without a limit of its own).
     Cost:    under 1 ms; harmless to jobs.
     """
     try:
@@ -38,6 +40,9 @@ def shared_memory(ctx: Context[Params]) -> Iterator[Finding]:
             raise
         text = f"{SHM} is missing; mount a tmpfs there"
         yield Finding(status=Status.FAIL, reason="SharedMemorySmall", message=text, target=TARGET)
+        return
+    if not room.size_bytes:
+        yield judge_without_size(SHM, read_points(ctx.host))
         return
     yield within(
         float(room.size_bytes),
@@ -49,7 +54,7 @@ def shared_memory(ctx: Context[Params]) -> Iterator[Finding]:
         outside=Status.WARN,
     )
     yield within(
-        room.available_bytes / room.size_bytes if room.size_bytes else None,
+        room.available_bytes / room.size_bytes,
         name="shared_memory_available_ratio",
         target=TARGET,
         limit=bound(ctx, "shared_memory_available_ratio", TARGET, lower="min_available_ratio"),

@@ -48,13 +48,15 @@ secret() { # FROM TO: a file that root alone may read, from its first byte on
 install_package() {
   command -v python3.11 >/dev/null || dnf install -y -q python3.11 || return 1
   python3.11 -m venv "$ROOT$HOME_DIR" || return 1
-  local package=$HEALTHD_PACKAGE
+  local package=${HEALTHD_PACKAGE%/}
   if [[ $package == s3://* ]]; then
     local whole=(--recursive)
     [[ $package != *.whl ]] || whole=()
     fetch "$package" "/tmp/${package##*/}" "${whole[@]}" && package=/tmp/${package##*/} || return 1
   fi
-  "$ROOT$HOME_DIR/bin/pip" install --quiet --disable-pip-version-check "$package"
+  local what=("$package")
+  [[ ! -d $package ]] || what=(--no-index --find-links "$package" healthd)
+  "$ROOT$HOME_DIR/bin/pip" install --quiet --disable-pip-version-check "${what[@]}"
 }
 
 configure() {

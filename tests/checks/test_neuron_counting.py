@@ -47,6 +47,7 @@ def test_worst_evidence_fits_into_a_line_of_the_protocol() -> None:
         history = next_history(history.as_data(), elapsed, {} if back else counts, inodes)
         if back:
             inodes = dict.fromkeys(counts, 2**31 + 1)
+            counts = {target: dict.fromkeys(KINDS, 10**9 + 1) for target in counts}
     line = encode({"kind": "evidence", "id": 1, "evidence": {"data": history.as_data()}})
     assert MAX_LINE_BYTES / 4 < len(line) < MAX_LINE_BYTES
 

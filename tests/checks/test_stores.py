@@ -19,8 +19,9 @@ from checks.reasons import REASONS
 from checks.storage.checkpoint_store import checkpoint_store
 from checks.storage.data_store import data_store
 from checks.storage.store_access import store_access
-from checks.stores import markers
+from checks.stores import markers, reading
 from checks.stores.errors import StoreFault
+from checks.stores.operations import FileStore
 from checks.stores.writing import PREFIX
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunnerSettings
@@ -127,12 +128,32 @@ def test_full_store(save: Callable[..., list[Finding]], tmp_path: Path) -> None:
         assert [path.name for path in store.iterdir()] == ["lost+found"]
 
 
+def test_url_that_is_given_to_the_check_of_directories_is_no_missing_store(context: Context) -> None:
+    (finding,) = store_access(context(store_access, writable=["s3://bucket/checkpoints"]))
+    assert isinstance(finding, Finding)
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "CheckError")
+    assert "checkpoint_store" in finding.message
+
+
 @needs_root
-def test_store_without_inodes(save: Callable[..., list[Finding]], tmp_path: Path) -> None:
+def test_store_that_is_full_to_the_brim_is_seen_while_a_job_runs(context: Context, tmp_path: Path) -> None:
+    """Whatever a save needs: without any room it fails."""
+    with tmpfs(tmp_path / "store", "size=1m") as store:
+        (store / "whole").write_bytes(b"x" * SMALL)
+        for params, expected in (({"writable": [str(store)]}, ["StoreNoSpace"]), ({"readable": [str(store)]}, [])):
+            found = store_access(context(store_access, **params))
+            assert bad([one for one in found if isinstance(one, Finding)]) == expected
+
+
+@needs_root
+def test_store_without_inodes(save: Callable[..., list[Finding]], context: Context, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "store", "size=16m,nr_inodes=4") as store:
         for number in range(3):
             (store / str(number)).touch()
         assert bad(save(store)) == ["StoreNoInodes"]
+        (finding,) = store_access(context(store_access, writable=[str(store)]))
+        assert isinstance(finding, Finding)
+        assert finding.reason == "StoreNoInodes"
 
 
 @needs_root
@@ -356,6 +377,25 @@ def test_data_set_is_read_in_order_and_at_random(context: Context, tmp_path: Pat
     assert bad(found) == []
     names = {item.name for one in found for item in one.measurements}
     assert names == {"data_sequential_bytes_per_second", "data_random_bytes_per_second", "data_random_read_seconds"}
+
+
+def test_of_a_folder_with_very_many_files_no_more_are_looked_at_than_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is a question to the server: for a million of them the time would be up, and the store be blamed."""
+    monkeypatch.setattr(reading, "_MOST_FILES", 5)
+    for number in range(9):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x")
+        (tmp_path / f"of-a-class-{number}").mkdir()
+    looked: list[str] = []
+
+    class Counting(FileStore):
+        def folders(self, name: str) -> list[str]:
+            looked.append(name)
+            return super().folders(name)
+
+    assert len(list(reading.find_files(Counting(str(tmp_path))))) == 5
+    assert looked == []
 
 
 def test_data_set_without_data_is_missing(context: Context, tmp_path: Path) -> None:

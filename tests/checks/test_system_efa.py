@@ -333,9 +333,12 @@ def test_rates_are_never_negative_and_remembered_nonsense_is_none(
 # --- libfabric --------------------------------------------------------------------------------------------------------
 
 
-def fi_info(machine: Machine, script: str) -> None:
-    machine.write("/bin/fi_info", f"#!/bin/sh\necho x >> {machine.root}/asked\n{script}\n")
-    (machine.root / "bin/fi_info").chmod(0o755)
+AWS_FI_INFO = "/opt/amazon/efa/bin/fi_info"
+
+
+def fi_info(machine: Machine, script: str, path: str = AWS_FI_INFO) -> None:
+    machine.write(path, f"#!/bin/sh\necho x >> {machine.root}/asked\n{script}\n")
+    (machine.root / path.lstrip("/")).chmod(0o755)
 
 
 def asked(machine: Machine) -> int:
@@ -382,7 +385,7 @@ def test_container_is_not_blamed_for_interfaces_whose_files_it_was_not_given(trn
 
 
 def test_program_that_is_not_installed_is_said_and_no_fault(trn1: Trn1) -> None:
-    trn1.remove("/bin/fi_info")
+    trn1.remove(AWS_FI_INFO)
     findings, _ = look(trn1)
     assert bad(findings) == []
     assert any("fi_info is not installed" in item.message for item in findings)
@@ -396,10 +399,33 @@ def test_program_that_is_there_and_cannot_be_started_is_unknown(trn1: Trn1) -> N
     assert bad(look(trn1)[0]) == [(Status.UNKNOWN, "MissingTool", "node")]
 
 
-@pytest.mark.parametrize("output", ["exit 0", "echo nonsense", "echo 'provider: tcp'; echo 'domain: eth0'", "kill $$"])
+@pytest.mark.parametrize("output", ["exit 0", "echo nonsense", "echo 'provider: tcp'; echo 'domain: eth0'"])
 def test_output_that_names_no_domain_never_passes(output: str, trn1: Trn1) -> None:
     fi_info(trn1, output)
     assert worst_of(look(trn1)[0]) == (Status.FAIL, "NetworkUnusable")
+
+
+def test_program_that_is_killed_says_nothing_of_the_node(trn1: Trn1) -> None:
+    fi_info(trn1, "kill -9 $$")
+    findings, _ = look(trn1)
+    assert bad(findings) == [(Status.UNKNOWN, "Crashed", "node")]
+    assert "signal 9" in findings[-1].message
+
+
+def test_another_libfabric_without_efa_is_not_the_one_of_the_jobs(trn1: Trn1) -> None:
+    """Of a distribution, or built without the provider: jobs that bring AWS's own in their image work."""
+    trn1.remove(AWS_FI_INFO)
+    fi_info(trn1, "echo 'fi_getinfo: -61 (No data available)' >&2; exit 61", "/bin/fi_info")
+    findings, _ = look(trn1)
+    assert bad(findings) == [(Status.UNKNOWN, "NoData", "node")]
+    assert AWS_FI_INFO in findings[-1].message
+
+
+def test_fewer_domains_than_interfaces_never_pass_whatever_their_names(trn1: Trn1) -> None:
+    fi_info(trn1, "printf 'provider: efa\\n    domain: efa_0-rdm\\n'")
+    findings, _ = look(trn1)
+    assert bad(findings) == [(Status.UNKNOWN, "NoData", "node")]
+    assert "efa_0" in findings[-1].message
 
 
 def test_libfabric_is_asked_once_in_ten_minutes_and_its_answer_stands_with_its_age(trn1: Trn1) -> None:

@@ -17,6 +17,7 @@ from checks.system.shared_memory import shared_memory
 from tests.hosts.machine import Machine, number, worst_of
 
 PASSES = (Status.PASS, None)
+ROOM = {"size_bytes": 10**12, "available_bytes": 10**11, "inodes": 10**6, "available_inodes": 10**5}
 
 
 @pytest.fixture
@@ -118,6 +119,33 @@ def test_file_system_that_counts_no_inodes_is_judged_by_its_bytes(machine: Machi
     assert worst_of(machine.findings(disk_space)) == PASSES
 
 
+def test_file_system_that_tells_no_size_is_not_known_to_have_room(machine: Machine) -> None:
+    machine.say("file_systems:/var", size_bytes=0, available_bytes=0, inodes=0, available_inodes=0)
+    assert worst_of(machine.findings(disk_space)) == (Status.UNKNOWN, "NoData")
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+def test_memory_without_a_limit_of_its_own_is_judged_by_memory_free(kind: str, machine: Machine) -> None:
+    mounts = machine.host.read("/proc/self/mountinfo")
+    machine.write("/proc/self/mountinfo", f"{mounts}31 27 0:30 / /tmp rw - {kind} none rw\n")
+    machine.say("file_systems:/tmp", size_bytes=0, available_bytes=0, inodes=0, available_inodes=0)
+    findings = machine.findings(disk_space)
+    assert worst_of(findings) == PASSES
+    assert [item.status for item in findings if item.target == "path:/tmp"] == [Status.SKIP]
+
+
+def test_room_beneath_a_missing_mount_is_not_taken_for_its_own(machine: Machine) -> None:
+    (machine.root / "data").mkdir()
+    machine.say("file_systems", **{"/data": {**ROOM, "read_only": False}})
+    assert worst_of(machine.findings(disk_space, paths=["/", "/data"])) == PASSES
+    machine.change("/proc/self/mountinfo", "/ /data rw", "/ /elsewhere rw")
+    findings = machine.findings(disk_space, paths=["/", "/data"])
+    assert worst_of(findings) == (Status.UNKNOWN, "NoData")
+    (unknown,) = [item for item in findings if item.status is Status.UNKNOWN]
+    assert unknown.target == "path:/data"
+    assert "nothing is mounted" in unknown.message
+
+
 def test_no_path_to_look_at_is_unknown(machine: Machine) -> None:
     for paths in ((), ("/nowhere",), ("/", "/nowhere")):
         assert worst_of(machine.findings(disk_space, paths=paths))[0] is Status.UNKNOWN
@@ -147,6 +175,14 @@ def test_shared_memory_of_a_container_engine_is_small(size: int, expected: objec
 def test_shared_memory_that_is_full_warns(available: int, expected: object, machine: Machine) -> None:
     machine.say("file_systems:/dev/shm", available_bytes=available)
     assert worst_of(machine.findings(shared_memory)) == expected
+
+
+def test_shared_memory_without_a_limit_of_its_own_is_neither_small_nor_full(machine: Machine) -> None:
+    machine.say("file_systems:/dev/shm", size_bytes=0, available_bytes=0)
+    (finding,) = machine.findings(shared_memory)
+    assert (finding.status, finding.reason) == (Status.SKIP, "NotApplicable")
+    machine.change("/proc/self/mountinfo", "- tmpfs tmpfs", "- fuse.shm shm")
+    assert worst_of(machine.findings(shared_memory)) == (Status.UNKNOWN, "NoData")
 
 
 def test_missing_shared_memory_fails_with_a_remedy(machine: Machine) -> None:

@@ -63,8 +63,42 @@ def test_read_only_disk_on_which_errors_were_counted_fails(errors: str, status: 
 def test_path_that_must_be_writable_is_judged_by_the_mount_it_is_on(
     path: str, status: Status, machine: Machine
 ) -> None:
+    (machine.root / "database").mkdir()
     machine.change(MOUNTS, "/ /data rw,", "/ /data ro,")
     assert worst_of(machine.findings(mounts, writable=[path]))[0] is status
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [("defaults", Status.FAIL), ("defaults,nofail", Status.FAIL), ("noauto", Status.PASS)],
+)
+def test_directory_beneath_a_missing_mount_is_not_taken_for_it(options: str, status: Status, machine: Machine) -> None:
+    (machine.root / "data/x").mkdir(parents=True)
+    machine.change(MOUNTS, "/ /data rw", "/ /elsewhere rw")
+    machine.change("/etc/fstab", "/data xfs defaults", f"/data xfs {options}")
+    findings = machine.findings(mounts, writable=["/tmp", "/data/x/"])
+    assert worst_of(findings)[0] is status
+    if status is Status.FAIL:
+        (finding,) = findings
+        assert (finding.reason, finding.target) == ("StoreNotMounted", "path:/data")
+        assert "nothing is mounted there" in finding.message
+    assert worst_of(machine.findings(mounts)) == PASSES, "nobody has said that it must be writable"
+
+
+def test_mount_point_that_fstab_writes_with_blanks_is_found(machine: Machine) -> None:
+    machine.write("/etc/fstab", "/dev/sdb /a\\040b/ ext4 defaults 0 2\n")
+    (machine.root / "a b").mkdir()
+    assert worst_of(machine.findings(mounts, writable=["/a b"]))[1] == "StoreNotMounted"
+    machine.change(MOUNTS, "/ /data rw", "/ /a\\040b rw")
+    assert worst_of(machine.findings(mounts, writable=["/a b"])) == PASSES
+
+
+def test_path_that_is_not_there_is_not_known_to_be_writable(machine: Machine) -> None:
+    findings = machine.findings(mounts, writable=["/tmp", "/nowhere"])
+    assert worst_of(findings) == (Status.UNKNOWN, "NoData")
+    assert "/nowhere is not there" in findings[0].message
+    (machine.root / "tmp").rename(machine.root / "gone")
+    assert worst_of(machine.findings(mounts)) == PASSES, "nobody has asked for the default one"
 
 
 def test_later_mount_on_a_point_hides_the_earlier_and_blanks_are_unescaped() -> None:

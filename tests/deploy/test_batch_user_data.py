@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from checks.contract import Tier
 from checks.discover import builtin_checks
@@ -35,12 +38,13 @@ class Machine:
     def __init__(self, folder: Path, *, pip: int = 0) -> None:
         self.root, self.bin, self.log = folder / "root", folder / "bin", folder / "calls"
         self.bin.mkdir()
-        self._program("systemctl", "exit 0")
-        self._program("dnf", "exit 1")
+        self.program("systemctl", "exit 0")
+        self.program("dnf", "exit 1")
         made = f'mkdir -p "$3/bin"; printf "#!/bin/sh\\necho pip \\"\\$@\\" >>{self.log}; exit {pip}\\n" >"$3/bin/pip"'
-        self._program("python3.11", f'{made}; chmod +x "$3/bin/pip"')
+        self.program("python3.11", f'{made}; chmod +x "$3/bin/pip"')
 
-    def _program(self, name: str, body: str) -> None:
+    def program(self, name: str, body: str) -> None:
+        """A program that notes its call and does this."""
         file = self.bin / name
         file.write_text(f'#!/bin/sh\necho {name} "$@" >>{self.log}\n{body}\n', encoding="ascii")
         file.chmod(0o755)
@@ -83,6 +87,21 @@ def test_user_data_installs_the_daemon_and_the_boot_check(tmp_path: Path) -> Non
     assert not (machine.units / "ecs.service.d").exists(), "observe first: the agent starts in any case"
     assert "pip install --quiet --disable-pip-version-check healthd.whl" in machine.calls
     assert machine.calls[-1] == "systemctl enable --now --no-block healthd-node.service healthd-boot.service"
+
+
+@pytest.mark.parametrize("place", ["", "s3://bucket/"])
+def test_folder_of_wheels_is_installed_from_and_not_taken_for_a_project(place: str, tmp_path: Path) -> None:
+    """pip refuses a folder without a pyproject.toml: "is not installable"."""
+    wheels = tmp_path / "wheels of mine"
+    wheels.mkdir()
+    machine = Machine(tmp_path)
+    machine.program("aws", 'mkdir -p "$5"')
+    done = machine.run(HEALTHD_PACKAGE=f"{place or tmp_path}/{wheels.name}/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = f"/tmp/{wheels.name}" if place else wheels
+    if place:
+        shutil.rmtree(found)
+    assert f"pip install --quiet --disable-pip-version-check --no-index --find-links {found} healthd" in machine.calls
 
 
 def test_settings_that_user_data_writes_are_settings_that_healthd_has(tmp_path: Path) -> None:

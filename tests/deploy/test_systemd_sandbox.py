@@ -22,6 +22,7 @@ from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.system("systemd-analyze")
 
+ROOT = Path(__file__).parents[2]
 # What checks/host/kernel.py asks of the kernel: its log and its clock. glibc makes the one of the other.
 CALLS = {"openat", "read", "close", "adjtimex", "clock_adjtime"}
 # <linux/capability.h>: those that the unit keeps.
@@ -30,6 +31,8 @@ CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": 2,
     "CAP_FOWNER": 3,
     "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
     "CAP_IPC_LOCK": 14,
     "CAP_SYS_PTRACE": 19,
     "CAP_SYS_NICE": 23,
@@ -91,15 +94,20 @@ def test_unit_allows_what_the_checks_ask_of_the_kernel() -> None:
     assert not {"settimeofday", "clock_settime", "mount", "reboot", "init_module", "ptrace"} & allowed()
 
 
+def sandbox(*drop_ins: str) -> list[str]:
+    """The beginning of a command line: what follows runs with what the unit leaves, and its drop-ins add."""
+    words = [Unit(name).words("CapabilityBoundingSet", "Service") for name in (UNITS[0], *drop_ins)]
+    kept = {CAPABILITIES[name] for name in set().union(*words)}
+    told = json.dumps([sorted(allowed()), [number for number in range(64) if number not in kept]])
+    return [sys.executable, "-c", SANDBOX, told, ctypes.util.find_library("seccomp") or "libseccomp.so.2"]
+
+
 def checked(folder: Path, *, sandboxed: bool) -> set[tuple[str, str, str]]:
     """Check, reason and message of what the passive checks were not allowed to see."""
     own = {"HEALTHD_NODE_RUN_DIR": str(folder / "run"), "HEALTHD_NODE_STATE_DIR": str(folder / "state")}
     line = [sys.executable, "-m", "healthd", "check", "--tier", "passive", "--json"]
     if sandboxed:
-        kept = {CAPABILITIES[name] for name in Unit(UNITS[0]).words("CapabilityBoundingSet", "Service")}
-        told = json.dumps([sorted(allowed()), [number for number in range(64) if number not in kept]])
-        library = ctypes.util.find_library("seccomp") or "libseccomp.so.2"
-        line = [sys.executable, "-c", SANDBOX, told, library, *line]
+        line = [*sandbox(), *line]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEALTHD_")}
     done = subprocess.run(
         line, env={**environment, **own}, capture_output=True, text=True, timeout=60 * PATIENCE, check=False
@@ -120,3 +128,22 @@ def test_passive_checks_see_as_much_in_the_unit_as_outside(tmp_path: Path) -> No
     outside = {(check, reason) for check, reason, _ in checked(tmp_path, sandboxed=False)}
     refused = [one for one in checked(tmp_path, sandboxed=True) if one[:2] not in outside]
     assert refused == []
+
+
+@pytest.mark.system("systemd-analyze", root=True)
+@pytest.mark.parametrize(("drop_ins", "fault"), [((), "put store-user.conf"), (("store-user.conf",), None)])
+def test_store_is_looked_at_as_the_user_of_the_jobs_with_the_drop_in_for_it(
+    drop_ins: tuple[str, ...], fault: str | None, tmp_path: Path
+) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if "pytest-" in str(folder):
+            folder.chmod(0o755)
+    order = {"kind": "look", "user": "nobody", "root": str(tmp_path), "writable": False}
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from checks.stores.program import main; main(sys.argv[1])"
+    line = [*sandbox(*drop_ins), sys.executable, "-I", "-c", code, json.dumps(order)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
+    said = [json.loads(text) for text in done.stdout.splitlines()]
+    faults = [one["message"] for one in said if "fault" in one]
+    assert len(faults) == (fault is not None), done.stderr
+    assert fault is None or fault in faults[0]
+    assert any(one.get("reading") == "store_answer_seconds" for one in said) is (fault is None)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from healthd.cli.hooks.slurm_doctor import CONTROLLER_HOOKS, NODE_HOOKS, judge
+from healthd.cli.hooks.slurm_doctor import CONTROLLER_HOOKS, LEAST_SECONDS, NODE_HOOKS, judge
 from healthd.core.platforms.slurm import Scontrol, SlurmError
 from tests.aggregator.service import free_port
 from tests.cli.cli_kit import Said
 from tests.hooks.inside import daemon_port, run_inside
 from tests.hooks.test_hook_answers import serving
 from tests.hooks.test_local_verdict import fit
-from tests.slurm.slurm_kit import SlurmCluster, until
+from tests.slurm.slurm_kit import HOOKS, SlurmCluster, until
 
 # As slurm-wlm 22.05.8 prints it, shortened.
 CONFIG = """\
@@ -141,6 +142,23 @@ def test_hooks_that_slurm_conf_does_not_name_are_a_note(config: Path) -> None:
     items = list(judge({"PrologFlags": "Alloc"}, (*CONTROLLER_HOOKS, *NODE_HOOKS)))
     assert {item.name for item in items if item.state == "note"} == {*CONTROLLER_HOOKS, *NODE_HOOKS}
     assert Scontrol().settings()["SlurmUser"] == "root(0)"
+
+
+def test_slurm_that_ends_the_gates_hook_before_its_wait_is_noted(config: Path, tmp_path: Path) -> None:
+    for seconds, noted in (("60 sec", True), ("900 sec", False), ("65534", False)):
+        config.write_text(f"PrologEpilogTimeout     = {seconds}\n{CONFIG.format(hooks=tmp_path / 'hooks')}")
+        said = on_controller()
+        assert (said.code, "PrologEpilogTimeout" in found(said)) == (0, noted), said.out
+    assert "PrologEpilogTimeout" not in {item.name for item in judge({"PrologEpilogTimeout": "60"}, NODE_HOOKS)}
+
+
+def test_our_own_fragment_gives_the_gate_the_time_that_its_hook_takes() -> None:
+    """PrologEpilogTimeout bounds PrologSlurmctld too: slurm.conf(5)."""
+    timeout = re.search(r"^PrologEpilogTimeout=(\d+)$", (HOOKS / "healthd-slurm.conf").read_text(), re.MULTILINE)
+    wait = re.search(r"^gate_wait=(\d+)m ", (HOOKS / "prolog-slurmctld.sh").read_text(), re.MULTILINE)
+    assert timeout is not None
+    assert wait is not None
+    assert int(timeout[1]) > LEAST_SECONDS == 60 * int(wait[1])
 
 
 @pytest.mark.system("slurmd", "slurmctld", "sbatch", "sinfo", "scontrol", root=True)

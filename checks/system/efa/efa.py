@@ -13,6 +13,7 @@ from checks.host.efa import Adapter, Port, read_adapters, without_file
 from checks.host.identity import read_identity
 from checks.host.machine import Host, HostError
 from checks.limits import within
+from checks.printable import some
 from checks.system.efa.efa_count import judge_count
 from checks.system.efa.efa_links import (
     RATE_LIMITS,
@@ -65,7 +66,7 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              container the names in /dev/infiniband and /sys/class/infiniband_verbs.
     Judges:  fail MissingDevice, LinkDown, NetworkUnusable (libfabric offers none, or not all) | warn LinkErrors (a
              counter rises faster than its limit), MissingDevice (GPUs; none at all on a node by itself) | unknown
-             UnknownInstanceType, NoData, NoPermission, Timeout | skip NotApplicable (none, and none needed).
+             UnknownInstanceType, NoData, NoPermission, Timeout, Crashed | skip NotApplicable (none, and none needed).
     Cost:    5 ms, with fi_info up to a second; harmless to jobs.
     Source:  aws/eks-node-monitoring-agent, efa.go (ids, limits of rates); checks/catalog.py (counts).
              Unverified on hardware: no EFA was at hand.
@@ -197,6 +198,8 @@ def _run_fi_info(host: Host, names: Sequence[str]) -> tuple[Status, str | None, 
         if error.reason == "MissingTool" and not installed:
             return Status.PASS, None, "libfabric was not asked: fi_info is not installed", []
         return Status.UNKNOWN, error.reason, f"libfabric cannot be asked: {error}", []
+    if done.returncode < 0:
+        return Status.UNKNOWN, "Crashed", f"fi_info -p efa was killed by signal {-done.returncode}", []
     domains = parse_fi_info(done.stdout) if done.returncode == 0 else []
     if not domains:
         words = " ".join((done.stderr or done.stdout).split())[:200] or "it names no domain of efa"
@@ -204,8 +207,14 @@ def _run_fi_info(host: Host, names: Sequence[str]) -> tuple[Status, str | None, 
         if not host.glob("/dev/infiniband", "uverbs*"):
             text += "; /dev/infiniband/uverbs* is not here: give the container these devices, or load ib_uverbs"
             return Status.UNKNOWN, "NoData", text, []
+        if not installed:  # of a distribution: jobs have AWS's own in their images
+            text += f"; it is not {_AWS_FI_INFO}: install that, or set fi_info = false for this check"
+            return Status.UNKNOWN, "NoData", text, []
         return Status.FAIL, "NetworkUnusable", f"{text}; install aws-efa-installer's libfabric anew", []
     offered = [name for name in names if name in domains]
+    if not offered and len(domains) < len(names):
+        text = f"libfabric has {len(domains)} domains for {len(names)} interfaces, by other names: {some(domains)}"
+        return Status.UNKNOWN, "NoData", text, []
     # Names of another form than sysfs has say nothing about single interfaces.
     missing = [name for name in names if name not in domains] if offered else []
     if missing:

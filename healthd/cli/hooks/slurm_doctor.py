@@ -34,6 +34,10 @@ WORDS = {
     "SchedulerParameters": (("nohold_on_prolog_fail",), "a job whose prolog fails is held until somebody releases it"),
     "HealthCheckNodeState": (("ANY",), "nodes that were drained are never resumed"),
 }
+TIMEOUT = "PrologEpilogTimeout"
+"""How long Slurm waits for any of its hooks; 65534 is for ever."""
+LEAST_SECONDS = 600
+"""The default of `gate_wait` in the hooks."""
 CONTROLLER_HOOKS = ("PrologSlurmctld", "EpilogSlurmctld")
 NODE_HOOKS = ("Prolog", "HealthCheckProgram")
 NODE_TOOLS = ("curl", "logger")
@@ -95,6 +99,10 @@ def judge(slurm: Mapping[str, str], hooks: tuple[str, ...]) -> Iterator[Item]:
             yield Item(key, "missing", text, f"slurm.conf: {key}={slurm.get(key, '')}; add it and restart slurmctld")
         else:
             yield Item(key, "ok", slurm[key])
+    seconds = slurm.get(TIMEOUT, "").partition(" ")[0]
+    if "PrologSlurmctld" in hooks and seconds.isdecimal() and 0 < int(seconds) <= LEAST_SECONDS:
+        text = f"{seconds} s: Slurm kills the hook of a gate that holds longer, and the job goes back"
+        yield Item(TIMEOUT, "note", text, "set it to more than gate_wait of hooks.conf, which is 10m by default")
     for key in hooks:
         yield _hook(key, slurm.get(key, ""))
 
