@@ -265,6 +265,22 @@ READY = ("joined", "ready")
             ],
             [("rank:1", "RankDied", "fail")],
         ),
+        # Who is told to end has died of nothing: the end of a job may tell all of its processes.
+        (
+            [
+                gone(0, "CheckError", *READY, "+1", order=0, message=PEER),
+                gone(1, "Crashed", *READY, "+1", order=1, message="killed by SIGTERM: (no words)"),
+            ],
+            [("rank:1", "Crashed", "unknown")],
+        ),
+        # Nor has who was ended because memory ran out.
+        (
+            [
+                gone(0, "CheckError", *READY, "+1", order=0, message=PEER),
+                gone(1, "CannotAllocate", *READY, "+1", message="killed by SIGKILL when memory ran out"),
+            ],
+            [("rank:1", "CannotAllocate", "unknown")],
+        ),
         # A library that gives up may do so for a peer.
         (
             [gone(0, "Timeout", *READY), gone(1, "Crashed", *READY, message=f"killed by SIGABRT: {SYSTEM}")],

@@ -189,6 +189,13 @@ class Outcome:
             self.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst of them was kept"
 
     @property
+    def crashed(self) -> bool:
+        """Whether its process was ended in the middle, by itself or by others: it may do better another time."""
+        return self.missing is not None and (
+            self.missing.reason == "Crashed" or (self.missing.reason == "CannotAllocate" and self.worker_lost)
+        )
+
+    @property
     def profiles(self) -> list[Profile]:
         """The profiles that are complete."""
         return self.profile_parts.whole
