@@ -30,7 +30,7 @@ from healthd.runner.workers.process import Ended, Event, WorkerProcess
 
 MAX_ERROR_CHARACTERS = 4000
 MAX_ANSWERS = 1024
-MAX_EVIDENCE = 64
+MAX_EVIDENCE = 256  # one process may be all ranks of a node, and a node has at most so many
 
 # Reasons that say no more than that it failed: the output of the device's runtime may know why.
 _VAGUE = frozenset({"Crashed", "CheckError", "StartFailed", "Timeout"})
