@@ -49,6 +49,8 @@ _OUR_REASONS = ("Garbage", "NoData", "InternalError", "MissingTool", "NoPermissi
 # Of a process that ended itself, as a program does that fails; one that a fault of the machine ends is killed.
 _EXITED = "exited with code"
 _ABORTED = "killed by SIGABRT"  # by itself, where a library gives up
+# Somebody has told the rank, or its guard, to end, as the end of a job may tell all of its processes.
+_TOLD_TO_END = re.compile(r"killed by SIG(?:TERM|INT|HUP|QUIT)\b|exited with code 143\b")
 
 
 def ended_by_itself(one: Missing) -> bool:
@@ -60,15 +62,20 @@ def ended_by_itself(one: Missing) -> bool:
 
 
 def died(one: Missing) -> bool:
-    """Whether the process of a rank was killed, and not by a library that gave up for what may be a peer's fault."""
-    if one.reason != "Crashed" or one.message.startswith(_EXITED):
+    """Whether the process of a rank was killed: not by who told it to end, nor by a library that gave up for a peer."""
+    if one.reason != "Crashed" or one.message.startswith(_EXITED) or was_told_to_end(one):
         return False
     return not (one.message.startswith(_ABORTED) and tells_of_peers(one.message))
 
 
+def was_told_to_end(one: Missing) -> bool:
+    """Whether the process of a rank ended by a signal that asks a process to end: no fault of hardware sends one."""
+    return one.reason == "Crashed" and _TOLD_TO_END.match(one.message) is not None
+
+
 def is_own_failure(one: Missing) -> bool:
-    """Whether it is certain that our own tool failed in the rank, so that it says nothing of any node."""
-    if one.reason in _OUR_REASONS:
+    """Whether it is certain that our own tool failed in the rank, or was ended: that says nothing of any node."""
+    if one.reason in _OUR_REASONS or was_told_to_end(one):
         return True
     if one.reason != "CheckError" and not (one.reason == "Crashed" and one.message.startswith(_EXITED)):
         return False

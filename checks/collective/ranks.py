@@ -30,6 +30,7 @@ _TABLE = 8191
 _LARGEST = 8  # of the numbers
 
 _open_rendezvous: str | None = None  # of the process group of this process; torch has one default group a process
+_given_interfaces: dict[str, str | None] = {}  # by variable, before the first group
 _broken: set[str] = set()  # groups that a failure has ended: their rendezvous cannot be used again
 
 
@@ -202,10 +203,12 @@ def join(group: Group, device: Device, store: Any) -> Any:
         return distributed
     # Inside a node no packet has a reason to leave the machine, and its host name may resolve to nothing.
     interface = group.interface or ("lo" if group.rendezvous.startswith("file:") else None)
-    if interface is None:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
-    else:
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        given = _given_interfaces.setdefault(name, os.environ.get(name))  # of an operator, by env of [probe]
+        if (wanted := interface or given) is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = wanted
     try:
         distributed.init_process_group(
             backend=device.collective_backend,

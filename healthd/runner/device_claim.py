@@ -75,6 +75,8 @@ class DeviceClaim:
 
 def busy_by(surveyed: Outcome) -> str | None:
     """Who holds the devices according to a survey; None when they are free."""
+    if surveyed.missing is not None:
+        return f"who holds the devices is not known: {surveyed.missing.message}"
     holders = surveyed.answers[0]["holders"] if surveyed.answers else None
     if holders is None:
         return "who holds the devices cannot be seen: run as root, in a container in the host's PID namespace"

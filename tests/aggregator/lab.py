@@ -40,6 +40,9 @@ TOOL_FAILURES = {
     "internal error": (1, "InternalError", "IndexError in the probe"),
     "exits": (3, "Crashed", "exited with code 1 in the middle: ModuleNotFoundError"),
     "exits at once": (0, "Crashed", "exited with code 2 in the middle"),
+    "no memory": (3, "CannotAllocate", "killed by SIGKILL when memory ran out"),
+    "told to end": (3, "Crashed", "killed by SIGTERM: (no words)"),
+    "guard told to end": (3, "Crashed", "exited with code 143 in the middle"),
 }
 """What healthd's own tool does in the ranks of a node: signs of life before it, reason, message."""
 VICTIMS_WORDS = {

@@ -16,7 +16,7 @@ from healthd.core.model import Decision, Verdict
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import POLICY, TOOL_FAILURES, VICTIMS_WORDS, Lab
 
-ENDS_WITHIN = ("raised", "no data", "garbage", "internal error", "exits")
+ENDS_WITHIN = ("raised", "no data", "garbage", "internal error", "exits", "told to end", "guard told to end")
 """Of `TOOL_FAILURES`, those in the middle of the collectives for which nothing is named that was missing."""
 FOUR = ("n1", "n2", "n3", "n4")
 SIX = ("n1", "n2", "n3", "n4", "n5", "n6")

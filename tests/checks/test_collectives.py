@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from checks.collective.all_gather import all_gather
 from checks.collective.all_reduce import all_reduce
 from checks.collective.judge import judge_ranks
+from checks.collective.nccom.run import free_ports
 from checks.collective.reduce_scatter import reduce_scatter
 from checks.contract import Evidence, Finding, Group, Missing, Progress, Status, worst
 
@@ -131,6 +134,47 @@ def test_one_rank_alone_does_not_apply(cpu_device: Any, context: Any) -> None:
         assert isinstance(finding, Finding)
         assert (finding.status, finding.reason) == (Status.SKIP, "NotApplicable")
         assert "needs at least 2 ranks" in finding.message
+
+
+INTERFACES = """
+import json, os, sys, types
+import torch
+from checks.collective.ranks import join, reach
+from checks.contract import Group
+device = types.SimpleNamespace(torch=torch, collective_backend="gloo")
+def group(rendezvous, interface):
+    return Group(rank=0, size=1, rendezvous=rendezvous, interface=interface, seed=1, timeout_seconds=60.0, targets=())
+for number, interface in enumerate(json.loads(sys.argv[2])):
+    one = group(f"{sys.argv[1]}-{number}" if interface == "file" else f"{sys.argv[3]}?group={number}",
+                None if interface == "file" else interface)
+    join(one, device, reach(one, device))
+    print(os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("NCCL_SOCKET_IFNAME"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "groups", "seen"),
+    [
+        # Inside a node, then between nodes by an interface, then by whichever the library takes.
+        ({}, ["file", "lo", None], ["lo lo", "lo lo", "None None"]),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, ["file", None], ["lo lo", "None lo"]),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, [None], ["lo None"]),
+    ],
+)
+def test_an_interface_of_one_group_is_not_that_of_the_next(
+    run_with_torch: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    groups: list[str | None],
+    seen: list[str],
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    store = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    done = run_with_torch(INTERFACES, (tmp_path / "rendezvous").as_uri(), json.dumps(groups), store)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == seen
 
 
 # --- the pure judge ---------------------------------------------------------------------------------------------------
@@ -264,6 +308,22 @@ READY = ("joined", "ready")
                 gone(1, "Crashed", *READY, message="killed by SIGSEGV: ls exited with code 1"),
             ],
             [("rank:1", "RankDied", "fail")],
+        ),
+        # Who is told to end has died of nothing: the end of a job may tell all of its processes.
+        (
+            [
+                gone(0, "CheckError", *READY, "+1", order=0, message=PEER),
+                gone(1, "Crashed", *READY, "+1", order=1, message="killed by SIGTERM: (no words)"),
+            ],
+            [("rank:1", "Crashed", "unknown")],
+        ),
+        # Nor has who was ended because memory ran out.
+        (
+            [
+                gone(0, "CheckError", *READY, "+1", order=0, message=PEER),
+                gone(1, "CannotAllocate", *READY, "+1", message="killed by SIGKILL when memory ran out"),
+            ],
+            [("rank:1", "CannotAllocate", "unknown")],
         ),
         # A library that gives up may do so for a peer.
         (

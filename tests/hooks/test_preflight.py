@@ -260,6 +260,19 @@ def test_a_command_that_cannot_be_executed_is_one_line(tmp_path: Path) -> None:
         job.nothing_left()
 
 
+@pytest.mark.system("unshare", root=True)
+def test_a_container_in_which_nothing_can_be_written_is_told_what_is_missing(tmp_path: Path) -> None:
+    script = (
+        'for one in /tmp /var/tmp; do mount --bind $one $one; mount -o remount,ro,bind $one; done; cd /proc; exec "$@"'
+    )
+    with Job(tmp_path, size=1) as job:
+        job.start(0, *PASSIVE, within=("unshare", "--mount", "sh", "-ec", script, "sh"))
+        ended = job.end(0)
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith("healthd: no temporary folder can be made: No usable temporary directory found in ")
+    assert ended.err.endswith("; set TMPDIR to a folder that can be written\n")
+
+
 def test_a_node_with_another_secret_than_the_main_nodes_ends_with_2_since_no_retry_can_help(tmp_path: Path) -> None:
     for name in ("right", "wrong"):
         (tmp_path / name).write_text(f"the-{name}-secret-of-this-job\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +88,29 @@ def test_pods_of_an_indexed_job_need_be_told_how_many_they_are_and_nothing_else(
         ended = job.end(rank)
         assert ended.code == 0, ended.err
         assert "rank 0 at train-0.peers.ml.svc.cluster.local" in ended.err
+    job.nothing_left()
+
+
+@pytest.mark.system("unshare", "hostname", root=True)
+def test_a_pod_that_comes_before_the_name_of_the_main_one_is_known_gives_the_others_its_address(
+    job: Job, tmp_path: Path
+) -> None:
+    def start(rank: int) -> subprocess.Popen[str]:
+        told = {"JOB_COMPLETION_INDEX": str(rank), "HOSTNAME": f"train-{rank}"}
+        told["HEALTHD_NODE_RUN_DIR"] = str(tmp_path / f"run-{rank}")
+        within = pod(tmp_path, rank)
+        return job.start(rank, *PASSIVE, place=("--nnodes", "2"), env=settled(job, told), within=within)
+
+    late = start(1)
+    known = (tmp_path / "hosts-1").read_text()
+    (tmp_path / "hosts-1").write_text("127.0.0.1 localhost train-1.peers.ml.svc.cluster.local train-1\n")
+    assert late.stderr is not None
+    while "waiting for rank 0" not in late.stderr.readline():
+        pass
+    (tmp_path / "hosts-1").write_text(known)
+    start(0)
+    assert "hosts ['127.0.0.1', '127.0.0.1']" in job.end(1).out
+    assert job.end(0).code == 0
     job.nothing_left()
 
 

@@ -63,8 +63,8 @@ def workers_left() -> list[str]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                line = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                stat = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                line = Path(f"/proc/{name}/cmdline").read_text(errors="replace").replace("\0", " ")
                 if stat[0] != "Z" and int(stat[1]) == os.getpid() and "worker.py" in line:
                     found.append(f"{name} {line}")
     return found
@@ -75,8 +75,8 @@ def below_guard(pid: int) -> int:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                if int(stat[1]) == pid and "worker.py" in Path(f"/proc/{name}/cmdline").read_text():
+                stat = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(stat[1]) == pid and "worker.py" in Path(f"/proc/{name}/cmdline").read_text(errors="replace"):
                     return int(name)
     raise LookupError(f"process {pid} guards no worker")
 

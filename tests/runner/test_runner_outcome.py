@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import cast
 
 import pytest
 
+from checks.accelerators.cpu import DEVICE_COUNT_MAX
 from checks.contract import CheckInfo, Evidence, Finding, Scope, Status, Tier
 from healthd.core.model import CheckResult
 from healthd.runner.composition import compose
+from healthd.runner.device_claim import busy_by
 from healthd.runner.run_record import RunRecord, RunRequest
 from healthd.runner.settings import Plan, RunnerSettings
 from healthd.runner.workers.outcome import Outcome, explain_raised
+from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.workers import Unreaped, Workers
 
 INFO = CheckInfo(
@@ -63,6 +67,19 @@ def test_a_rank_without_a_word_is_unknown_although_there_is_nothing_to_judge() -
     info = dataclasses.replace(INFO, name="all_reduce", scope=Scope.GROUP)
     result = compose(info, PLAN, [Outcome(target="rank:0")], judgement=Outcome(target="node"), injected=False)
     assert result.status is Status.UNKNOWN
+
+
+def test_one_process_may_give_the_evidence_of_all_ranks_of_a_node() -> None:
+    outcome, nobody = Outcome(target="node"), cast("WorkerProcess", None)
+    for rank in range(DEVICE_COUNT_MAX):
+        evidence = {"target": f"rank:{rank}", "key": "k", "data": {}}
+        assert not outcome.add_event({"kind": "evidence", "id": 1, "evidence": evidence}, 1, nobody, lambda *_: None)
+    assert len(outcome.evidence) == DEVICE_COUNT_MAX
+
+
+def test_a_look_at_the_devices_that_failed_is_told_as_it_failed_and_not_as_a_lack_of_rights() -> None:
+    surveyed = Outcome(target="node").fail("Timeout", "did not end within 10 s")
+    assert busy_by(surveyed) == "who holds the devices is not known: did not end within 10 s"
 
 
 def test_devices_that_could_not_be_looked_at_are_unknown_beside_those_that_pass() -> None:

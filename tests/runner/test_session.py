@@ -10,14 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checks.collective.judge import judge_ranks
-from checks.contract import Evidence, Finding, Missing, Progress, Status
+from checks.contract import CheckInfo, Evidence, Finding, Missing, Progress, Status
 from healthd.core.model import RankReport
 from healthd.runner.collective.session import RefusedError
 from tests.node.node_kit import eventually
@@ -260,6 +260,24 @@ def test_worker_that_is_not_ready_in_time_has_not_failed_to_join(tmp_path: Path)
             reports = await one.join([orders(1, 1)[0]], deadline_seconds=0.0)
             assert lost(reports) == {0: "StartFailed"}
             assert "not ready" in reports[0].message
+
+    run(main())
+
+
+def test_loading_the_checks_takes_of_the_time_of_the_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with nodes(tmp_path, 1) as one:
+            (session,) = one.sessions
+            await session.warm()
+            known = await one.runners[0].catalogue()
+
+            async def slow() -> Mapping[str, CheckInfo]:
+                await asyncio.sleep(0.1)
+                return known
+
+            session._catalogue = slow
+            reports = await one.join([orders(1, 1)[0]], deadline_seconds=0.1)
+            assert lost(reports) == {0: "StartFailed"}
 
     run(main())
 

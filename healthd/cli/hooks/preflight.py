@@ -161,6 +161,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     """In the child: the executor of this node and its line to the main one."""
     from healthd.aggregator.auth import is_loopback
     from healthd.core import wire
+    from healthd.core.threads import in_thread
     from healthd.hooks.preflight.main_node import ASK_SECONDS
     from healthd.hooks.preflight.sidecar import keep
     from healthd.node.daemon import run_node
@@ -173,14 +174,6 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
         token_file = folder / "token"
         token_file.touch(0o600)
         token_file.write_text(task.token, encoding="ascii")
-    node = settings.executor(
-        task.node,
-        task.url,
-        folder,
-        address=address_towards(task.main, task.port),
-        ask_seconds=ASK_SECONDS,
-        token_file=token_file,
-    )
     runner = settings.runner(in_job=True, in_fleet=place.size > 1)
     if is_loopback(task.main):
         # All "nodes" are this machine: they must not take each other's probes for jobs.
@@ -188,6 +181,14 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
     log_to_stderr(logging.WARNING)
 
     line = socket.socket(fileno=int(descriptor))
+
+    async def execute() -> None:
+        # Not before the main node was reached: until then its name may have no address, and the way to it is not known.
+        address = await in_thread("look-up of the main node", lambda: address_towards(task.main, task.port))
+        node = settings.executor(
+            task.node, task.url, folder, address=address, ask_seconds=ASK_SECONDS, token_file=token_file
+        )
+        await run_node(node, runner, signals=False)
 
     def prepare(outcome: Outcome) -> bool:
         try:
@@ -202,7 +203,7 @@ def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:
         line.close()
 
     try:
-        asyncio.run(keep(task, lambda: run_node(node, runner, signals=False), prepare, report, folder))
+        asyncio.run(keep(task, execute, prepare, report, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

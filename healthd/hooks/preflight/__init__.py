@@ -1,7 +1,7 @@
 """
 A gate for one job with no standing service: what runs beside each node's command.
 
-The hook (`hook`) starts the keeper (`keeper`) as its child and waits for its word. The keeper runs this node's checks
+The hook (`hook`) starts the keeper (`sidecar`) as its child and waits for its word. The keeper runs this node's checks
 on order (the node daemon without its HTTP port), on the main node starts an aggregator that lives for this gate
 (`main_node`), asks the gate, and ends in two steps: once the decision is there every included node acknowledges, and
 only when all have is any told to go. The hook then becomes the job's command. Nodes are named `rank-R`, because a hook

@@ -59,7 +59,7 @@ def run_hook(
     _open_standard_files()
     if shutil.which(command[0]) is None:
         raise ConfigError(f"{command[0]}: no such command here; it is what should start after the gate")
-    folder = Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=_short_folder()))
+    folder = _make_folder()
     keeper: subprocess.Popen[bytes] | None = None
     try:
         own, its = socket.socketpair()
@@ -125,10 +125,15 @@ def _end(keeper: subprocess.Popen[bytes]) -> None:
         keeper.wait(END_SECONDS)
 
 
-def _short_folder() -> str:
-    """Where temporary folders are; /tmp where a socket in one would have too long a name for the kernel (107 bytes)."""
-    usual = tempfile.gettempdir()
-    return usual if len(os.fsencode(usual)) <= FOLDER_BYTES else "/tmp"
+def _make_folder() -> Path:
+    """In /tmp where a socket in one of the usual place would have too long a name for the kernel (107 bytes)."""
+    try:
+        usual = tempfile.gettempdir()
+        where = usual if len(os.fsencode(usual)) <= FOLDER_BYTES else "/tmp"
+        return Path(tempfile.mkdtemp(prefix="healthd-preflight-", dir=where))
+    except OSError as error:
+        text = f"no temporary folder can be made: {error.strerror}; set TMPDIR to a folder that can be written"
+        raise ConfigError(text) from None
 
 
 def _open_standard_files() -> None:

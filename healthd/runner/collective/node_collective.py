@@ -93,7 +93,7 @@ class NodeCollective:
                 outcomes = await self._attempt(group, info, timeout_seconds, command, faults)
                 for outcome in outcomes:
                     outcome.attempts, outcome.crashes = attempt, crashes.get(outcome.target, ())
-                crashed = {o.target: o.missing.message for o in outcomes if o.missing and o.missing.reason == "Crashed"}
+                crashed = {o.target: o.missing.message for o in outcomes if o.missing and o.crashed}
                 if not crashed or faults or attempt > self._workers.settings.retries:
                     # One process for all ranks that gives nothing tells nothing about any rank.
                     return outcomes, kind != "together" or outcomes[0].missing is None

@@ -118,12 +118,13 @@ class Session:
         deadline the ranks that are left are killed, and are `Timeout`; on cancellation they are killed as well, and
         `on_report` has received their last reports. Raises RefusedError for an order that this node cannot follow.
         """
+        deadline = time.monotonic() + deadline_seconds  # to load the checks of others takes of it too
         round_ = Round(
             order=order,
             checks=self._checks_of(order, await self._catalogue()),
             interface=interface,
             faults=self._faults,
-            deadline=time.monotonic() + deadline_seconds,
+            deadline=deadline,
         )
         self._workers.compile = compile_over_nodes(order, round_.checks, self._workers)
         if self._kind == "fresh":

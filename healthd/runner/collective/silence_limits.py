@@ -5,9 +5,10 @@ A collective reports its progress. What shows a hang is not how long the collect
 anything, and a machine that has run the collective knows how long that normally is. The rules, which
 docs/operations.md explains:
 
-- Nothing learned: the check's own time limit alone. It stays the upper bound of everything. - Learned: `FACTOR` times
-the longest silence of the last `KEPT_RUNS` good runs, and never less than the setting `silence_floor_seconds`. -
-Another boot, driver, library version or kind of hardware: nothing is learned yet.
+- Nothing learned: the check's own time limit alone. It stays the upper bound of everything.
+- Learned: `FACTOR` times the longest silence of the last `KEPT_RUNS` good runs, and never less than the setting
+  `silence_floor_seconds`.
+- Another boot, driver, library version or kind of hardware: nothing is learned yet.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from healthd.runner.workers.process import Ended, Event, WorkerProcess
 
 MAX_ERROR_CHARACTERS = 4000
 MAX_ANSWERS = 1024
-MAX_EVIDENCE = 64
+MAX_EVIDENCE = 256  # one process may be all ranks of a node, and a node has at most so many
 
 # Reasons that say no more than that it failed: the output of the device's runtime may know why.
 _VAGUE = frozenset({"Crashed", "CheckError", "StartFailed", "Timeout"})
@@ -187,6 +187,13 @@ class Outcome:
             self.program = programs[0]
         if isinstance(dropped, int) and dropped > 0:
             self.error = f"{dropped} findings beyond {MAX_FINDINGS} were dropped; the worst of them was kept"
+
+    @property
+    def crashed(self) -> bool:
+        """Whether its process was ended in the middle, by itself or by others: it may do better another time."""
+        return self.missing is not None and (
+            self.missing.reason == "Crashed" or (self.missing.reason == "CannotAllocate" and self.worker_lost)
+        )
 
     @property
     def profiles(self) -> list[Profile]:

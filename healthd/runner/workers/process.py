@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -30,7 +31,10 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Ended:
-    """The last event of a worker. `reason` is Crashed or Garbage; `message` says in a few words how it ended."""
+    """
+    The last event of a worker. `reason` is Crashed, CannotAllocate or Garbage; `message` says in a few words how it
+    ended.
+    """
 
     reason: str
     message: str
@@ -46,7 +50,10 @@ class WorkerProcess:
     Must be created in the main thread while a loop runs there: the worker dies with the thread that started it.
     """
 
-    def __init__(self, launched: Launch) -> None:
+    def __init__(self, launched: Launch, *, oom_kills: Callable[[], int | None] | None = None) -> None:
+        """`oom_kills` says how many processes the kernel has killed for want of memory; None: it is asked."""
+        self._oom_kills = oom_kills or read_oom_kills
+        self._oom_kills_before = self._oom_kills()
         self._loop = asyncio.get_running_loop()
         self.started = launched.started
         self._process, self._results = launched.process, launched.results
@@ -187,9 +194,16 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # before it is reaped: the number cannot be used again until then
         code = self._process.poll()
+        if code == -signal.SIGKILL and not self._killed and self._memory_ran_out():
+            self._end("CannotAllocate", f"{_how(code)} when memory ran out")
         self._end("Crashed", "killed" if self._killed else _how(code))
         self.close_pipes()
         self._reap()
+
+    def _memory_ran_out(self) -> bool:
+        """Whether the kernel has killed a process of this host for want of memory since this one was started."""
+        before, now = self._oom_kills_before, self._oom_kills()
+        return before is not None and now is not None and now > before
 
     def _reap(self) -> None:
         if self._process.poll() is None:  # it has ended, and a tracer or the driver of a device still holds it
@@ -264,6 +278,15 @@ def _descriptor(pipe: IO[bytes] | None) -> int:
     if pipe is None:
         raise OSError("a pipe of the worker was not made")
     return pipe.fileno()
+
+
+def read_oom_kills() -> int | None:
+    """How many processes of this host the kernel has killed for want of memory; None where it does not say (< 4.13)."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return None
 
 
 def _how(code: int | None) -> str:

@@ -123,12 +123,7 @@ class WorkerLane:
             return
         job = self._jobs[0]
         outcome = await self._read(job, max(self._free_at, job.submitted))
-        again = (
-            outcome.missing is not None
-            and outcome.missing.reason == "Crashed"
-            and job.retry
-            and job.attempts <= self._workers.settings.retries
-        )
+        again = outcome.crashed and job.retry and job.attempts <= self._workers.settings.retries
         if outcome.missing is not None and again:
             job.crashes = (*job.crashes, outcome.missing.message)
             job.attempts += 1
