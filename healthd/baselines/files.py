@@ -21,7 +21,7 @@ from healthd.baselines.model import Baseline, Kind, Learned, Series, State
 from healthd.core import wire
 from healthd.core.bounded import read_file
 from healthd.core.config.toml_text import parse_toml
-from healthd.core.errors import BadInputError
+from healthd.core.errors import BadInputError, words_of
 
 FORMAT = 1
 MOST_BYTES = 4 << 20
@@ -132,8 +132,8 @@ def read(path: Path) -> tuple[Series, ...]:
         body = read_file(path, MOST_BYTES)
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file; 'healthd baseline export' writes one") from None
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, BadInputError) as error:
+        raise BadInputError(f"{path}: cannot be read: {words_of(error)}") from None
     return decode(body, what=str(path), toml=path.suffix == ".toml")
 
 

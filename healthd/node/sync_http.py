@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 
 import httpx
@@ -52,15 +53,21 @@ class AggregatorConnection:
         timeout = httpx.Timeout(CONNECT_SECONDS, read=wait_seconds + SLACK_SECONDS)
         headers = self._headers()
         try:
-            async with self._http.stream(
-                "POST",
-                self._address,
-                params={"wait": f"{wait_seconds:g}", **self._executor},
-                content=wire.encode(request),
-                headers=headers,
-                timeout=timeout,
-            ) as response:
+            # One bound for all of it: the time-outs of httpx count anew from each byte.
+            async with (
+                asyncio.timeout(wait_seconds + 2 * SLACK_SECONDS),
+                self._http.stream(
+                    "POST",
+                    self._address,
+                    params={"wait": f"{wait_seconds:g}", **self._executor},
+                    content=wire.encode(request),
+                    headers=headers,
+                    timeout=timeout,
+                ) as response,
+            ):
                 body = await _read_bounded(response)
+        except TimeoutError:
+            raise UnreachableError(f"aggregator {self.url}: its answer has no end") from None
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
             raise UnreachableError(f"aggregator {self.url} cannot be reached: {connection_words(error)}") from None

@@ -591,6 +591,14 @@ def test_damaged_members_are_refused_or_harmless(entry: int, member: str, value:
     _read_or_refuse(json.dumps(plain).encode())
 
 
+def test_a_file_that_is_too_large_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    with path.open("wb") as file:
+        file.truncate(files.MOST_BYTES + 1)
+    with pytest.raises(BadInputError, match=r"b\.json: cannot be read: larger than 4 MiB"):
+        files.read(path)
+
+
 @given(st.integers(0, len(WHOLE)))
 def test_a_cut_file_is_refused(end: int) -> None:
     if end < len(WHOLE):

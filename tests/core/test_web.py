@@ -186,6 +186,25 @@ def test_unix_socket_is_for_its_owner_and_replaces_one_that_is_dead(tmp_path: Pa
         web.bind_unix(path)
 
 
+def test_unix_socket_of_a_daemon_that_is_frozen_keeps_no_other_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(web.bind_unix(path, backlog=1)))
+        for _ in range(10):  # it accepts none of them
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect_ex(str(path))
+        with pytest.raises(web.ListenError, match="a daemon has it that answers nobody"):
+            web.bind_unix(path)
+        assert path.exists()
+
+
+def test_unix_socket_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(web.ListenError, match="cannot be used: Not a directory; choose another directory"):
+        web.bind_unix(tmp_path / "file" / "x.sock")
+
+
 def test_unix_socket_answers_its_owner(tmp_path: Path) -> None:
     async def main() -> None:
         sock = web.bind_unix(tmp_path / "x.sock")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -511,6 +512,27 @@ def test_process_is_known_by_its_start_and_a_zombie_has_ended() -> None:
     child.wait()
     assert process_of("pid:12") == 12
     assert [process_of(text) for text in (None, "pid:", "pid:-1", "pod:12", "pid:99999999999")] == [None] * 5
+
+
+def test_a_lease_outlasts_a_moment_in_which_no_file_can_be_opened(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, active=ON_ORDER) as world:
+            await quiet()
+            await world.take(lease_order(lease(workload=f"pid:{os.getpid()}")))
+            await quiet()
+            world.orders.tick()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            try:
+                with pytest.raises(OSError, match="Too many open files"):  # its task is started again
+                    world.orders.tick()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert world.status("L1") == "accepted"
+            world.orders.tick()
+            assert world.status("L1") == "accepted"
+
+    run(main())
 
 
 def test_ledger_is_bounded_and_keeps_the_newest_fates(tmp_path: Path) -> None:

@@ -283,6 +283,38 @@ def test_cancelled_order_stops_its_run_and_the_next_one_starts(tmp_path: Path) -
     run(main())
 
 
+@pytest.mark.parametrize("use", [False, True])
+def test_killed_workers_that_still_have_their_devices_open_do_not_look_like_a_job(tmp_path: Path, use: bool) -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with World(tmp_path, active=ActiveSettings(unprompted=OFF)) as world:
+            await quiet()
+            world.probes.gate.clear()
+            ranks = DeviceUse(name="ranks", work=forever, refuse=lambda why: None, on_stop=lambda why: None)
+            if use:
+                world.scheduler.use_devices(ranks)
+            else:
+                world.scheduler.order("o1", Tier.QUICK, (), lambda report: None)
+            await eventually(lambda: world.book.running is not None)
+            await quiet()
+            world.time.move(60.0)
+            world.probes.holders = ("cpu:0: pid 7 (python)",)  # until the kernel has closed its files
+            looks = world.probes.surveys
+            if use:
+                world.scheduler.stop_use(ranks, "called off")
+            else:
+                world.scheduler.cancel("o1", "called off")
+            await eventually(lambda: world.probes.surveys > looks)
+            assert world.book.running is not None
+            world.probes.holders = ()
+            await eventually(lambda: world.book.running is None)
+            assert world.book.allocated == ()
+
+    run(main())
+
+
 @pytest.mark.parametrize("stand_down", [False, True])
 def test_order_that_is_cancelled_while_the_devices_are_looked_at_does_not_start(
     tmp_path: Path, stand_down: bool

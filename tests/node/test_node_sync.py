@@ -20,6 +20,7 @@ from healthd.core import wire
 from healthd.core.errors import ConfigError
 from healthd.core.http import server as web
 from healthd.core.model import Order, Quarantine, SyncAnswer, SyncRequest
+from healthd.node import sync_http
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
 from healthd.node.sync import GATHER_SECONDS, SyncClient
 from tests.node.node_kit import World, eventually, finding, lease, lease_order, quiet, result, run, run_order
@@ -356,6 +357,36 @@ def test_answer_that_cannot_be_used_is_said_clearly_and_changes_nothing(
             await eventually(lambda: line.connected_to is None)  # it is tried again soon
             aggregator.raw = None
             await eventually(lambda: line.connected_to is not None)
+
+    run(main())
+
+
+def test_answer_that_comes_byte_by_byte_without_an_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sync_http, "SLACK_SECONDS", 0.2)
+
+    over = asyncio.Event()
+    dribbling: set[asyncio.Task[None] | None] = set()
+
+    async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dribbling.add(asyncio.current_task())
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while not over.is_set():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(dribble, "127.0.0.1", 0) as server:
+            async with World(tmp_path, active=ON_ORDER) as world:
+                line = line_of(world, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+                world.tasks.supervise("held", line.run_held)
+                await eventually(lambda: "its answer has no end" in caplog.text)
+            over.set()
+            await asyncio.gather(*filter(None, dribbling))
 
     run(main())
 

@@ -18,6 +18,7 @@ from checks.contract import Context, Finding, Status, Tier
 from checks.host.machine import Host
 from checks.system.job_steps import Params, job_steps
 from healthd.core.tasks import Tasks
+from healthd.node.jobs import step_reports
 from healthd.node.jobs.step_reports import FILE, MAX_JOBS, MAX_RANKS, StepReports
 from healthd.steps.detector import WINDOW_STEPS, JobSteps
 from tests import prepared
@@ -148,6 +149,22 @@ def test_what_strangers_write_is_bounded(tmp_path: Path) -> None:
     now[0] += 3600.0
     reports.take(b"step1 new 0 1 1 0.1 0.0")
     assert set(reports.jobs) == {"new"}
+
+
+def test_a_job_that_says_nothing_more_is_forgotten_although_no_other_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_reports, "FORGET_SECONDS", 0.05)
+    sent: list[bool] = []
+
+    def is_over(reports: StepReports) -> bool:
+        if not sent and (tmp_path / "steps.sock").is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as job:
+                job.sendto(b"step1 train 0 1 1 0.1 0.0", str(tmp_path / "steps.sock"))
+            sent.append(True)
+        return (tmp_path / FILE).exists() and not reports.jobs
+
+    asyncio.run(follow(tmp_path, is_over, 30))
 
 
 def test_socket_that_cannot_be_made_leaves_the_daemon_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -69,16 +69,23 @@ def bind_unix(path: Path, *, backlog: int = 16) -> socket.socket:
 
     A socket that nobody listens on any more is replaced; one in use is a ListenError, as is a file that is no socket.
     """
-    with contextlib.suppress(FileNotFoundError):
+    try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ListenError(f"{path}: is there and is no socket; remove it or choose another directory")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)  # a daemon that is frozen accepts nobody
             try:
                 probe.connect(str(path))
-            except OSError:
+            except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
             else:
                 raise ListenError(f"{path}: another daemon listens there; stop it or give this one its own directory")
+    except FileNotFoundError:
+        pass
+    except BlockingIOError:
+        raise ListenError(f"{path}: a daemon has it that answers nobody; end it or choose another directory") from None
+    except OSError as error:
+        raise ListenError(f"{path}: cannot be used: {error.strerror or error}; choose another directory") from None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

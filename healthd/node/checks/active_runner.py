@@ -99,7 +99,8 @@ class ActiveRunner:
         finally:
             self._store.device_seconds = self._runner.probe_device_seconds
         if needs_devices:
-            await self._occupancy.wait_until_free()
+            # A run that ends by itself has looked after the end of its workers; one that is cancelled has not.
+            await self._occupancy.wait_until_free(self._store.clock.boot() if run.cancelled else 0.0)
         self.run = None
         self._occupancy.note_survey()
         self._store.set_running(None)
@@ -143,7 +144,7 @@ class ActiveRunner:
                     use.stop(why)
             if not use.task.cancelled():
                 use.task.result()
-            await self._occupancy.wait_until_free()
+            await self._occupancy.wait_until_free(self._store.clock.boot())
         except Exception:
             if use.task is not None:
                 await _cancel(use.task)

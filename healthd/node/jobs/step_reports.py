@@ -123,7 +123,12 @@ class StepReports:
                 return
             loop = asyncio.get_running_loop()
             while True:
-                changed = self.take(await loop.sock_recv(bound, MAX_BYTES + 1))
+                try:
+                    async with asyncio.timeout(FORGET_SECONDS if self._jobs else None):
+                        changed = self.take(await loop.sock_recv(bound, MAX_BYTES + 1))
+                except TimeoutError:
+                    self.write()  # no job reports any more
+                    continue
                 for _ in range(_BURST):
                     try:
                         changed = self.take(bound.recv(MAX_BYTES + 1)) or changed

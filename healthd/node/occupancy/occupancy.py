@@ -113,15 +113,15 @@ class Occupancy:
         self._last_survey = survey
         self._store.set_survey(survey)
 
-    async def wait_until_free(self) -> None:
+    async def wait_until_free(self, since: float) -> None:
         """
-        Wait until the devices are seen to be free of our own workers.
+        Wait until a look that began at `since` (CLOCK_BOOTTIME) or later shows the devices free of our own workers.
 
         A process that was just killed has its files open for a moment after it is gone; that must not look like a job.
         """
         for pause in SETTLE_PAUSES_SECONDS:
             latest = self._runner.latest
-            if latest is not None and latest.holders == ():
+            if latest is not None and latest.holders == () and latest.looked_at >= since:
                 break
             await asyncio.sleep(pause)
             await self._runner.survey()

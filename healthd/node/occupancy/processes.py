@@ -36,12 +36,12 @@ def read_processes(proc: Path) -> tuple[Process, ...]:
 
 
 def read_process(proc: Path, pid: int) -> Process | None:
-    """One process; None when it has ended."""
+    """One process; None when it has ended or may not be looked into. OSError where nothing can be read just now."""
     folder = proc / str(pid)
     try:
         name = (folder / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return None
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError, PermissionError):
+        return None  # any other error, such as too many open files, is no sign that it has ended
     # The second field of `stat` may hold any characters; source of the numbers: proc_pid_stat(5).
     fields = (_read(folder / "stat") or "").rpartition(")")[2].split()
     parent, started = (_number(fields, place) for place in (1, 19))
