@@ -15,6 +15,7 @@ from healthd.cli.fleet.peers import digests, steps
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
 from healthd.core.backoff import Backoff
+from healthd.core.config.schema import nearest
 from healthd.core.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
@@ -260,16 +261,20 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     Exit code: 0 none is open (any more), 1 one is, 2 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
-        done = aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool}) if what == "reset" else b""
-        left = aggregator.get("/v1/fleet/breaker")["open"]
-    left = {name: one for name, one in left.items() if pool is None or name == pool}
+        tripped = left = aggregator.get("/v1/fleet/breaker")["open"]
+        if pool and pool not in left and pool not in (pools := aggregator.get("/v1/fleet")["pools"]):
+            raise ConfigError(f"no node is of pool {pool!r}{nearest(pool, pools)}")
+        if what == "reset":
+            aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool})
+            left = aggregator.get("/v1/fleet/breaker")["open"]
+    tripped, left = ({name: one for name, one in each.items() if pool in (None, name)} for each in (tripped, left))
     if as_json:
         print_json({"open": left})
     elif left:
         for one in left.values():
             click.echo(f"open: {one['reason']}")
     else:
-        click.echo("no breaker is open" if not done else "the rules may quarantine again")
+        click.echo("the rules may quarantine again" if tripped else "no breaker is open")
     return 1 if left else 0
 
 
