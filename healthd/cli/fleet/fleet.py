@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.completion import complete_nodes
+from healthd.cli.fleet import line
 from healthd.cli.fleet.identity import forget, rekey
 from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, own_name, print_json, segment
 from healthd.cli.fleet.peers import digests, steps
@@ -165,9 +166,10 @@ def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) ->
     with aggregator_of(options) as aggregator, Progress(quiet=quiet) as progress:
         started = aggregator.call("POST", "/v1/validations", body=body, query={"wait": "0"})
         found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
-        while found["decision"]["decision"] == "hold":
-            progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
-            found = _followed(aggregator, found["id"], progress.every_seconds)
+        with line.withdrawn_when_stopped(aggregator, found["id"]):
+            while found["decision"]["decision"] == "hold":
+                progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
+                found = _followed(aggregator, found["id"], progress.every_seconds)
     return found
 
 
