@@ -68,6 +68,16 @@ def test_a_gate_without_a_validation_says_nothing_of_its_nodes() -> None:
     assert found.of("n3") is not None
 
 
+def test_a_node_that_was_left_alone_has_passed_nothing() -> None:
+    found = accusations(1000.0)
+    found.gate_decided(decided(at=900.0, **BAD))
+    lab = Lab(("n1", "n3"), bad={"n1": "silent"})
+    decision = lab.decide(lab.ask(nodes=("n1", "n3"), min_nodes=1))
+    assert [one.node for one in decision.nodes] == ["n3"]
+    found.gate_decided(lab.last)
+    assert found.of("n3") is not None
+
+
 @pytest.mark.parametrize(("fault", "node", "words"), [(BAD, "n3", "CollectiveFault"), (CUT, "n5", "PathFault")])
 def test_an_accusation_is_in_fleet_status_and_on_the_page_also_after_a_restart(
     tmp_path: Path, fault: dict[str, object], node: str, words: str

@@ -520,6 +520,23 @@ def test_a_withdrawn_gate_gives_back_what_it_had() -> None:
     assert step(NOW + 2, closed, view(node("n1")), POLICY) == (closed, ())
 
 
+def test_a_ready_node_with_a_warning_is_not_among_those_that_a_reject_left_out() -> None:
+    """Who counts nodes that are left out would count it, as often as another one is bad."""
+    warned = node("n1", state("n1", (*good_results()[:2], result("all_reduce", status=Status.WARN, code="SlowLink"))))
+    bad = node("n2", state("n2", with_wrong()))
+    after, _ = step(NOW, gate(nodes=("n1", "n2")), view(warned, bad), POLICY)
+    assert decided(after).decision is Verdict.REJECT
+    assert [one.node for one in decided(after).excluded] == ["n2"]
+
+
+def test_of_many_bad_nodes_the_last_reason_counts_the_rest_and_is_of_no_node() -> None:
+    names = tuple(f"n{i:02}" for i in range(40))
+    after, _ = step(NOW, gate(nodes=names), view(*(node(name, state(name, with_wrong())) for name in names)), POLICY)
+    reasons = decided(after).reasons
+    assert (len(reasons), reasons[-1].node, reasons[-1].message) == (32, None, "and 9 nodes more")
+    assert all(one.node for one in reasons[:-1])
+
+
 def test_same_input_same_decision_byte_for_byte() -> None:
     """Rival fault 9."""
     fleet = view(*(node(f"n{i}", state(f"n{i}", with_wrong() if i % 3 else good_results())) for i in range(9)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.aggregator.controller.handshakes import MOST_HANDSHAKES, HandshakeAnswer, HandshakeBody, Handshakes
 from healthd.aggregator.gate.handshake import Handshake
+from healthd.core.model import AdmittedNode, Decision, Verdict
 
 Step: TypeAlias = Callable[[Handshake, str, float], Handshake]
 
@@ -34,7 +37,7 @@ def test_one_that_withdraws_stops_all_at_once_whatever_it_has_acknowledged() -> 
     both = frozenset({"a", "b"})
     for shake in (make(both), make(both).acknowledge("a", 1.0)):
         without = shake.withdraw("a", 2.0)
-        assert (without.go, without.missing, without.over) == (False, ("a", "b"), True)
+        assert (without.go, without.missing, without.over) == (False, ("a",), True), "b had time to come"
         assert without.acknowledge("a", 3.0).acknowledge("b", 3.0).go is False
 
 
@@ -93,3 +96,31 @@ def test_what_is_settled_never_changes_whatever_comes(sent: list[tuple[str, floa
         settled = shake.go
         if shake.go:
             assert {"a", "b", "c"} <= {name for name, at, one in sent if at < 10.0 and one is Handshake.acknowledge}
+
+
+def test_one_that_is_held_while_a_thousand_others_begin_is_answered() -> None:
+    nodes = tuple(AdmittedNode(node=name, evidence_age_seconds=1.0) for name in ("a", "b"))
+    decision = Decision(
+        id="g",
+        decision=Verdict.ADMIT,
+        reasons=(),
+        nodes=nodes,
+        excluded=(),
+        policy={},
+        retryable=False,
+        decided_at=0.0,
+        duration_seconds=0.0,
+        would=None,
+    )
+    body = HandshakeBody(node="a", event="acknowledge")
+
+    async def main() -> HandshakeAnswer:
+        shakes = Handshakes(30.0)
+        held = asyncio.create_task(shakes.step("g", ("a", "b"), decision, body, 30.0))
+        await asyncio.sleep(0)
+        for number in range(MOST_HANDSHAKES):
+            await shakes.step(f"g{number}", ("a", "b"), decision, body, 0.0)
+        await shakes.stop()
+        return await held
+
+    assert asyncio.run(main()).missing == ("b",)

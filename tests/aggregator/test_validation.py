@@ -99,6 +99,35 @@ def test_node_alone_whose_rank_died_beside_one_that_lacks_a_tool_does_not_start(
     assert "RankDied" in [one.code for one in decision.reasons]
 
 
+@pytest.mark.parametrize("failure", ENDS_WITHIN)
+def test_node_left_alone_runs_with_idle_ones_and_starts_when_they_pass(failure: str) -> None:
+    lab = Lab(SIX, bad={"n2": failure})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert included(decision) == ["n1"]
+    assert "n1" in lab.groups[-1]
+    assert "n2" not in lab.groups[-1]
+    assert len(lab.groups[-1]) > 1
+    assert lab.accused() == set()
+    assert not lab.claims
+
+
+@pytest.mark.parametrize("idle", [1, 4])
+@pytest.mark.parametrize("words", VICTIMS_WORDS)
+def test_node_left_alone_that_fails_with_idle_ones_too_does_not_start(words: str, idle: int) -> None:
+    lab = Lab(SIX[: 2 + idle], bad={"n1": words})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert "n1" not in included(decision)
+    assert lab.accused() <= {"n1"}
+    assert not lab.claims
+
+
+def test_node_left_alone_is_not_proven_by_idle_ones_that_cannot_take_part() -> None:
+    lab = Lab(("n1", "n2", "n3"), bad={"n2": "raised", "n3": "refuse"})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert included(decision) == []
+    assert lab.accused() == set()
+
+
 def test_node_alone_that_passed_with_another_before_starts() -> None:
     lab = Lab(("n1", "n2", "n3"), bad={"n2": "raised"})
     decision = lab.decide(lab.ask(nodes=("n1", "n2", "n3"), min_nodes=1))

@@ -515,8 +515,12 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
     assert len(first["events"]) == 1
     assert world.run("fleet", "history", "nobody").code == 1
     assert world.run("fleet", "breaker").out == "no breaker is open\n"
-    assert world.run("fleet", "breaker", "reset").out == "the rules may quarantine again\n"
+    assert world.run("fleet", "breaker", "reset").out == "no breaker is open\n"
     assert world.run("fleet", "breaker", "--json").json == {"open": {}}
+    assert world.run("fleet", "breaker", "--pool", "train").out == "no breaker is open\n"
+    slip = world.run("fleet", "breaker", "reset", "--pool", "tran")
+    assert (slip.code, slip.out) == (2, "")
+    assert "no node is of pool 'tran'; did you mean 'train'?" in slip.err
 
 
 @pytest.mark.parametrize("what", ["stragglers", "digests", "steps"])

@@ -86,15 +86,17 @@ class Handshakes:
             async with self._moved:
                 self._moved.notify_all()
         if body.event in ("acknowledge", "wait"):
-            shake = await self._hold(gate, now + wait, told=shake.go is not None and body.event == "wait")
+            shake = await self._hold(gate, shake, now + wait, told=shake.go is not None and body.event == "wait")
         return HandshakeAnswer(go=shake.go, missing=shake.missing, all_told=shake.all_told, over=shake.over)
 
-    async def _hold(self, gate: str, end: float, *, told: bool) -> Handshake:
+    async def _hold(self, gate: str, shake: Handshake, end: float, *, told: bool) -> Handshake:
         """Until go is settled; for one who knows that already, until everybody was told or the job is over."""
         async with self._moved:
             while True:
                 now = time.monotonic()
-                shake = self._open[gate] = self._open[gate].settle(now)
+                shake = self._open.get(gate, shake).settle(now)  # it may have made room for another one
+                if gate in self._open:
+                    self._open[gate] = shake
                 news = shake.over or (shake.all_told if told else shake.go is not None)
                 left = min(end, shake.deadline if shake.go is None else end) - now
                 if news or now >= end or self._stopping:

@@ -121,7 +121,7 @@ def worst_reasons(assessments: Iterable[Assessment]) -> tuple[Reason, ...]:
         rest = len(found) - MOST_REASONS + 1
         found = [
             *found[: MOST_REASONS - 1],
-            dataclasses.replace(found[MOST_REASONS - 1], message=f"and {rest} nodes more"),
+            dataclasses.replace(found[MOST_REASONS - 1], node=None, message=f"and {rest} nodes more"),
         ]
     return tuple(found)
 
@@ -157,7 +157,7 @@ def _admitted(gate: Gate, name: str, assessments: Assessment | None) -> Admitted
 
 
 def _excluded(gate: Gate, assessments: Mapping[str, Assessment], included: set[str]) -> tuple[ExcludedNode, ...]:
-    """Every named node that is not included; of a pool those that were excluded."""
+    """Every named node that is not included and is not ready; of a pool those that were excluded."""
     if gate.request.nodes:
         # Of a group also the ranks that never joined, which have no node.
         names: Iterable[str] = (*gate.request.nodes, *(n for n in gate.failed if n not in gate.request.nodes))
@@ -166,8 +166,10 @@ def _excluded(gate: Gate, assessments: Mapping[str, Assessment], included: set[s
         names = sorted(out | set(gate.failed))[:MOST_EXCLUDED]
     found = []
     for name in names:
+        # One that is ready may have reasons too: warnings, which stop no job.
+        ready = name in assessments and assessments[name].eligibility is Eligibility.READY
         why = assessments[name].reasons if name in assessments else gate.failed.get(name, ())
-        if name not in included and (why or name not in assessments):
+        if name not in included and not ready and (why or name not in assessments):
             found.append(ExcludedNode(node=name, reasons=why, asked=gate.asked.get(name)))
     return tuple(found)
 

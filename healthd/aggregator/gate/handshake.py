@@ -19,6 +19,7 @@ class Handshake:
     `everyone` was asked for and waits for the outcome; `included` must all acknowledge before `deadline` (monotonic
     seconds). `go` is None until that is settled, and never changes afterwards, so that nobody starts when another was
     told not to. `told` are those who have fetched the outcome or withdrawn, `ended` those whose command is over.
+    `withdrawn` is who settled it by not starting; then nobody can say whether the others would have acknowledged.
     """
 
     everyone: frozenset[str]
@@ -28,6 +29,7 @@ class Handshake:
     told: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
     go: bool | None = None
+    withdrawn: str | None = None
 
     def acknowledge(self, node: str, now: float) -> Handshake:
         """`node` has read the decision. Once the deadline has passed, or all are here, `go` is settled."""
@@ -40,7 +42,7 @@ class Handshake:
         settled = dataclasses.replace(self.settle(now), told=self.told | {node})  # it waits for no outcome
         if settled.go is not None or node not in self.included:
             return settled.end(node)
-        return dataclasses.replace(settled, acknowledged=self.acknowledged - {node}, go=False)
+        return dataclasses.replace(settled, withdrawn=node, go=False)
 
     def settle(self, now: float) -> Handshake:
         """The handshake as of now."""
@@ -70,5 +72,5 @@ class Handshake:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Who has not acknowledged, sorted."""
-        return tuple(sorted(self.included - self.acknowledged))
+        """Why it is not to go: who has withdrawn, or else all who have not acknowledged, sorted."""
+        return (self.withdrawn,) if self.withdrawn else tuple(sorted(self.included - self.acknowledged))

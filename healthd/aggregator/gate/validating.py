@@ -52,9 +52,11 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
     if not context.gate.terms.collective:
         return Admit()
     for _ in range(4 * context.policy.most_validations + 4):
-        if len(context.gate.reserved) < 2:
-            return _alone(context)
         validation = context.gate.validation
+        if len(context.gate.reserved) < 2 and validation is None:
+            alone = _alone(context)
+            if isinstance(alone, Admit) or not _has_company(context):
+                return alone
         if validation is not None:
             proof: Hold | Reject | Admit | None = _under_way(context, validation)
         else:
@@ -67,7 +69,7 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
 def _alone(context: StepContext) -> Reject | Admit:
     """
     One node runs no collectives, and needs none. But one that is left of several whose collectives failed in the middle
-    may have been the cause, unless it has passed with another one since.
+    may have been the cause, unless it has passed with another one since: idle nodes are borrowed for that.
     """
     for name in context.gate.reserved:
         tests = [one for ended in context.gate.ended for one in ended.history if name in one.members]
@@ -77,6 +79,12 @@ def _alone(context: StepContext) -> Reject | Admit:
             text = f"{name} is left alone after collectives that failed in the middle on {others}: it has passed none"
             return Reject((reason("Undecided", text), *last.accused.values(), *last.unfit.values()))
     return Admit()
+
+
+def _has_company(context: StepContext) -> bool:
+    """Whether idle nodes can show what one that is left alone is worth; that is tried once."""
+    alone = context.gate.reserved
+    return all(one.members != alone for one in context.gate.ended) and bool(_partners(context, 1))
 
 
 def _says_of(name: str, tested: Tested) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from healthd.aggregator.model.gates import Gate
 from healthd.core.model import Decision, Reason, Verdict
+from healthd.localize.model import Outcome
 
 CODES = frozenset({"CollectiveFault", "SlowNode", "PathFault", "TopologyFault", "Ambiguous"})
 """The reasons by which a validation speaks of single nodes, at fault or at the end of a bad path."""
@@ -53,8 +54,10 @@ class Accusations:
         if decision is None or not gate.validated:
             return
         if decision.decision is Verdict.ADMIT and decision.would in (None, Verdict.ADMIT):
-            for passed in decision.nodes:
-                self.clear(passed.node)
+            # One that was left alone, because the others fell silent, has shown nothing.
+            tests = (one for run in gate.validations for one in run.history if one.outcome is Outcome.PASS)
+            for name in {name for one in tests for name in one.members}.intersection(n.node for n in decision.nodes):
+                self.clear(name)
         for node, reason in _named(decision):
             self._found[node] = Accusation(
                 node=node,

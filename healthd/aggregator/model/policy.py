@@ -226,6 +226,7 @@ class Policy:
             raise ValueError(f"collective_noise_ratio: must be from 0 to below 0.5, not {self.collective_noise_ratio}")
         if not 0 <= self.recovery_ratio <= 1:
             raise ValueError(f"recovery_ratio: must be from 0 to 1, not {self.recovery_ratio}")
+        self._check_counts()
         self._check_rules()
         if self.collective and not self.collective_checks:
             raise ValueError("collective_checks: name at least one, or set collective to false")
@@ -240,6 +241,17 @@ class Policy:
     def most_out(self, pool_size: int) -> int:
         """How many nodes of a pool of this size healthd may keep out by itself."""
         return max(self.out_least, int(pool_size * self.out_ratio + 1e-9))
+
+    def _check_counts(self) -> None:
+        for name in ("max_open_gates", "max_nodes_per_gate", "most_validations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        for name in ("max_rounds", "most_restarts", "most_rounds", "most_partners", "keep_gates", "keep_events"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must be 0 or more, not {getattr(self, name)}")
+        for name in ("keep_days", "pool_recheck_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name):g}")
 
     def _check_rules(self) -> None:
         for name in ("soft_fails", "soft_results", "accused_fails", "clear_passes", "out_least"):

@@ -173,4 +173,5 @@ def waiting(validation: Validation, nodes: Nodes) -> str:
         count = f"{len(groups)} groups" if len(groups) > 1 else "a group"
         what = f"round {validation.round} ({validation.why}), {count} of {sizes[0]}"
     reports = {name: report for group in groups for name, report in _reports(group, nodes).items()}
-    return f"collectives over {len(validation.members)} nodes, {what}: {how_far(groups, reports)}"
+    size = len(validation.members) if len(validation.members) > 1 else sizes[-1]  # one alone, and idle nodes
+    return f"collectives over {size} nodes, {what}: {how_far(groups, reports)}"

@@ -100,7 +100,12 @@ def advance(
     if validation.verdict is not None:
         return Step(validation=validation, waiting="", wake_at=math.inf)
     if not validation.groups and not validation.done and not validation.history:
-        validation = start_round(now, validation, [validation.members], nodes, policy)
+        if len(validation.members) == 1:  # the last of several: it runs with idle nodes or not at all
+            validation = _borrow(validation, nodes, policy, find_partners)
+            if not validation.partners:
+                return Step(validation=conclude(now, validation, policy, "nobody to run with"), waiting="", wake_at=now)
+        whole = (*validation.members, *validation.partners)
+        validation = start_round(now, validation, [whole], nodes, policy)
     validation = watch(now, validation, nodes, policy)
     while not validation.groups and validation.verdict is None:
         validation = _next_round(now, validation, nodes, policy, find_partners)

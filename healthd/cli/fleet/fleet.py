@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.cli.completion import complete_nodes
+from healthd.cli.fleet import line
 from healthd.cli.fleet.identity import forget, rekey
 from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, own_name, print_json, segment
 from healthd.cli.fleet.peers import digests, steps
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
 from healthd.core.backoff import Backoff
+from healthd.core.config.schema import nearest
 from healthd.core.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
@@ -164,9 +166,10 @@ def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) ->
     with aggregator_of(options) as aggregator, Progress(quiet=quiet) as progress:
         started = aggregator.call("POST", "/v1/validations", body=body, query={"wait": "0"})
         found = wire.decode(started, dict[str, Any], what="answer of the aggregator")
-        while found["decision"]["decision"] == "hold":
-            progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
-            found = _followed(aggregator, found["id"], progress.every_seconds)
+        with line.withdrawn_when_stopped(aggregator, found["id"]):
+            while found["decision"]["decision"] == "hold":
+                progress.hold(wire.decode(wire.encode(found["decision"]), Decision, what="decision"))
+                found = _followed(aggregator, found["id"], progress.every_seconds)
     return found
 
 
@@ -260,16 +263,20 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     Exit code: 0 none is open (any more), 1 one is, 2 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
-        done = aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool}) if what == "reset" else b""
-        left = aggregator.get("/v1/fleet/breaker")["open"]
-    left = {name: one for name, one in left.items() if pool is None or name == pool}
+        tripped = left = aggregator.get("/v1/fleet/breaker")["open"]
+        if pool and pool not in left and pool not in (pools := aggregator.get("/v1/fleet")["pools"]):
+            raise ConfigError(f"no node is of pool {pool!r}{nearest(pool, pools)}")
+        if what == "reset":
+            aggregator.call("POST", "/v1/fleet/breaker/reset", query={"pool": pool})
+            left = aggregator.get("/v1/fleet/breaker")["open"]
+    tripped, left = ({name: one for name, one in each.items() if pool in (None, name)} for each in (tripped, left))
     if as_json:
         print_json({"open": left})
     elif left:
         for one in left.values():
             click.echo(f"open: {one['reason']}")
     else:
-        click.echo("no breaker is open" if not done else "the rules may quarantine again")
+        click.echo("the rules may quarantine again" if tripped else "no breaker is open")
     return 1 if left else 0
 
 

@@ -87,6 +87,20 @@ def segment(text: str) -> str:
         raise BadInputError(f"{text[:80]!r} is no UTF-8, and no name") from None
 
 
+@contextlib.contextmanager
+def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[None]:
+    """SIGINT and SIGTERM withdraw the gate, so that its nodes are not kept from others for an answer nobody reads."""
+    from healthd.hooks.stopping import Stopped, stoppable
+
+    try:
+        with stoppable():
+            yield
+    except Stopped:
+        aggregator.call("DELETE", f"/v1/gates/{gate}/lease")
+        click.echo("healthd: withdrawn; its nodes are free for others", err=True)
+        raise click.Abort from None
+
+
 def done(as_json: bool, message: str, **more: object) -> None:
     """Say that it is done, and what; programs get `more` beside it."""
     if as_json:
