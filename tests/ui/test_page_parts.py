@@ -96,19 +96,27 @@ def test_cells_say_what_the_registry_says_and_follow_it() -> None:
         silent = found.cell("n1")
         assert silent is not None
         assert (silent.health, silent.reason) == (Health.UNKNOWN, "Silent")
+        assert "last heard 61 s ago" in silent.message
         assert found.cell("nobody") is None
+        clock.now += 3600.0
+        later = found.cell("n1")
+        assert later is not None
+        assert "last heard 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
 
     asyncio.run(run())
 
 
 def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:
     async def run() -> None:
-        registry, _ = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
+        registry, clock = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
         found = fleet_grid.FleetGrid(registry)
         first = found.cells(registry.names())
         assert sum(bool(cell.reason) for cell in first) == fleet_grid.MOST_OPENED
         assert all(cell.health is Health.UNHEALTHY for cell in first), "the colour never waits"
         assert all(cell.reason for cell in found.cells(registry.names()))
+        for name in registry.names():
+            await Node(registry, clock, name, seq=10).say(state(name, status=Status.FAIL))
+        assert all(cell.reason for cell in found.cells(registry.names())), "what was known stays until it is read again"
 
     asyncio.run(run())
 
