@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import sqlite3
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -156,6 +158,56 @@ def test_quarantine_ended_while_the_node_was_away_is_not_taken_from_it(tmp_path:
                     await same.engine.run_once()
                 assert same.says() is None
                 assert again.book.quarantine is None
+
+    asyncio.run(main())
+
+
+def copied_at(folder: Path, at: float) -> None:
+    """Make the database one that was copied at this time, and put back just now."""
+    with contextlib.closing(sqlite3.connect(folder / "a.db")) as copy, copy:
+        copy.execute("UPDATE leadership SET renewed = ?", (at,))
+
+
+@OWNERS
+def test_quarantine_that_began_after_an_old_copy_was_made_is_taken_from_the_node(
+    tmp_path: Path, word: Quarantine
+) -> None:
+    async def main() -> None:
+        url = f"sqlite:///{tmp_path}/a.db"
+        async with aggregator(url) as former:
+            node = Node(tmp_path)
+            await node.sync(former)
+            await former.engine.run_once()
+            former.registry.set_quarantine("n1", dataclasses.replace(word, since=time.time() - 1800))
+            await node.sync(former)
+        copied_at(tmp_path, time.time() - 3600)
+        async with aggregator(url) as restored:
+            for _ in range(3):
+                await node.sync(restored)
+                await restored.engine.run_once()
+            assert restored.says() == word.owner_kind
+            assert node.book.quarantine is not None
+            assert word.reason in node.book.quarantine.reason
+            # Only once: what a person says afterwards counts.
+            said = restored.engine.quarantine("n1", None, why="by ada")
+            await asyncio.gather(said, restored.engine.run_once())
+            await restored.engine.run_once()
+            assert restored.says() is None
+
+    asyncio.run(main())
+
+
+def test_quarantines_that_the_database_should_know_show_that_it_is_an_old_copy(tmp_path: Path) -> None:
+    async def main() -> None:
+        url, world = f"sqlite:///{tmp_path}/a.db", World("n1", "n2", "n3")
+        async with running(world, url):
+            pass
+        copied_at(tmp_path, world.now - 3600)
+        for name in ("n1", "n2"):
+            world.renew(name, quarantine=dataclasses.replace(PERSON, since=world.now - 1800))
+            world.daemons[name].issuer = world.issuer
+        async with running(world, url) as run:
+            assert "quarantines that this database does not know" in (run.engine.recovering() or "")
 
     asyncio.run(main())
 

@@ -7,7 +7,7 @@ import asyncio
 from healthd.aggregator.model.gates import Phase
 from healthd.core.model import GateRequest, Quarantine
 from tests.aggregator.test_engine import running
-from tests.aggregator.test_rules_engine import kept, measured
+from tests.aggregator.test_rules_engine import kept, kinds, measured
 from tests.aggregator.world import World, good_results, with_wrong
 
 
@@ -77,5 +77,24 @@ def test_rules_look_at_a_node_in_the_pass_in_which_a_person_quarantines_it() -> 
             word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=0.0, until=until)
             await run.engine.quarantine("n1", word)
             assert run.engine._memory.next_due(run.world.now) == until
+
+    asyncio.run(main())
+
+
+def test_node_is_told_the_end_of_its_quarantine_at_the_moment_that_a_person_said() -> None:
+    """A gate admits it from then on, so that its own word (`/readyz`, the Kubernetes condition) must not lag behind."""
+
+    async def main() -> None:
+        async with running(World("n1", "n2")) as run:
+            until = run.world.now + 30
+            word = Quarantine(reason="fan", owner="ana", owner_kind="person", since=0.0, until=until)
+            await run.engine.quarantine("n1", word)
+            assert run.engine._memory.next_due(run.world.now) == until
+            run.world.now = until
+            await run.engine.run_once()
+            assert kept(run, "n1") is None
+            assert run.engine.quarantines() == {}
+            assert (await kinds(run, "n1"))[0] == "quarantine lifted"
+            assert run.engine._memory.next_due(run.world.now) > until
 
     asyncio.run(main())

@@ -181,6 +181,30 @@ def test_pruning_keeps_open_gates_and_those_with_leases_and_bounds_the_rest(url:
     asyncio.run(main())
 
 
+def test_pruning_costs_little_for_each_event_that_stays() -> None:
+    """Of 10,000 nodes with 200 events each: while they are looked through, no gate gets an answer."""
+
+    async def main() -> None:
+        store, nodes, most = Store.open("sqlite://"), 20, 100
+        kept = [PutEvent(at=NOW + n, subject=f"n{n % nodes}", kind="x", message="m") for n in range(nodes * most)]
+        await store.write([*kept, PutEvent(at=NOW - 1, subject="n1", kind="x", message="one more")])
+        steps = []
+
+        def prune(connection: sa.Connection) -> None:
+            line = connection.connection.driver_connection
+            assert line is not None
+            line.set_progress_handler(lambda: steps.append(1), 100)  # of SQLite's virtual machine
+            reading.prune(connection, before=NOW, most_gates=9, most_events=most)
+            line.set_progress_handler(None, 0)
+
+        await store.run(prune)
+        assert len(await store.run(lambda c: read_history(c, "n1", limit=999))) == most
+        assert 100 * len(steps) < 15 * len(kept)
+        store.close()
+
+    asyncio.run(main())
+
+
 def test_two_aggregators_do_not_share_a_database(url: str) -> None:
     store = Store.open(url)
     with pytest.raises(StoreError, match="in use by another aggregator"):

@@ -181,18 +181,17 @@ def test_gate_whose_executors_cannot_be_told_is_held_alone() -> None:
 def test_quarantine_that_cannot_end_keeps_no_other_from_ending() -> None:
     async def main() -> None:
         async with running(World("n1", "n2", "n3")) as run:
-            ended = dataclasses.replace(QUARANTINE, until=1.0)
+            ended = dataclasses.replace(QUARANTINE, until=run.world.now + 1)
             for name in ("n1", "n2"):
                 await run.engine.quarantine(name, ended)
             kept = run.engine._memory.fleet_state.quarantines
             kept["n1"] = dataclasses.replace(ended, until="soon")  # type: ignore[arg-type]
-            await run.engine._prune()
+            run.world.now += 1
             await run.engine.run_once()
             assert run.engine.quarantines().keys() == {"n1"}, "memory is what is on disk again; its end waits"
             assert [(fault.where.value, fault.name) for fault in run.engine.faults()] == [("node", "n1")]
             await run.engine.note("n3", "kind", "message")
             run.world.now += 2
-            await run.engine._prune()
             await run.engine.run_once()
             assert run.engine.quarantines() == {}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from checks.contract import Status
+from healthd.aggregator.ui import events
 from healthd.core.model import DeviceRecord, Inventory
 from tests.aggregator.parts import result
 from tests.ui.stage import Stage, Watch, stage
@@ -245,6 +246,49 @@ def test_a_change_reaches_a_page_that_was_away_while_it_happened(browser: Any, f
     page.wait_for_selector("#c-node-010.unhealthy", timeout=10_000)
     page.wait_for_selector("#live.live:not(.off)")
     context.close()
+
+
+def test_a_page_that_could_not_be_read_anew_says_so_and_is_read_soon(
+    browser: Any, found: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing else happens: its light must not say that it is live while it shows what was."""
+    monkeypatch.setattr(events, "BEAT_SECONDS", 1.0)
+    page = browser.new_page()
+    page.goto(f"{found.url}/")
+    page.wait_for_selector("#live.live:not(.off)")
+    refused = []
+
+    def refuse(route: Any) -> None:
+        if refused:
+            route.continue_()
+        else:
+            refused.append(route.request.url)
+            route.fulfill(status=503)
+
+    before = page.inner_text("h1")
+    page.route("**/?part=top", refuse)
+    with page.expect_response("**/?part=top"):
+        found.say("node-011", status=Status.FAIL)
+    page.wait_for_function("before => document.querySelector('h1').innerText !== before", arg=before, timeout=10_000)
+    assert refused
+    page.wait_for_selector("#live.live:not(.off)")
+    page.close()
+
+
+def test_ages_on_an_open_page_go_on(browser: Any, found: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node that says nothing more they would stay as they were when the page was loaded."""
+    monkeypatch.setattr(events, "BEAT_SECONDS", 0.5)
+    page = browser.new_page()
+    found.say("node-012")
+    page.goto(f"{found.url}/nodes/node-012")
+    assert "heard now" in page.inner_text("#head")
+    page.wait_for_selector("#head .facts-line:not(:has-text('heard now'))", timeout=10_000)
+    for _ in range(3):
+        said = page.inner_text("#head .facts-line")
+        page.wait_for_function(
+            "said => document.querySelector('#head .facts-line').innerText !== said", arg=said, timeout=10_000
+        )
+    page.close()
 
 
 def test_regrouped_and_new_nodes_come_into_the_grid(browser: Any, found: Stage) -> None:

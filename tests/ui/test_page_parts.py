@@ -20,6 +20,8 @@ from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
 from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, Feed, FullError
+from healthd.aggregator.ui.overview.heat_map import heat_map
+from healthd.aggregator.ui.overview.readings import Reading
 from healthd.aggregator.ui.ring import RING
 from healthd.aggregator.ui.session import local_path
 from healthd.core import text
@@ -96,19 +98,42 @@ def test_cells_say_what_the_registry_says_and_follow_it() -> None:
         silent = found.cell("n1")
         assert silent is not None
         assert (silent.health, silent.reason) == (Health.UNKNOWN, "Silent")
+        assert "last heard 61 s ago" in silent.message
         assert found.cell("nobody") is None
+        clock.now += 3600.0
+        later = found.cell("n1")
+        assert later is not None
+        assert "last heard 3661 s ago" in later.message, "how long it is silent is no word of an hour ago"
+
+    asyncio.run(run())
+
+
+def test_the_heat_map_marks_what_was_measured_before_a_node_became_unknown() -> None:
+    async def run() -> None:
+        registry, clock = await filled(n1={}, n2={})
+        clock.now += 61.0
+        await Node(registry, clock, "n2", seq=10, incarnation="i2").join(state("n2"))
+        cells = fleet_grid.FleetGrid(registry).cells(registry.names())
+        values = {name: Reading(value=5e9, outside=False) for name in ("n1", "n2")}
+        (group,) = heat_map(cells, values, "matmul_flops_per_second", "none").groups
+        silent, heard = group.cells
+        assert silent.label == "n1: 5 GFLOP/s, measured before the node became unknown"
+        assert (silent.old, heard.old, heard.label) == (True, False, "n2: 5 GFLOP/s")
 
     asyncio.run(run())
 
 
 def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:
     async def run() -> None:
-        registry, _ = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
+        registry, clock = await filled(**{f"n{i}": {"status": Status.FAIL} for i in range(fleet_grid.MOST_OPENED + 20)})
         found = fleet_grid.FleetGrid(registry)
         first = found.cells(registry.names())
         assert sum(bool(cell.reason) for cell in first) == fleet_grid.MOST_OPENED
         assert all(cell.health is Health.UNHEALTHY for cell in first), "the colour never waits"
         assert all(cell.reason for cell in found.cells(registry.names()))
+        for name in registry.names():
+            await Node(registry, clock, name, seq=10).say(state(name, status=Status.FAIL))
+        assert all(cell.reason for cell in found.cells(registry.names())), "what was known stays until it is read again"
 
     asyncio.run(run())
 

@@ -6,10 +6,11 @@ Nothing here waits or writes. When a pass fails, the whole of it is dropped and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from healthd.aggregator.controller.bulkheads import Bulkheads, Where
+from healthd.aggregator.controller.bulkheads import Bulkheads, Where, contained
 from healthd.aggregator.controller.state.batch import Batch
 from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.lease_reconciler import LeaseReconciler
@@ -51,6 +52,7 @@ class Memory:
         started_at: float,
     ) -> None:
         self._registry, self._bulkheads = registry, bulkheads
+        self._next_end = math.inf  # of a quarantine; each pass finds it anew
         self.fleet_state = FleetState(loaded, store_id=store_id, policy=policy)
         self.reconciler = LeaseReconciler(self.fleet_state, registry, policy, loaded, started_at=started_at)
         self.rules = Quarantines(
@@ -83,6 +85,7 @@ class Memory:
         nodes = ReadOnce(lambda name: self._registry.node(name, batch.now), self._registry.names)
         self.reconciler.reconcile(batch, changed, nodes)
         self.rules.take_in(batch, changed, nodes, resting)
+        self._end_quarantines(batch, resting)
         self._bulkheads.keep(Where.NODE, resting)
         made_room = self.stepper.step_all(batch, changed, nodes)
         accused = self.rules.accuse(batch, nodes, resting)
@@ -109,4 +112,16 @@ class Memory:
             return now
         rest = self._bulkheads.resting(Where.NODE, now)
         times = (self.stepper.next_due(), self.reconciler.next_due(now), self.rules.next_due(rest))
-        return min(*times, self._bulkheads.next_due(now))
+        return min(*times, self._bulkheads.next_due(now), self._next_end)
+
+    def _end_quarantines(self, batch: Batch, resting: Collection[str]) -> None:
+        """End those whose time is over, unless the rules have just put one of theirs in the place."""
+        self._next_end = math.inf
+        for node, kept in list(self.fleet_state.quarantines.items()):
+            if kept.until is None or node in resting:
+                continue
+            with contained(Where.NODE, node):
+                if kept.until > batch.now:
+                    self._next_end = min(self._next_end, kept.until)
+                else:
+                    self.fleet_state.put_quarantine(batch, node, None, why=f"the time that {kept.owner} said is over")

@@ -60,7 +60,7 @@ class Pruning:
 
     def expire(self, batch: Batch, memory: Memory, policy: Policy, resting: Container[str]) -> None:
         """
-        After `run`: end quarantines and overrides whose time is over, and drop nodes that are gone for good.
+        After `run`: end overrides whose time is over, and drop nodes that are gone for good.
 
         ContainedError names a node that failed; those of `resting` are left for the next time.
         """
@@ -68,12 +68,6 @@ class Pruning:
             return
         self.expiring = False  # first, because what fails here must not fail every pass
         fleet_state = memory.fleet_state
-        for node, kept in list(fleet_state.quarantines.items()):
-            if kept.until is None or node in resting:
-                continue
-            with contained(Where.NODE, node):
-                if kept.until <= batch.now:
-                    fleet_state.put_quarantine(batch, node, None)
         for job, override in list(fleet_state.overrides.items()):
             if override.until <= batch.now:
                 fleet_state.put_override(batch, job, None)

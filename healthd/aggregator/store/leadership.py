@@ -30,14 +30,18 @@ def holder() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def take_over(connection: Connection, *, place: str, now: float) -> int:
-    """Raise the term; from the commit on, transactions of every former holder are refused. Returns the new term."""
-    stored = connection.execute(select(LEADERSHIP.c.term).with_for_update()).scalar_one_or_none()
+def take_over(connection: Connection, *, place: str, now: float) -> tuple[int, float]:
+    """
+    Raise the term; from the commit on, transactions of every former holder are refused.
+
+    Returns the new term, and when the former holder wrote last: in an old copy, when that was made.
+    """
+    stored = connection.execute(select(LEADERSHIP.c.term, LEADERSHIP.c.renewed).with_for_update()).one_or_none()
     if stored is None:
         raise StoreError(f"{place} is damaged (its table leadership is empty); restore a backup")
-    term = int(stored) + 1
+    term = int(stored.term) + 1
     connection.execute(update(LEADERSHIP).values(fit(LEADERSHIP, {"term": term, "holder": holder(), "renewed": now})))
-    return term
+    return term, float(stored.renewed)
 
 
 def check_term(connection: Connection, term: int, *, place: str, lock: bool) -> None:

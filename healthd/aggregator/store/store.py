@@ -223,8 +223,9 @@ class Store:
             with connection.begin():
                 known = connection.execute(sa.select(META.c.value).where(META.c.key == "store_id")).scalar()
                 self.store_id = known or f"store-{secrets.token_hex(8)}"
-                apply_changes(connection, [PutMeta(key="store_id", value=self.store_id)])
-                term = leadership.take_over(connection, place=self._session.place, now=time.time())
+                term, left_at = leadership.take_over(connection, place=self._session.place, now=time.time())
+                facts = {"store_id": self.store_id, "left_at": str(left_at)}
+                apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
             self._session.term = term
         except SQLAlchemyError as error:
             raise self._session.failed(error) from None

@@ -35,7 +35,10 @@ META = Table(
     Column("key", String(64), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""`store_id` names the database for life; other keys are the engine's."""
+"""
+`store_id` names the database for life, `left_at` is when the aggregator before this one wrote last (seconds since the
+epoch); other keys are the engine's.
+"""
 
 LEADERSHIP = Table(
     "leadership",

@@ -85,6 +85,7 @@ class Group:
 class _Kept:
     key: tuple[object, ...]
     cell: Cell
+    reasons: _Reasons
     whole: bool
 
 
@@ -128,10 +129,11 @@ class FleetGrid:
         elif self._opened < MOST_OPENED:
             self._opened += 1
             reasons, whole = self._reasons(name), True
-        else:
-            reasons, whole = _NO_REASONS, False
+        else:  # its turn comes; until then, what was read last
+            alike = kept is not None and kept.cell.health is health
+            reasons, whole = (kept.reasons if kept is not None and alike else _NO_REASONS), False
         cell = _cell(node, health, reasons)
-        self._kept[name] = _Kept(key, cell, whole)
+        self._kept[name] = _Kept(key, cell, reasons, whole)
         return cell
 
     def cells(self, names: Iterable[str]) -> list[Cell]:
@@ -151,7 +153,9 @@ class FleetGrid:
 def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
     state = node.state
     leases = () if state is None else tuple(lease.id for lease in state.leases)
-    return (node.version, health, node.quarantine, node.duplicate, node.heard_seconds is None, leases)
+    # How long it is silent is in its reason: read again after one minute, two, four, and so on.
+    silence = None if node.heard_seconds is None else int(node.heard_seconds // 60).bit_length()
+    return (node.version, health, node.quarantine, node.duplicate, silence, leases)
 
 
 def _cell(node: FleetNode, health: Health, reasons: _Reasons) -> Cell:

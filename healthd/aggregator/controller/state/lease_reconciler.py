@@ -31,6 +31,9 @@ a machine in repair for an afternoon is still there, one that was terminated blo
 STAMP_SECONDS = GONE_SECONDS / 8
 """How much later than on disk a node was heard before that is written: some hours are enough to tell days by."""
 
+COPY_SLACK_SECONDS = 60.0
+"""A quarantine that began so soon after the last write may be in the database: the clock may have been set since."""
+
 _LEASE_ID = re.compile(r"(?P<gate>[^:]+):lease:\d+:(?P<node>.+)", re.DOTALL)
 """The id of a lease as aggregators give it (see `gate` and `answers`)."""
 
@@ -44,6 +47,7 @@ class LeaseReconciler:
         self._fleet_state = fleet_state
         self._registry = registry
         self._policy = policy
+        self._not_in_copy = (float(loaded.meta.get("left_at", "inf")) + COPY_SLACK_SECONDS, started_at)
         self._settled_at = started_at + policy.settle_seconds
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
         self._reconciled: set[str] = set()
@@ -157,7 +161,7 @@ class LeaseReconciler:
                 self._fleet_state.close_lease(batch, row, "the node does not hold it any more")
 
     def _adopt(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
-        """Adopt leases and a quarantine that another database gave, for this node alone."""
+        """Adopt leases and a quarantine that another database gave, or this one before an old copy was restored."""
         foreign = [lease for lease in state.leases if self._unknown(node.node, lease)]
         for lease in foreign:
             row = LeaseRow(
@@ -169,16 +173,21 @@ class LeaseReconciler:
             )
             self._fleet_state.put_lease(batch, row)
         other = node.issuer is not None and node.issuer != self._fleet_state.store_id
-        if other and state.quarantine is not None:
+        missed = node.issuer == self._fleet_state.store_id and self._not_in_this_copy(state.quarantine)
+        if (other or missed) and state.quarantine is not None:
             self._take_over(batch, node.node, state.quarantine)
-        restored = any(lease.issuer == self._fleet_state.store_id for lease in foreign)
+        restored = missed or any(lease.issuer == self._fleet_state.store_id for lease in foreign)
         if restored or (not self._recovery.established and (other or bool(foreign))):
             self._recovery.witness(node.node)
 
+    def _not_in_this_copy(self, quarantine: Quarantine | None) -> bool:
+        """Whether it began after the last write to the database and before this aggregator started: in an old copy."""
+        return quarantine is not None and self._not_in_copy[0] < quarantine.since < self._not_in_copy[1]
+
     def _take_over(self, batch: Batch, node: str, quarantine: Quarantine) -> None:
         """
-        Take over what another database said of a node: once, because the node repeats it until it has read our own
-        statement, and somebody may have ended it by then.
+        Take over what another database, or this one before an old copy was restored, said of a node: once, because the
+        node repeats it until it has read our own statement, and somebody may have ended it by then.
         """
         if self._taken_over.get(node) == quarantine or (quarantine.until or math.inf) <= batch.now:
             return

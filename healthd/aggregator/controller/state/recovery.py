@@ -1,9 +1,10 @@
 """
 Whether this database knows its fleet. A new one does not, nor does an old copy; then nothing is admitted for a while.
 
-The nodes tell: one that took orders from another database, or holds a lease that this one must have given and does not
-know, is a witness of the loss. A node can say anything, so a share of the fleet decides, and only for a while after the
-database was opened: later it cannot have been replaced. What a single node claims is `reports`' matter, for it alone.
+The nodes tell: one that took orders from another database, or has a lease or quarantine that this one must have given
+and does not know, is a witness of the loss. A node can say anything, so a share of the fleet decides, and only for a
+while after the database was opened: later it cannot have been replaced. What a single node claims is `reports`' matter,
+for it alone.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Recovery:
         if now >= self._until:
             return None
         return (
-            "nodes hold leases that this database does not know, so it may have been lost: nothing is admitted until "
+            "nodes tell leases or quarantines that this database does not know, so it may have been lost: nothing is "
+            "admitted until "
             f"{self._policy.recovery_seconds:.0f} s have passed or somebody says `healthd fleet recover`"
         )
 

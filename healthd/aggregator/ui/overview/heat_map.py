@@ -10,18 +10,24 @@ from statistics import median
 from checks.limits import quantity
 from healthd.aggregator.ui.fleet_grid import Cell, grouped
 from healthd.aggregator.ui.overview.readings import Reading
+from healthd.core.model import Health
 
 STEPS = 7
 BEYOND = ", beyond its limit"
+NOT_NOW = ", measured before the node became unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeatCell:
-    """One node: `step` of the scale (None: no value), and its value as people read it."""
+    """
+    One node: `step` of the scale (None: no value), and its value as people read it. `old`: it may be another by now,
+    because the node is silent or its evidence stale.
+    """
 
     node: str
     step: int | None
     outside: bool
+    old: bool
     shown: str
     label: str
 
@@ -68,14 +74,17 @@ def heat_map(cells: Sequence[Cell], values: Mapping[str, Reading], plain: str, b
     def one(cell: Cell) -> HeatCell:
         found = known.get(cell.node)
         if found is None:
-            return HeatCell(node=cell.node, step=None, outside=False, shown="", label=f"{cell.node}: not measured")
-        shown = quantity(plain, found.value)
+            label = f"{cell.node}: not measured"
+            return HeatCell(node=cell.node, step=None, outside=False, old=False, shown="", label=label)
+        shown, old = quantity(plain, found.value), cell.health is Health.UNKNOWN
+        marks = (BEYOND if found.outside else "") + (NOT_NOW if old else "")
         return HeatCell(
             node=cell.node,
             step=step(found.value),
             outside=found.outside,
+            old=old,
             shown=shown,
-            label=f"{cell.node}: {shown}{_compared(found.value, middle)}{BEYOND if found.outside else ''}",
+            label=f"{cell.node}: {shown}{_compared(found.value, middle)}{marks}",
         )
 
     groups = []

@@ -39,7 +39,7 @@
     source = new EventSource("/events?topic=" + encodeURIComponent(main.dataset.topic) + "&after=" + encodeURIComponent(cursor));
     source.addEventListener("open", () => alive(null));
     source.addEventListener("error", lost); // its own way of trying again forgets the cursor when the server says no
-    source.addEventListener("beat", alive);
+    source.addEventListener("beat", (event) => { alive(event); refresh(false); }); // for ages, and what could not be read
     source.addEventListener("changed", (event) => { alive(event); refresh(false); });
     source.addEventListener("reset", (event) => { alive(event); refresh(true); });
     source.addEventListener("cells", (event) => {
@@ -73,15 +73,20 @@
     url.searchParams.delete("done");
     const whole = wholeWanted;
     if (main.dataset.part && !whole) url.searchParams.set("part", main.dataset.part);
+    let read = false;
     fetching = true; wholeWanted = false; lastFetch = Date.now();
     try {
       const answer = await fetch(url, { credentials: "same-origin", cache: "no-store" });
       if (answer.redirected) { location.reload(); return; }
-      if (answer.ok) replace(new DOMParser().parseFromString(await answer.text(), "text/html"), whole);
+      if (answer.ok) {
+        replace(new DOMParser().parseFromString(await answer.text(), "text/html"), whole);
+        read = true;
+      } else say("not live, trying again", false);
     } catch (error) {
       lost();
     } finally {
       fetching = false;
+      wholeWanted = wholeWanted || (whole && !read);
       if (again) { again = false; refresh(false); }
     }
   };
