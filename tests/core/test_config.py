@@ -265,3 +265,9 @@ def test_settings_out_of_a_pipe_are_refused(tmp_path: Path) -> None:
             load_check_settings({"config": Path(f"/dev/fd/{end}"), "state_dir": tmp_path})
     finally:
         os.close(end)
+
+
+def test_name_that_is_given_twice_is_a_slip(tmp_path: Path) -> None:
+    assert read("", tmp_path, {"HEALTHD_LABELS": "pool=a,rack=b"}).labels == {"pool": "a", "rack": "b"}
+    with pytest.raises(ConfigError, match="HEALTHD_LABELS: labels: 'pool=a,pool=b' gives a name twice"):
+        read("", tmp_path, {"HEALTHD_LABELS": "pool=a,pool=b"})
