@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from healthd.core.bounded import read_file
-from healthd.core.errors import BadInputError
+from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.http.tls import trusting
 
 
 def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -51,3 +52,9 @@ def test_a_pipe_is_read_to_its_end() -> None:
         asked.set()
         writer.join()
         os.close(end)
+
+
+def test_a_pipe_is_no_ca_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ca.pem")
+    with pytest.raises(ConfigError, match=r"ca\.pem: not a CA file: it is a pipe; name another with --ca-file"):
+        trusting(tmp_path / "ca.pem")
