@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from healthd.core.bounded import read_file
 from healthd.core.config.toml_text import parse_toml
-from healthd.core.errors import ConfigError, HealthdError, words_of
+from healthd.core.errors import BadInputError, ConfigError, HealthdError, words_of
 from healthd.core.file_trust import check_file
 
 log = logging.getLogger(__name__)
 
 # Each request compares its token with all of them.
 MAX_TOKENS = 200
+MAX_FILE_BYTES = 1 << 20
 MIN_TOKEN_LENGTH = 16
 # Looking at the file is one stat(); once a second keeps it off the path of a thousand syncs a second.
 RECHECK_SECONDS = 1.0
@@ -153,10 +155,10 @@ def read_tokens(file: Path) -> dict[bytes, Caller]:
     """
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
-        values = parse_toml(file.read_text(encoding="utf-8"))
+        values = parse_toml(read_file(file, MAX_FILE_BYTES).decode())
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such token file; make one with 'healthd token'") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, BadInputError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: cannot be used as a token file: {error}") from None
     if mode & 0o022:
         raise ConfigError(f"{file}: others may write it (mode {mode:04o}); run: chmod go-w {file}")

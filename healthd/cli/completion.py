@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,6 +44,7 @@ def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) 
     from click.shell_completion import CompletionItem
 
     from healthd.cli.settings.options import load_settings
+    from healthd.core import wire
     from healthd.core.errors import HealthdError
     from healthd.core.http.aggregator_client import Aggregator
 
@@ -55,7 +56,8 @@ def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) 
         with Aggregator(endpoint, slack_seconds=ASK_SECONDS) as aggregator:
             # Names are sorted: the page begins with what could complete the word.
             after = {"after": f"{incomplete[:-1]}{chr(ord(incomplete[-1]) - 1)}~"} if incomplete else {}
-            nodes = aggregator.get("/v1/nodes", limit=MOST_NAMES, **after)["nodes"]
+            body = aggregator.call("GET", "/v1/nodes", query={"limit": MOST_NAMES, **after}, hold_seconds=0.0)
+            nodes = wire.decode(body, dict[str, Any], what="its answer")["nodes"]
     except (HealthdError, OSError):
         return []
     return [CompletionItem(one["node"], help=one["health"]) for one in nodes if one["node"].startswith(incomplete)]

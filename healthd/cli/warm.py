@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MAX_ANSWER_BYTES = 1 << 20  # of an interpreter that is asked what it has
 # A device check that ended in one of these did not run to its end, so its graphs may not be compiled.
 _NOT_COMPILED = frozenset({Status.UNKNOWN, Status.SKIP})
+# Reasons of those that had nothing to compile here.
+_NOT_ASKED = frozenset({"NotApplicable", "HostFallback", "NoData"})
 
 
 class WarmError(HealthdError):
@@ -104,7 +106,7 @@ async def compile_all(
         for result in await _run(runner, plan, quiet):
             name = f"{result.check} ({tier.value})"
             checks[name] = result.compile_seconds
-            why = _why_cold(result)
+            why = why_cold(result)
             if why is not None:
                 cold[name] = why
             say(f"{name}: {why or _took(result.compile_seconds)}")
@@ -193,14 +195,14 @@ def _compiles(info: CheckInfo) -> bool:
     return info.scope is not Scope.NODE
 
 
-def _why_cold(result: CheckResult) -> str | None:
-    """Why a check's graphs may not be compiled; None when it ran to its end, whatever it found."""
-    if result.status not in _NOT_COMPILED:
+def why_cold(result: CheckResult) -> str | None:
+    """Why a check's graphs may not be compiled; None when it ran to its end on every device, whatever it found."""
+    # A worker that was lost leaves an error; it is a failure, not unknown, where that proves a fault of the node.
+    if result.status not in _NOT_COMPILED and (result.status is not Status.FAIL or result.error is None):
         return None
-    finding = next((finding for finding in result.findings if finding.status is result.status), None)
-    if finding is None or finding.reason in ("NotApplicable", "HostFallback", "NoData"):
-        return None
-    return f"not compiled: {finding.reason}: {finding.message}"
+    told = [f for f in result.findings if f.status in (Status.UNKNOWN, result.status) and f.reason not in _NOT_ASKED]
+    finding = min(told, key=lambda one: one.status is not Status.UNKNOWN, default=None)
+    return None if finding is None else f"not compiled: {finding.reason}: {finding.message}"
 
 
 def _took(seconds: float) -> str:

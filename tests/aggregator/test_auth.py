@@ -131,6 +131,8 @@ def test_a_file_that_others_may_write_or_that_is_not_there_is_refused(tmp_path: 
         Guard(file)
     with pytest.raises(ConfigError, match="no such token file"):
         Guard(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="cannot be used as a token file: larger than 1 MiB"):
+        Guard(Path("/dev/zero"))
     os.chmod(file, 0o644)  # hashes alone may be read by all
     assert read_tokens(file)
 

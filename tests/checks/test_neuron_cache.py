@@ -277,7 +277,7 @@ def test_bundle_of_another_host_is_refused_and_the_difference_is_said(tmp_path: 
 def forged(path: Path, members: list[tarfile.TarInfo], *, key: CacheKey = KEY, digest: str | None = None) -> None:
     files = {one.name.removeprefix("cache/"): hashlib.sha256(b"x" * one.size).hexdigest() for one in members}
     head = {"format": 1, "digest": digest or key.digest, "key": dataclasses.asdict(key), "files": files}
-    with tarfile.open(path, "w") as tar:
+    with tarfile.open(path, "w:gz") as tar:
         content = json.dumps(head).encode()
         first = tarfile.TarInfo(neuron_bundle.HEAD)
         first.size = len(content)
@@ -312,6 +312,11 @@ def test_nothing_leaves_the_folder_of_the_bundle(tmp_path: Path, evil: tarfile.T
         import_bundle(tmp_path / "bundle.tar", tmp_path / "b", KEY)
     assert list((tmp_path / "b").iterdir()) == []
     assert not (tmp_path / "outside").exists()
+
+
+def test_zeros_without_end_are_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="/dev/zero is no bundle of healthd"):
+        import_bundle(Path("/dev/zero"), tmp_path / "b", KEY)
 
 
 def test_bundle_without_its_manifest_or_with_a_changed_key_is_refused(tmp_path: Path) -> None:

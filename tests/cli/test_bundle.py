@@ -103,6 +103,7 @@ def bundled(folder: Path, machine: Machine, *options: str, python: Path | str = 
         '[aggregator]\ndatabase = "postgresql://ann:hunter2@db.example.internal/h"\n'
         f'[probe]\npython = "{python}"\n'
         '[programs.mine]\ncommand = ["/opt/mine", "--password", "hunter2"]\n'
+        "[checks.mine]\nsince = 2026-11-21\n"  # TOML has dates, and JSON has none
     )
     said = healthd(
         folder,
@@ -140,11 +141,9 @@ def test_bundle_without_a_daemon_has_what_there_is_and_nothing_private(tmp_path:
     }
     assert json.loads(found["tools/neuron-monitor.json"])["instance_info"]["subnet_id"] == "subnet-1"
     assert "(exit code 3)" in found["tools/fi_info.txt"]
-    assert json.loads(found["settings.json"])["variables"] == [
-        "HEALTHD_NODE_NAME",
-        "HEALTHD_NODE_RUN_DIR",
-        "HEALTHD_NODE_STATE_DIR",
-    ]
+    settings = json.loads(found["settings.json"])
+    assert settings["variables"] == ["HEALTHD_NODE_NAME", "HEALTHD_NODE_RUN_DIR", "HEALTHD_NODE_STATE_DIR"]
+    assert settings["content"]["checks"] == {"mine": {"since": "2026-11-21"}}
     assert {"doctor.json", "schedulers.json", "versions.json", "instance.json"} <= set(found)
     assert "healthd[7]: node host-" in found["journal.txt"]
     logs = found["nccom-logs.txt"]
@@ -182,6 +181,37 @@ def test_bundle_beside_a_daemon_has_its_state(tmp_path: Path, machine: Machine, 
         daemon.wait(10 * PATIENCE)
     assert json.loads(found["state.json"])["checks"][0]["name"] == "disk_space"
     assert "state.json: " not in found["README.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "trouble"),
+    [
+        ("[node\n", {}, "healthd.toml:1: not TOML"),
+        ('[node]\nlisten_on = "x:1"\n', {}, "healthd.toml:2: unknown key 'node.listen_on'"),
+        ("", {"HEALTHD_LISTEN_ON": "x:1"}, "unknown variable 'HEALTHD_LISTEN_ON'"),
+    ],
+)
+def test_settings_that_are_broken_are_told_and_the_rest_is_there(
+    tmp_path: Path, machine: Machine, python: Path, text: str, variables: dict[str, str], trouble: str
+) -> None:
+    (tmp_path / "healthd.toml").write_text(text)
+    own = {"HEALTHD_CONFIG": str(tmp_path / "healthd.toml"), "HEALTHD_PROBE_PYTHON": str(python), **variables}
+    words = ("bundle", "--output", str(tmp_path / "b.tgz"), "--host-root", str(machine.root))
+    said = healthd(tmp_path, *words, env=own, timeout=90)
+    assert (said.code, said.err.count("\n")) == (0, 1)
+    assert trouble in said.err
+    found = opened(tmp_path / "b.tgz")
+    assert trouble in found["README.txt"]
+    assert "NEURON_HW_ERR" in found["kernel.txt"]
+    assert ("settings.json" in found) == (text != "[node\n")
+
+
+def test_options_that_make_no_sense_are_no_bundle(tmp_path: Path) -> None:
+    words = ("bundle", "--output", str(tmp_path / "b.tgz"), "--host-root", str(tmp_path / "none"))
+    said = healthd(tmp_path, *words)
+    assert (said.code, said.out) == (2, "")
+    assert "no such directory; --host-root names one" in said.err
+    assert not (tmp_path / "b.tgz").exists()
 
 
 def test_journal_of_this_host_is_not_taken_for_that_of_another_machine(tmp_path: Path) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import httpx
 import pytest
 
 from checks.discover import builtin_checks
 from healthd.cli import COMMANDS
+from healthd.cli.completion import complete_nodes
+from healthd.cli.fleet.fleet import show
 from tests.cli.cli_kit import end, environment, healthd, start
 from tests.cli.test_cli_gate import SpeakingNode, World, aggregator, nodes, state
 from tests.patience import PATIENCE
@@ -74,6 +79,16 @@ def test_bash_completes_commands_options_values_checks_and_nodes(world: World) -
 def test_tab_says_nothing_where_no_aggregator_answers(tmp_path: Path) -> None:
     assert completed(tmp_path, "healthd fleet show t", HEALTHD_AGGREGATOR="http://127.0.0.1:9") == []
     assert completed(tmp_path, "healthd fleet show t") == []
+
+
+def test_tab_does_not_wait_for_an_aggregator_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEALTHD_STATE_DIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HEALTHD_AGGREGATOR", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        with click.Context(show) as context:
+            assert complete_nodes(context, show.params[0], "n") == []
+        assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from checks.contract import Action, Blame, Finding, Status, Tier
 from healthd.cli.terminal import fleet_view, render
+from healthd.cli.terminal.console import Terminal
 from healthd.core.model import CheckResult, Decision, ExcludedNode, Reason, Verdict
 from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd
@@ -162,3 +163,20 @@ def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
     said = plain(*fleet_view.decision_report(decision))
     assert said[-1] == "  no fault found or not looked at to the end: n1"
     assert not any("left out" in line for line in said)
+
+
+@pytest.mark.parametrize("columns", [0, 10, 20, 40, 60, 80, 200])
+def test_narrow_terminal_shows_all_of_a_table(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of a host alone may be as wide as a terminal; why it is out must stand beside it."""
+    cells = (
+        ("node", "health", "in use by", "why"),
+        ("ip-10-0-0-117.us-west-2.compute.internal", "unhealthy", "slurm:123", "matmul cpu:1: the product is wrong"),
+        ("n2", "healthy", "", ""),
+    )
+    table = render.table_of(*cells[0], wrapped=("in use by", "why"))
+    for row in cells[1:]:
+        table.add_row(*row)
+    Terminal(width=columns).print(table)
+    shown = capsys.readouterr().out
+    assert sorted(shown.replace(" ", "").replace("\n", "")) == sorted("".join(map("".join, cells)).replace(" ", ""))
+    assert max(map(len, shown.splitlines())) <= max(20, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from checks.contract import Status, Tier
+from checks.contract import Finding, Status, Tier, worst
 from healthd.cli import healthd
+from healthd.cli.warm import why_cold
 from healthd.core.model import CheckResult
+from tests.aggregator.parts import state
 from tests.cli.cli_kit import healthd as command
 from tests.fakes.hollow_torch import make_python
 from tests.runner.runner_kit import make_runner, run_checks, tracer
@@ -107,6 +110,38 @@ def test_accelerator_that_does_not_compile_has_nothing_to_warm(tmp_path: Path) -
     assert result.output == "nothing to warm: accelerator cpu does not compile\n"
     found = json.loads(invoke("warm", "--json", folder=tmp_path).output)
     assert found == {"warm": True, "accelerator": "cpu", "compiles": False, "seconds": 0.0, "checks": {}, "cold": {}}
+
+
+@pytest.mark.parametrize("ends", ["raise", "die"])
+def test_device_that_was_lost_before_it_compiled_leaves_nothing_warm(spoken: Speak, ends: str) -> None:
+    words = "(FATAL-RT) Uncorrectable HBM memory error is detected. Please reload the neuron driver or reboot your host"
+    result = spoken(words, ends)
+    why = why_cold(result)
+    assert why is not None
+    assert why.startswith("not compiled: DeviceLost: ")
+
+
+def finding(status: Status, reason: str | None) -> Finding:
+    return Finding(status=status, reason=reason, message="m", target="cpu:0")
+
+
+@pytest.mark.parametrize(
+    ("findings", "error", "why"),
+    [
+        ((finding(Status.FAIL, "WrongResult"),), None, None),  # it ran, and found something
+        ((finding(Status.FAIL, "WrongResult"), finding(Status.UNKNOWN, "Timeout")), "e", "not compiled: Timeout: m"),
+        ((finding(Status.UNKNOWN, "NoData"), finding(Status.UNKNOWN, "Timeout")), "e", "not compiled: Timeout: m"),
+        ((finding(Status.SKIP, "NotApplicable"),), None, None),
+        ((finding(Status.SKIP, "Busy"),), "e", "not compiled: Busy: m"),
+        ((finding(Status.PASS, None), finding(Status.SKIP, "NotApplicable")), None, None),
+    ],
+)
+def test_warm_is_what_ran_to_its_end_on_every_device(
+    findings: tuple[Finding, ...], error: str | None, why: str | None
+) -> None:
+    status = worst(one.status for one in findings)
+    result = dataclasses.replace(state("n1").results[0], status=status, findings=findings, error=error)
+    assert why_cold(result) == why
 
 
 def test_what_cannot_be_carried_is_one_clear_line(tmp_path: Path) -> None:

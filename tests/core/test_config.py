@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pytest
 
 from checks.contract import Tier
 from healthd.aggregator.model.policy import Policy
+from healthd.cli.settings.options import load_check_settings
 from healthd.cli.settings.tree import Settings as WholeSettings
 from healthd.core.config.load import load
 from healthd.core.config.values import parse_duration
@@ -251,3 +253,21 @@ def test_home_of_nobody_is_told_in_one_line(tmp_path: Path) -> None:
 def test_file_without_end_is_none() -> None:
     with pytest.raises(ConfigError, match="/dev/zero: cannot be read: larger than 4 MiB"):
         load(Settings, file=Path("/dev/zero"), environ={}, arguments={})
+
+
+def test_settings_out_of_a_pipe_are_refused(tmp_path: Path) -> None:
+    """`healthd check` reads them a second time, where the file has tables of others: there would be nothing."""
+    end, begin = os.pipe()
+    os.write(begin, b'[limits.matmul_flops_per_second]\nlower = 1.0\n[aggregator]\nlisten = "127.0.0.1:1"\n')
+    os.close(begin)
+    try:
+        with pytest.raises(ConfigError, match=r"/dev/fd/\d+: cannot be read: it is a pipe, and settings are read more"):
+            load_check_settings({"config": Path(f"/dev/fd/{end}"), "state_dir": tmp_path})
+    finally:
+        os.close(end)
+
+
+def test_name_that_is_given_twice_is_a_slip(tmp_path: Path) -> None:
+    assert read("", tmp_path, {"HEALTHD_LABELS": "pool=a,rack=b"}).labels == {"pool": "a", "rack": "b"}
+    with pytest.raises(ConfigError, match="HEALTHD_LABELS: labels: 'pool=a,pool=b' gives a name twice"):
+        read("", tmp_path, {"HEALTHD_LABELS": "pool=a,pool=b"})

@@ -79,7 +79,8 @@ def import_bundle(path: Path, root: Path, wanted: CacheKey | None) -> tuple[Comp
     """
     root.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(path, mode="r:*") as tar:
+        # As it is written, and nothing else: read as LZMA, zeros are empty streams without end.
+        with tarfile.open(path, mode="r:gz") as tar:
             key, digests = _head(tar)
             different = key.differences(wanted) if wanted is not None else []
             if different:

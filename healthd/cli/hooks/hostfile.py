@@ -7,7 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from checks.printable import printable_line
-from healthd.core.errors import ConfigError, OutputError, words_of
+from healthd.core.bounded import read_file
+from healthd.core.errors import BadInputError, ConfigError, OutputError, words_of
+
+MAX_BYTES = 4 << 20
+"""The names of 16,000 nodes, each as long as a name can be."""
 
 _SLOTS = re.compile(r"^([^:]+):\d+$")  # a name and how many ranks it takes; an IPv6 address has more colons
 
@@ -21,8 +25,8 @@ def read_hostfile(file: Path | None) -> tuple[str, ...]:
     if file is None:
         return ()
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_file(file, MAX_BYTES).decode().splitlines()
+    except (OSError, BadInputError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: the host file cannot be read: {words_of(error)}") from None
     words = (line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip())
     names = tuple(dict.fromkeys(_SLOTS.sub(r"\1", word) for word in words))

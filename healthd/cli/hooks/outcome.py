@@ -42,7 +42,8 @@ def outcome(ctx: click.Context, /, status: str, message: str, as_json: bool, **o
     asked = settings.gate
     if not asked.job:
         raise ConfigError("--job is missing: name the job as its gate was asked with it")
-    gate = _told(settings, asked.job, asked.attempt, status, message[:MAX_MESSAGE])
+    line = message[:MAX_MESSAGE].encode(errors="replace").decode()  # the end of a log may begin inside of a character
+    gate = _told(settings, asked.job, asked.attempt, status, line)
     if as_json:
         from healthd.core import wire
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthd.cli.hooks.readiness import Fitness
+from healthd.core.bounded import read_file
+from healthd.core.errors import BadInputError
 from healthd.core.platforms.slurm import MARK, SlurmNode, reason_text
 
 PROLOG_ERROR = "Prolog error"
@@ -14,6 +16,7 @@ PROLOG_ERROR = "Prolog error"
 
 # Between the prolog's word and slurmctld's drain lies a message; a minute also covers clocks that are not quite equal.
 ADOPT_SECONDS = 60.0
+MAX_REFUSAL_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ def culprits(nodes: Sequence[tuple[str, str]], *, of: int, most: int) -> tuple[t
 def refusal(file: Path) -> float | None:
     """When the prolog last refused a job, as it wrote it (seconds since the epoch); None when it never did."""
     try:
-        first = file.read_text(encoding="utf-8", errors="replace").split(maxsplit=1)[:1]
+        first = read_file(file, MAX_REFUSAL_BYTES).split(maxsplit=1)[:1]
         return float(first[0]) if first else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, BadInputError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -73,17 +74,42 @@ def load_check_settings(options: Mapping[str, Any]) -> CheckSettings:
         return load_settings(options, section="node")
 
 
-def _load(schema: type[S], options: Mapping[str, Any], section: str) -> S:
+def load_usable_settings(options: Mapping[str, Any], *, section: str) -> tuple[Settings, ConfigError | None]:
+    """
+    The settings of a command that is wanted most where they are broken, and what is wrong with them.
+
+    Where they are, they are loaded without the variables, without the file or, at last, by the options alone.
+    """
+    try:
+        return load_settings(options, section=section), None
+    except ConfigError as error:
+        from healthd.cli.settings.tree import Settings
+
+        ways: tuple[tuple[bool, Mapping[str, str]], ...] = ((True, {}), (False, os.environ), (False, {}))
+        for use_file, environ in ways:
+            with contextlib.suppress(ConfigError):
+                return _load(Settings, options, section, use_file=use_file, environ=environ), error
+        raise  # it is the options
+
+
+def _load(
+    schema: type[S],
+    options: Mapping[str, Any],
+    section: str,
+    *,
+    use_file: bool = True,
+    environ: Mapping[str, str] = os.environ,
+) -> S:
     given = dict(options)
     file = given.pop("config", None) or _file_from_environment()
-    if file is not None:
+    if file is not None and use_file:
         check_file(file, "settings file")
     arguments = {KEYS.get(name, name): value for name, value in given.items()}
     state_dir = _state_dir()
     settings = load(
         schema,
-        file=file,
-        environ=os.environ,
+        file=file if use_file else None,
+        environ=environ,
         arguments=arguments,
         sections=(section, "node", "probe"),
         defaults={

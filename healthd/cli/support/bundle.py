@@ -22,7 +22,7 @@ import click
 from checks.json_text import parse_json
 from checks.printable import printable
 from healthd import __version__
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import common_options, load_usable_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.support.collecting import Source, collect, hosts_of, versions_of
 from healthd.cli.support.pseudonyms import Redactor
@@ -69,11 +69,14 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     probes, with and without a running daemon.
     The instance id stays in it: the vendor needs it. Look into README.txt in it before you send it.
 
-    Exit code: 0 when it was written, also when some sources could not be read (README.txt says which).
+    Exit code: 0 when it was written, also when the settings are broken or some sources could not be read (README.txt
+    says which).
     """
     from healthd.cli.terminal.render import busy
 
-    settings = load_settings(options, section="node")
+    settings, trouble = load_usable_settings(options, section="node")
+    if trouble is not None:
+        click.echo(f"healthd: {trouble}; going on without, by other settings, mostly defaults", err=True)
     path = output or Path(time.strftime("healthd-bundle-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     try:
         # Only for its owner; and never over another file.
@@ -84,6 +87,8 @@ def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
         with os.fdopen(descriptor, "wb") as file:
             with busy("collecting state, settings, kernel lines and tools' outputs"):
                 found, failed = collect(sources(settings), DEADLINE_SECONDS)
+            if trouble is not None:
+                failed["settings in force"] = f"{trouble}; all else was collected by other settings, mostly defaults"
             redactor = Redactor(hosts=hosts_of(settings, found), versions=versions_of(found), off=no_redact)
             _write(file, render(found, failed, redactor, redacted=not no_redact))
     except BaseException as error:
@@ -154,7 +159,8 @@ def _config(settings: Settings) -> Any:
 
     variables = sorted(name for name in os.environ if name.startswith("HEALTHD_"))
     file = settings.file
-    content = parse_toml(_head(file)) if file is not None else None
+    # A date in it, which JSON does not have, becomes text.
+    content = parse_json(json.dumps(parse_toml(_head(file)), default=str)) if file is not None else None
     return {"file": None if file is None else str(file), "content": content, "variables": variables}
 
 

@@ -67,7 +67,8 @@ def busy(what: str, *, quiet: bool = False) -> Iterator[None]:
 
 def _console(*, stderr: bool) -> Console:
     console = Terminal(stderr=stderr)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Terminal(stderr=stderr, width=UNFOLDED)
+    said = os.environ.get("COLUMNS", "") not in ("", "0")
+    return console if console.is_terminal or said else Terminal(stderr=stderr, width=UNFOLDED)
 
 
 def show(console: Console, parts: Iterable[Table | str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,6 +75,8 @@ def load(
 
 def _read(file: Path) -> str:
     try:
+        if stat.S_ISFIFO(file.stat().st_mode):
+            raise BadInputError("it is a pipe, and settings are read more than once")
         return read_file(file, MAX_FILE_BYTES).decode()
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; name another with --config") from None

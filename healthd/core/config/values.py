@@ -48,10 +48,7 @@ def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: 
             elif isinstance(value, str):
                 raise ValueError(f"must be a list, not {value!r}")
         if origin in MAPPINGS and text:
-            pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-            if any(not separator for _, separator, _ in pairs):
-                raise ValueError(f"{value!r} must be written name=value,name=value")
-            value = {key.strip(): item.strip() for key, _, item in pairs}
+            value = _pairs(value)
         if origin in MAPPINGS and isinstance(value, dict) and typing.get_args(wanted)[1] is Seconds:
             value = {key: parse_duration(item) for key, item in value.items()}
             wanted = dict[typing.get_args(wanted)[0], float]  # type: ignore[misc]
@@ -64,6 +61,17 @@ def leaf(annotation: Any, path: Sequence[str], value: Any, *, where: str, text: 
         choices = ", ".join(_choices(wanted))
         said = f"{value!r} is none of: {choices}" if choices else error
         raise ConfigError(f"{where}: {name}: {said}") from None
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Of `name=value,name=value`."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if any(not separator for _, separator, _ in pairs):
+        raise ValueError(f"{text!r} must be written name=value,name=value")
+    found = {key.strip(): item.strip() for key, _, item in pairs}
+    if len(found) < len(pairs):
+        raise ValueError(f"{text!r} gives a name twice")
+    return found
 
 
 def _choices(wanted: Any) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ class Aggregator:
     ) -> tuple[int, str, str, bytes]:
         """Status, its phrase, the type of the content and the content, bounded in size and time."""
         seconds = hold_seconds + self._slack_seconds
-        timeout = httpx.Timeout(SLACK_SECONDS, read=seconds)
+        timeout = httpx.Timeout(min(SLACK_SECONDS, self._slack_seconds), read=seconds)
         head = threading.Timer(seconds + 1.0, self._cut)  # the time-out of httpx, which is first, counts from each byte
         head.daemon = True
 

@@ -31,6 +31,8 @@ def trusting(ca_file: Path | None) -> ssl.SSLContext:
     if ca_file is not None:
         check_file(ca_file, "CA file")
     try:
+        if ca_file is not None and ca_file.is_fifo():
+            raise OSError("it is a pipe")  # OpenSSL would wait in it, and hear no signal
         return ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
     except (OSError, ssl.SSLError) as error:
         if ca_file is None:
