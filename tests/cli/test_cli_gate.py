@@ -242,7 +242,7 @@ def test_what_can_never_be_is_1_and_what_cannot_be_meant_is_2(world: World) -> N
         ((*nodes("n1"), "--min-nodes", "2"), "--min-nodes 2 is more than the 1 nodes"),
         ((*nodes("n1"), "--min-nodes", "-1"), "--min-nodes must be at least 1, not -1"),
         (("--hostfile", "/no/such/file"), "cannot be read"),
-        (("--hostfile", "/dev/zero"), "cannot be read: larger than 4 MiB"),
+        (("--hostfile", "/dev/zero"), "cannot be read: larger than 64 MiB"),
         ((*nodes("n1"), "--max-age", "-5s"), "max_age"),
         ((*nodes("n1"), "--tier", "quik"), "tier"),
         ((*nodes("n1"), "--on-unreachable", "pray"), "on_unreachable"),

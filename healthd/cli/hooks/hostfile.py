@@ -10,8 +10,8 @@ from checks.printable import printable_line
 from healthd.core.bounded import read_file
 from healthd.core.errors import BadInputError, ConfigError, OutputError, words_of
 
-MAX_BYTES = 4 << 20
-"""The names of 16,000 nodes, each as long as a name can be."""
+MAX_BYTES = 64 << 20
+"""100,000 nodes with names of 20 characters, and a line for each of 32 slots."""
 
 _SLOTS = re.compile(r"^([^:]+):\d+$")  # a name and how many ranks it takes; an IPv6 address has more colons
 
