@@ -15,6 +15,7 @@ from healthd.localize.network import Group, find_apart, find_trunks, name_groups
 SOMETIMES_ROUNDS = 9  # from here on two failures accuse one that passes at times; before it takes three
 SOMETIMES_SHARE = 5  # one that passes at times is accused only where more than one in so many of its tests failed
 
+LARGE = 128  # members of a fleet in which chance fails two tests of one likelier than the one test of two cut off
 WITNESSES = 3  # clean partners with whom one or two who are to be named are tried in the first rounds
 DOUBT_WITNESSES = 6  # the same for all wherever the network is at fault too
 OF_PART = 2  # members of each part of the network with whom who is to be named is tried
@@ -175,19 +176,18 @@ def _hold_back(ev: Evidence, found: Judged) -> None:
     """
     named = {v for v in found.accused if not ev.passes[v]}
     heard = {v for v in named if ev.silent[v] < SILENT}
-    share = len(named) / len(ev.job)
+    share, large = len(named) / len(ev.job), len(ev.job) > LARGE
     others = OTHERS_OF_MANY if share > 0.5 else OTHERS if ev.rounds < (6 if share > 0.25 else 4) else 1
-    few = WITNESSES if len(named) < 3 and ev.rounds < (5 if share > 0.25 else 3) else 2
-    if found.odd or found.paths or found.trunks or found.apart:
-        few = DOUBT_WITNESSES
+    early = len(named) < (3 if share > 0.25 or large else 2) and ev.rounds < (5 if share > 0.25 else 3)
+    doubt = found.odd or found.paths or found.trunks or found.apart
+    few = DOUBT_WITNESSES if doubt else WITNESSES if early else 2
     taken = found.blamed().union(found.awaiting, *found.odd)
     clean = [o for o in ev.job if ev.passes[o] and ev.silent[o] < SILENT and o not in taken]
     for v in named:
-        met = named.intersection(ev.met[v])
-        tried = sum(ev.own((min(o, v), max(o, v)))[0] for o in met)
+        tried = sum(ev.own((min(o, v), max(o, v)))[0] for o in named.intersection(ev.met[v]))
         most = len(heard) - (v in heard)
         failed = {o for o, _ in ev.counted(v) if ev.passes[o]}
-        lonely = tried < min(others, 2 if most == 1 and len(failed) < WITNESSES else most)
+        lonely = tried < min(others, 2 if most == 1 and not (large and len(failed) >= WITNESSES) else most)
         if v not in ev.shown and len(failed) < few and ev.met[v] and any(o not in ev.met[v] for o in clean):
             found.wanting.add(v)
         if (ev.met[v] and lonely) or any(wants_part(ev, v, part) for part in found.parts()) or v in found.wanting:

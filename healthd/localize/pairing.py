@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from healthd.localize.evidence import Evidence, Ids
 
 LOOK = 64  # of those who are free, so many are looked at for the best partner
+FEW = 4  # pairs and free ones, with whom pairs are formed anew where one has no partner
 
-Rank = Callable[[int, int], int | None]
-"""How good a partner the second is for the first: 0 is best, None: never."""
+Rank = Callable[[int, int], int | None]  # how good a partner the second is for the first: 0 is best, None: never
 
 
 def matched(wanted: Iterable[int], free: Iterable[int], rank: Rank) -> list[Ids]:
@@ -39,7 +39,7 @@ def matched(wanted: Iterable[int], free: Iterable[int], rank: Rank) -> list[Ids]
         if v in used:
             continue
         first, spot = v, best(v, v)
-        if spot is None and len(pairs) + len(left) <= LOOK:
+        if spot is None and len(pairs) + len(left) <= FEW:
             for i, (a, b) in enumerate(pairs):
                 if rank(v, b) is not None and (spot := best(a, v)) is not None:
                     pairs[i], first = (v, b), a
