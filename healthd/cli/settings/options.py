@@ -85,7 +85,7 @@ def load_usable_settings(options: Mapping[str, Any], *, section: str) -> tuple[S
     except ConfigError as error:
         from healthd.cli.settings.tree import Settings
 
-        ways: tuple[tuple[bool, Mapping[str, str]], ...] = ((True, {}), (False, os.environ), (False, {}))
+        ways: tuple[tuple[bool, Mapping[str, str] | None], ...] = ((True, {}), (False, None), (False, {}))
         for use_file, environ in ways:
             with contextlib.suppress(ConfigError):
                 return _load(Settings, options, section, use_file=use_file, environ=environ), error
@@ -98,7 +98,7 @@ def _load(
     section: str,
     *,
     use_file: bool = True,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> S:
     given = dict(options)
     file = given.pop("config", None) or _file_from_environment()
@@ -109,7 +109,7 @@ def _load(
     settings = load(
         schema,
         file=file if use_file else None,
-        environ=environ,
+        environ=os.environ if environ is None else environ,
         arguments=arguments,
         sections=(section, "node", "probe"),
         defaults={
