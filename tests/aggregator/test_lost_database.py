@@ -267,6 +267,24 @@ def test_rules_quarantine_is_taken_over_once() -> None:
     asyncio.run(main())
 
 
+def test_quarantine_that_a_person_ended_does_not_come_back_when_memory_is_read_anew() -> None:
+    """From the last word of a node that has been switched off since."""
+
+    async def main() -> None:
+        world = World("n1", "n2")
+        lost(world, "n1", PERSON)
+        async with running(world) as run:
+            assert kept(run, "n1") == PERSON
+            await run.engine.quarantine("n1", None, why="by ada")
+            await run.engine.run_once()
+            run.engine._stale = True  # as after a write that failed
+            for _ in range(3):
+                await run.engine.run_once()
+            assert kept(run, "n1") is None
+
+    asyncio.run(main())
+
+
 def test_rules_quarantine_is_kept_behind_a_persons_that_came_first(tmp_path: Path) -> None:
     async def main() -> None:
         world = World("n1", "n2")

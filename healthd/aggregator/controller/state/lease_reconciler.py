@@ -106,7 +106,12 @@ class LeaseReconciler:
         return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
 
     def keep_times_heard(self, before: LeaseReconciler) -> None:
-        """Copy from former memory when nodes were heard: on disk that is hours old, and counted from the start."""
+        """
+        Copy from former memory when nodes were heard: on disk that is hours old, and counted from the start. And what
+        of theirs was taken over, which somebody may have ended since; but for what could not be written.
+        """
+        lost = before._fleet_state.quarantines.keys() - self._fleet_state.quarantines.keys()
+        self._taken_over.update((node, one) for node, one in before._taken_over.items() if node not in lost)
         self._heard_at.update((node, at) for node, at in before._heard_at.items() if node in self._heard_at)
 
     def unwritten_times(self) -> list[PutNode]:
