@@ -128,6 +128,13 @@ def test_node_left_alone_is_not_proven_by_idle_ones_that_cannot_take_part() -> N
     assert lab.accused() == set()
 
 
+def test_node_left_alone_is_told_from_a_bad_idle_one_by_a_second_idle_one() -> None:
+    lab = Lab(("n1", "n2", "n3", "n4"), bad={"n2": "raised", "n3": "die"})
+    decision = lab.decide(lab.ask(nodes=("n1", "n2"), min_nodes=1))
+    assert included(decision) == ["n1"]
+    assert lab.accused() <= {"n3"}
+
+
 def test_node_alone_that_passed_with_another_before_starts() -> None:
     lab = Lab(("n1", "n2", "n3"), bad={"n2": "raised"})
     decision = lab.decide(lab.ask(nodes=("n1", "n2", "n3"), min_nodes=1))

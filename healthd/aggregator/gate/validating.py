@@ -54,7 +54,7 @@ def validate(context: StepContext) -> Hold | Reject | Admit:
     for _ in range(4 * context.policy.most_validations + 4):
         validation = context.gate.validation
         if len(context.gate.reserved) < 2 and validation is None:
-            alone = _alone(context)
+            alone = _proven(context) or _alone(context)
             if isinstance(alone, Admit) or not _has_company(context):
                 return alone
         if validation is not None:
@@ -98,8 +98,8 @@ def _proven(context: StepContext) -> Admit | None:
     if last is None or last.verdict is None or last.ended_at is None:
         return None
     found = consequence(last)
-    if not found.cleared or set(found.cleared) != set(context.gate.reserved):
-        return None
+    if not found.cleared or set(found.cleared) != set(context.gate.reserved) or len(last.verdict.rest) < 2:
+        return None  # one alone has passed once, with anybody, and may have failed since
     if any(context.gate.returned.get(name, -math.inf) >= last.ended_at for name in found.cleared):
         return None
     return Admit(tuple(one for one in found.reasons if one.status is Status.WARN))

@@ -192,7 +192,7 @@ def _borrow(
     ]
     if validation.launch is not None:  # which wants as many on each
         partners = [n for n in partners if ranks_of(nodes.get(n)) == validation.ranks[validation.members[0]]]
-    if (size + len(partners)) % 2:
+    if size > 1 and (size + len(partners)) % 2:  # one alone needs two: two that fail together decide nothing
         partners = partners[:-1] or partners
     ranks = {**validation.ranks, **{name: ranks_of(nodes.get(name)) for name in partners}}
     labels = {**validation.labels, **_labels(partners, nodes, policy)}
