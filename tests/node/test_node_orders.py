@@ -14,6 +14,7 @@ import pytest
 
 from checks.contract import Tier
 from healthd.core.model import Order, OrderReport
+from healthd.node.occupancy.processes import read_process
 from healthd.node.orders import lease_claim
 from healthd.node.orders.leases import HeldLease, LeaseStore, Observations, judge_lease, process_of, process_start
 from healthd.node.settings import ActiveSettings, SyncSettings, Unprompted
@@ -533,6 +534,13 @@ def test_a_lease_outlasts_a_moment_in_which_no_file_can_be_opened(tmp_path: Path
             assert world.status("L1") == "accepted"
 
     run(main())
+
+
+def test_a_process_of_which_only_the_name_can_be_read_just_now_has_not_ended(tmp_path: Path) -> None:
+    (tmp_path / "12/stat").mkdir(parents=True)
+    (tmp_path / "12/comm").write_text("train\n")
+    with pytest.raises(IsADirectoryError):
+        read_process(tmp_path, 12)
 
 
 def test_ledger_is_bounded_and_keeps_the_newest_fates(tmp_path: Path) -> None:

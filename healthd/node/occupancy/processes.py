@@ -38,14 +38,13 @@ def read_processes(proc: Path) -> tuple[Process, ...]:
 def read_process(proc: Path, pid: int) -> Process | None:
     """One process; None when it has ended or may not be looked into. OSError where nothing can be read just now."""
     folder = proc / str(pid)
-    try:
-        name = (folder / "comm").read_text(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError, PermissionError):
-        return None  # any other error, such as too many open files, is no sign that it has ended
+    name = _read_if_there(folder / "comm")
+    if name is None:
+        return None
     # The second field of `stat` may hold any characters; source of the numbers: proc_pid_stat(5).
-    fields = (_read(folder / "stat") or "").rpartition(")")[2].split()
+    fields = (_read_if_there(folder / "stat") or "").rpartition(")")[2].split()
     parent, started = (_number(fields, place) for place in (1, 19))
-    return Process(pid=pid, name=name, parent=parent, zombie=fields[:1] in (["Z"], ["X"]), started=started)
+    return Process(pid=pid, name=name.strip(), parent=parent, zombie=fields[:1] in (["Z"], ["X"]), started=started)
 
 
 def _number(fields: Sequence[str], place: int) -> int | None:
@@ -64,6 +63,13 @@ def read_environment(proc: Path, pid: int) -> Mapping[str, str] | None:
     if text is None:
         return None
     return {name: value for name, _, value in (part.partition("=") for part in text.split("\0")) if name}
+
+
+def _read_if_there(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError, PermissionError):
+        return None  # any other error, such as too many open files, is no sign that the process has ended
 
 
 def _read(path: Path) -> str | None:
