@@ -13,6 +13,7 @@ from checks.host.machine import Host, HostError
 from checks.limits import within
 
 MAX_FINDINGS = 16
+_BOOT_SECONDS = 600.0  # network file systems (`_netdev`, `nofail`) may be mounted long after the daemon has started
 
 _IN_MEMORY = ("tmpfs", "ramfs", "rootfs")
 FstabEntry = tuple[str, Sequence[str]]
@@ -48,7 +49,8 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
 
     Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count; whether the `writable` paths are there.
     Judges:  fail ReadOnlyMount, StoreNotMounted (/etc/fstab mounts what a configured `writable` path is on, and it is
-             not mounted) | unknown NoData (no mount found; a configured `writable` path is not there).
+             not mounted) | unknown NoData (the same within 10 minutes of boot, while mounts may still come; no mount
+             found; a configured `writable` path is not there).
     Cost:    under 1 ms; harmless to jobs.
     """
     points, fstab = read_points(ctx.host), read_fstab(ctx.host)
@@ -62,8 +64,7 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
         elif path in Params.writable:
             continue  # nobody has asked for it
         elif lost := find_unmounted(path, fstab, points):
-            text = f"{path} must be writable, /etc/fstab mounts {lost}, and nothing is mounted there: mount it"
-            missing.append(Finding(status=Status.FAIL, reason="StoreNotMounted", message=text, target=f"path:{lost}"))
+            missing.append(_judge_unmounted(ctx.host, path, lost))
         elif path not in points and not ctx.host.exists(path):
             text = f"{path} is not there; mount it, or take it out of `writable` of this check"
             missing.append(Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}"))
@@ -87,6 +88,15 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
             reason="ReadOnlyMount",
             subject="mounts, of which none is read-only that should not be:",
         )
+
+
+def _judge_unmounted(host: Host, path: str, point: str) -> Finding:
+    status, reason = Status.FAIL, "StoreNotMounted"
+    text = f"{path} must be writable, /etc/fstab mounts {point}, and nothing is mounted there: mount it"
+    if host.uptime_seconds() < _BOOT_SECONDS:
+        status, reason = Status.UNKNOWN, "NoData"
+        text += f", unless it still comes: the host has been up for less than {_BOOT_SECONDS / 60:g} minutes"
+    return Finding(status=status, reason=reason, message=text, target=f"path:{point}")
 
 
 def parse_mountinfo(text: str) -> list[Mount]:

@@ -85,6 +85,18 @@ def test_directory_beneath_a_missing_mount_is_not_taken_for_it(options: str, sta
     assert worst_of(machine.findings(mounts)) == PASSES, "nobody has said that it must be writable"
 
 
+@pytest.mark.parametrize(
+    ("uptime", "expected"),
+    [("599.9 1.0\n", (Status.UNKNOWN, "NoData")), ("600.0 1.0\n", (Status.FAIL, "StoreNotMounted"))],
+)
+def test_mount_that_may_still_come_after_boot_is_not_yet_missed(
+    uptime: str, expected: tuple[Status, str], machine: Machine
+) -> None:
+    machine.change(MOUNTS, "/ /data rw", "/ /elsewhere rw")
+    machine.write("/proc/uptime", uptime)
+    assert worst_of(machine.findings(mounts, writable=["/data/x"])) == expected
+
+
 def test_mount_point_that_fstab_writes_with_blanks_is_found(machine: Machine) -> None:
     machine.write("/etc/fstab", "/dev/sdb /a\\040b/ ext4 defaults 0 2\n")
     (machine.root / "a b").mkdir()
