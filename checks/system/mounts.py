@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ MAX_FINDINGS = 16
 _BOOT_SECONDS = 600.0  # network file systems (`_netdev`, `nofail`) may be mounted long after the daemon has started
 
 _IN_MEMORY = ("tmpfs", "ramfs", "rootfs")
+_LOCAL = (*_IN_MEMORY, "overlay", "zfs")  # besides what is mounted from a device
 FstabEntry = tuple[str, Sequence[str]]
 """A mount point of /etc/fstab and its options."""
 
@@ -47,7 +49,8 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
     path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it. The directory beneath a mount
     that is missing is not taken for it, as far as /etc/fstab names the mount.
 
-    Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count; whether the `writable` paths are there.
+    Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count; whether `writable` paths on
+             local file systems are there (of others it is not asked: a dead server would not answer).
     Judges:  fail ReadOnlyMount, StoreNotMounted (/etc/fstab mounts what a configured `writable` path is on, and it is
              not mounted) | unknown NoData (the same within 10 minutes of boot, while mounts may still come; no mount
              found; a configured `writable` path is not there).
@@ -65,7 +68,7 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
             continue  # nobody has asked for it
         elif lost := find_unmounted(path, fstab, points):
             missing.append(_judge_unmounted(ctx.host, path, lost))
-        elif path not in points and not ctx.host.exists(path):
+        elif _is_gone(ctx.host, path, mount):
             text = f"{path} is not there; mount it, or take it out of `writable` of this check"
             missing.append(Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}"))
     for mount in points.values():
@@ -179,6 +182,17 @@ def holding(points: dict[str, Mount], path: str) -> Mount | None:
     while path not in points and path != "/":
         path = path.rpartition("/")[0] or "/"
     return points.get(path)
+
+
+def _is_gone(host: Host, path: str, mount: Mount | None) -> bool:
+    """Whether nothing is at a path of a local file system; that this user may not look there does not say so."""
+    if mount and (mount.point == path or not (mount.kind in _LOCAL or mount.source.startswith("/dev/"))):
+        return False
+    try:
+        os.lstat(host.path(path))
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return False
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +107,30 @@ def test_mount_point_that_fstab_writes_with_blanks_is_found(machine: Machine) ->
     assert worst_of(machine.findings(mounts, writable=["/a b"])) == PASSES
 
 
+def test_path_that_may_not_be_looked_at_is_not_said_to_be_gone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, **_others: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", refuse)
+        findings = machine.findings(mounts, writable=["/closed/x"])
+    assert worst_of(findings) == PASSES
+
+
+def test_server_of_a_network_file_system_is_not_asked_for_a_path(machine: Machine) -> None:
+    text = machine.host.read(MOUNTS)
+    machine.write(MOUNTS, f"{text}40 27 0:50 / /far rw - nfs4 server:/far rw\n")
+    assert worst_of(machine.findings(mounts, writable=["/far/x"])) == PASSES
+
+
 def test_path_that_is_not_there_is_not_known_to_be_writable(machine: Machine) -> None:
     findings = machine.findings(mounts, writable=["/tmp", "/nowhere"])
     assert worst_of(findings) == (Status.UNKNOWN, "NoData")
     assert "/nowhere is not there" in findings[0].message
+    (machine.root / "file").touch()
+    assert worst_of(machine.findings(mounts, writable=["/file/x"])) == (Status.UNKNOWN, "NoData")
     (machine.root / "tmp").rename(machine.root / "gone")
     assert worst_of(machine.findings(mounts)) == PASSES, "nobody has asked for the default one"
 
