@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Protocol
 
 CHUNK_BYTES = 1 << 20
+_LOOKED_AT = 16  # entries of a folder for each file that is wanted
 
 
 class Store(Protocol):
@@ -28,7 +30,11 @@ class Store(Protocol):
         """A file from `offset`, `length` bytes or to its end, in chunks; from the store rather than from a cache."""
 
     def sizes(self, name: str, most: int | None = None) -> dict[str, int]:
-        """The files directly in a folder, at most so many, with their sizes in bytes; folders are left out."""
+        """
+        The files directly in a folder with their sizes in bytes; folders are left out.
+
+        With `most`, at most so many, and none that is hidden (`.name`).
+        """
 
     def folders(self, name: str) -> list[str]:
         """The names of the folders directly in a folder."""
@@ -98,9 +104,11 @@ class FileStore:
         """See `Store`."""
         found: dict[str, int] = {}
         with os.scandir(self._path(name)) as entries:
-            for entry in entries:
+            for entry in islice(entries, most and most * _LOOKED_AT):
                 if most is not None and len(found) >= most:
                     break
+                if most is not None and entry.name.startswith("."):
+                    continue
                 with suppress(FileNotFoundError):  # renamed or removed by another node since it was listed
                     if entry.is_file():
                         found[entry.name] = entry.stat().st_size
@@ -166,8 +174,11 @@ class ObjectStore:
 
     def sizes(self, name: str, most: int | None = None) -> dict[str, int]:
         """See `Store`."""
-        found = [one for one in self._listed(name) if one["type"] == "file"][:most]
-        return {one["name"].rpartition("/")[2]: int(one["size"]) for one in found}
+        files = [one for one in self._listed(name) if one["type"] == "file"]
+        found = {one["name"].rpartition("/")[2]: int(one["size"]) for one in files}
+        if most is None:
+            return found
+        return dict(islice(((name, size) for name, size in found.items() if not name.startswith(".")), most))
 
     def folders(self, name: str) -> list[str]:
         """See `Store`."""

@@ -73,8 +73,7 @@ def find_files(store: Store) -> Iterator[tuple[str, int]]:
         # Each file costs a question to the server, and a folder may have millions of them.
         for name, size in store.sizes(folder, _MOST_FILES - found).items():
             found += 1
-            if not name.startswith("."):
-                yield f"{above}{name}", size
+            yield f"{above}{name}", size
         if found >= _MOST_FILES:
             return
         waiting += [f"{above}{name}" for name in store.folders(folder) if not name.startswith(".")]

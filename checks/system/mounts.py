@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -13,8 +14,10 @@ from checks.host.machine import Host, HostError
 from checks.limits import within
 
 MAX_FINDINGS = 16
+_BOOT_SECONDS = 600.0  # network file systems (`_netdev`, `nofail`) may be mounted long after the daemon has started
 
 _IN_MEMORY = ("tmpfs", "ramfs", "rootfs")
+_LOCAL = (*_IN_MEMORY, "overlay", "zfs")  # besides what is mounted from a device
 FstabEntry = tuple[str, Sequence[str]]
 """A mount point of /etc/fstab and its options."""
 
@@ -46,9 +49,11 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
     path is on it, or /etc/fstab does not say `ro`, or ext4 has counted an error on it. The directory beneath a mount
     that is missing is not taken for it, as far as /etc/fstab names the mount.
 
-    Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count; whether the `writable` paths are there.
+    Reads:   /proc/self/mountinfo, /etc/fstab, /sys/fs/ext4/*/errors_count; whether `writable` paths on
+             local file systems are there (of others it is not asked: a dead server would not answer).
     Judges:  fail ReadOnlyMount, StoreNotMounted (/etc/fstab mounts what a configured `writable` path is on, and it is
-             not mounted) | unknown NoData (no mount found; a configured `writable` path is not there).
+             not mounted) | unknown NoData (the same within 10 minutes of boot, while mounts may still come; no mount
+             found; a configured `writable` path is not there).
     Cost:    under 1 ms; harmless to jobs.
     """
     points, fstab = read_points(ctx.host), read_fstab(ctx.host)
@@ -62,9 +67,8 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
         elif path in Params.writable:
             continue  # nobody has asked for it
         elif lost := find_unmounted(path, fstab, points):
-            text = f"{path} must be writable, /etc/fstab mounts {lost}, and nothing is mounted there: mount it"
-            missing.append(Finding(status=Status.FAIL, reason="StoreNotMounted", message=text, target=f"path:{lost}"))
-        elif path not in points and not ctx.host.exists(path):
+            missing.append(_judge_unmounted(ctx.host, path, lost))
+        elif _is_gone(ctx.host, path, mount):
             text = f"{path} is not there; mount it, or take it out of `writable` of this check"
             missing.append(Finding(status=Status.UNKNOWN, reason="NoData", message=text, target=f"path:{path}"))
     for mount in points.values():
@@ -87,6 +91,15 @@ def mounts(ctx: Context[Params]) -> Iterator[Finding]:
             reason="ReadOnlyMount",
             subject="mounts, of which none is read-only that should not be:",
         )
+
+
+def _judge_unmounted(host: Host, path: str, point: str) -> Finding:
+    status, reason = Status.FAIL, "StoreNotMounted"
+    text = f"{path} must be writable, /etc/fstab mounts {point}, and nothing is mounted there: mount it"
+    if host.uptime_seconds() < _BOOT_SECONDS:
+        status, reason = Status.UNKNOWN, "NoData"
+        text += f", unless it still comes: the host has been up for less than {_BOOT_SECONDS / 60:g} minutes"
+    return Finding(status=status, reason=reason, message=text, target=f"path:{point}")
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
@@ -169,6 +182,17 @@ def holding(points: dict[str, Mount], path: str) -> Mount | None:
     while path not in points and path != "/":
         path = path.rpartition("/")[0] or "/"
     return points.get(path)
+
+
+def _is_gone(host: Host, path: str, mount: Mount | None) -> bool:
+    """Whether nothing is at a path of a local file system; that this user may not look there does not say so."""
+    if mount and (mount.point == path or not (mount.kind in _LOCAL or mount.source.startswith("/dev/"))):
+        return False
+    try:
+        os.lstat(host.path(path))
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return False
 
 
 def _plain(text: str) -> str:

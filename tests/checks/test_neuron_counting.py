@@ -61,6 +61,18 @@ def test_what_another_version_has_left_is_taken_as_far_as_it_is_known() -> None:
     assert next_history({}, 60.0, counts, {"neuron:0": 1}).counts == counts
 
 
+@pytest.mark.parametrize(
+    ("name", "rise"),
+    [("timeout", 1), ("execute_completed_with_error", 1), ("hw_collectives_error", 1), ("mem_ecc_uncorrected", 0)],
+)
+def test_same_count_after_a_reload_is_new_unless_it_is_of_a_register(name: str, rise: int) -> None:
+    counts = {"neuron:0": {name: 1}}
+    first = next_history(None, 0.0, counts, {"neuron:0": 1})
+    after = next_history(first.as_data(), 60.0, counts, {"neuron:0": 2})
+    assert after.recent("neuron:0", name) == rise
+    assert next_history(after.as_data(), 60.0, counts, {"neuron:0": 2}).recent("neuron:0", name) == rise
+
+
 # --- parsers ----------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from checks.storage.data_store import data_store
 from checks.storage.store_access import store_access
 from checks.stores import markers, reading
 from checks.stores.errors import StoreFault
-from checks.stores.operations import FileStore
+from checks.stores.operations import FileStore, open_store
 from checks.stores.writing import PREFIX
 from healthd.runner.runner import Runner
 from healthd.runner.settings import Plan, RunnerSettings
@@ -396,6 +396,17 @@ def test_of_a_folder_with_very_many_files_no_more_are_looked_at_than_are_needed(
 
     assert len(list(reading.find_files(Counting(str(tmp_path))))) == 5
     assert looked == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_hidden_files_take_no_place_of_the_data(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_FILES", 5)
+    for number in range(9):
+        (tmp_path / f".{number}.swp").write_bytes(b"x")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/1.bin").write_bytes(b"xy")
+    assert list(reading.find_files(open_store(f"{scheme}{tmp_path}"))) == [("data/1.bin", 2)]
+    assert len(open_store(f"{scheme}{tmp_path}").sizes("")) == 9, "without a bound they are files as others"
 
 
 def test_data_set_without_data_is_missing(context: Context, tmp_path: Path) -> None:

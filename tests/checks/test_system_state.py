@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,18 @@ def test_directory_beneath_a_missing_mount_is_not_taken_for_it(options: str, sta
     assert worst_of(machine.findings(mounts)) == PASSES, "nobody has said that it must be writable"
 
 
+@pytest.mark.parametrize(
+    ("uptime", "expected"),
+    [("599.9 1.0\n", (Status.UNKNOWN, "NoData")), ("600.0 1.0\n", (Status.FAIL, "StoreNotMounted"))],
+)
+def test_mount_that_may_still_come_after_boot_is_not_yet_missed(
+    uptime: str, expected: tuple[Status, str], machine: Machine
+) -> None:
+    machine.change(MOUNTS, "/ /data rw", "/ /elsewhere rw")
+    machine.write("/proc/uptime", uptime)
+    assert worst_of(machine.findings(mounts, writable=["/data/x"])) == expected
+
+
 def test_mount_point_that_fstab_writes_with_blanks_is_found(machine: Machine) -> None:
     machine.write("/etc/fstab", "/dev/sdb /a\\040b/ ext4 defaults 0 2\n")
     (machine.root / "a b").mkdir()
@@ -93,10 +107,30 @@ def test_mount_point_that_fstab_writes_with_blanks_is_found(machine: Machine) ->
     assert worst_of(machine.findings(mounts, writable=["/a b"])) == PASSES
 
 
+def test_path_that_may_not_be_looked_at_is_not_said_to_be_gone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, **_others: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", refuse)
+        findings = machine.findings(mounts, writable=["/closed/x"])
+    assert worst_of(findings) == PASSES
+
+
+def test_server_of_a_network_file_system_is_not_asked_for_a_path(machine: Machine) -> None:
+    text = machine.host.read(MOUNTS)
+    machine.write(MOUNTS, f"{text}40 27 0:50 / /far rw - nfs4 server:/far rw\n")
+    assert worst_of(machine.findings(mounts, writable=["/far/x"])) == PASSES
+
+
 def test_path_that_is_not_there_is_not_known_to_be_writable(machine: Machine) -> None:
     findings = machine.findings(mounts, writable=["/tmp", "/nowhere"])
     assert worst_of(findings) == (Status.UNKNOWN, "NoData")
     assert "/nowhere is not there" in findings[0].message
+    (machine.root / "file").touch()
+    assert worst_of(machine.findings(mounts, writable=["/file/x"])) == (Status.UNKNOWN, "NoData")
     (machine.root / "tmp").rename(machine.root / "gone")
     assert worst_of(machine.findings(mounts)) == PASSES, "nobody has asked for the default one"
 

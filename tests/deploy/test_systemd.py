@@ -95,6 +95,11 @@ def test_the_node_sees_the_mounts_logs_and_devices_of_the_host_and_not_of_a_name
     assert [key for key in settings if hiding.fullmatch(key)] == []
 
 
+def test_the_node_starts_after_the_mounts_of_fstab() -> None:
+    """What is not mounted yet would be judged as missing."""
+    assert {"local-fs.target", "remote-fs.target"} <= Unit(UNITS[0]).words("After")
+
+
 def test_the_node_keeps_the_rights_that_its_checks_need() -> None:
     kept = Unit(UNITS[0]).words("CapabilityBoundingSet", "Service")
     assert {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYSLOG", "CAP_IPC_LOCK", "CAP_KILL"} <= kept

@@ -3,7 +3,8 @@ Counters from one look to the next: what rose, what was set back, what an hour b
 
 A counter of the Neuron driver counts from its load; writing to it, or loading the driver again, sets it back to 0.
 Between two looks the difference counts; where a value went down, or is another one after the device's directory was
-made anew, it has been set back and counts from 0. The same value then is a register that outlives the driver.
+made anew, it has been set back and counts from 0. The same value then is no rise where it counts memory errors
+(`_ecc_`), whose registers outlive the driver; the driver's own counters begin at 0 again, so these are new errors.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def next_history(
         anew = last.inodes[target] != inodes.get(target, last.inodes[target])
         for name, count in names.items():
             held = last.counts.get(target, {}).get(name, 0)
-            back = count < held or (anew and count != held)
+            back = count < held or (anew and (count != held or "_ecc_" not in name))
             if back and held:
                 _add(wiped, target, name, held)
             if count > (0 if back else held):
