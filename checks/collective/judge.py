@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from checks.collective.bandwidth import bus_factor, judge_bandwidth, limit_of
-from checks.collective.last_words import died, ended_by_itself, is_own_failure
+from checks.collective.last_words import aborted, died, ended_by_itself, is_own_failure, was_told_to_end
 from checks.contract import Evidence, Finding, Missing, Progress, Status
 from checks.limits import quantity
 from checks.printable import some
@@ -64,8 +64,11 @@ def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing
     """The culprits among the missing, by the strongest sign there is."""
     devices = _devices(present)
     absent = [one for one in gone if one.reason in _NOT_STARTED]
+    # Where somebody ended a rank at work, a library of others may have given up for that.
+    told = any(was_told_to_end(one) or (one.reason == "CannotAllocate" and one.progress) for one in gone)
+    own = [one for one in gone if not (told and aborted(one))]
     # Others may fail for what is missing; nothing kills a rank or breaks a device for that.
-    broken = sorted((one for one in gone if died(one) or one.reason == "DeviceLost"), key=_order)[:1]
+    broken = sorted((one for one in own if died(one) or one.reason == "DeviceLost"), key=_order)[:1]
     for one in absent:
         # That a device is not there is the node's fault; of the others we just do not know.
         status = Status.FAIL if one.reason == "MissingDevice" else Status.UNKNOWN
@@ -75,7 +78,7 @@ def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing
         for one in broken:
             yield _first_to_end(name, one, [other for other in gone if other not in absent], devices)
         return
-    ended = sorted((one for one in gone if ended_by_itself(one)), key=_order)
+    ended = sorted((one for one in own if ended_by_itself(one)), key=_order)
     if ended:
         yield _first_to_end(name, ended[0], gone, devices)
         return

@@ -65,7 +65,12 @@ def died(one: Missing) -> bool:
     """Whether the process of a rank was killed: not by who told it to end, nor by a library that gave up for a peer."""
     if one.reason != "Crashed" or one.message.startswith(_EXITED) or was_told_to_end(one):
         return False
-    return not (one.message.startswith(_ABORTED) and tells_of_peers(one.message))
+    return not (aborted(one) and tells_of_peers(one.message))
+
+
+def aborted(one: Missing) -> bool:
+    """Whether the process of a rank ended itself, as a library does that gives up."""
+    return one.reason == "Crashed" and one.message.startswith(_ABORTED)
 
 
 def was_told_to_end(one: Missing) -> bool:

@@ -325,6 +325,28 @@ READY = ("joined", "ready")
             ],
             [("rank:1", "CannotAllocate", "unknown")],
         ),
+        # Nor is a victim of either accused in its place, whose library gave up without a word of why; who died is.
+        (
+            [
+                gone(0, "Crashed", *READY, "+1", order=0, message="killed by SIGABRT: Fatal Python error: Aborted"),
+                gone(1, "Crashed", *READY, "+1", order=1, message="killed by SIGTERM: (no words)"),
+            ],
+            [("rank:1", "Crashed", "unknown")],
+        ),
+        (
+            [
+                gone(0, "Crashed", *READY, "+1", order=0, message="killed by SIGABRT: Fatal Python error: Aborted"),
+                gone(1, "CannotAllocate", *READY, "+1", message="killed by SIGKILL when memory ran out"),
+            ],
+            [("rank:1", "CannotAllocate", "unknown")],
+        ),
+        (
+            [
+                gone(0, "Crashed", *READY, "+1", order=1, message="killed by SIGSEGV: (no words)"),
+                gone(1, "Crashed", *READY, "+1", order=0, message="killed by SIGTERM: (no words)"),
+            ],
+            [("rank:0", "RankDied", "fail")],
+        ),
         # A library that gives up may do so for a peer.
         (
             [gone(0, "Timeout", *READY), gone(1, "Crashed", *READY, message=f"killed by SIGABRT: {SYSTEM}")],

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from checks.collective.last_words import tells_of_peers
 from healthd.runner.workers.launch import Launch, command
-from healthd.runner.workers.outcome import Outcome
+from healthd.runner.workers.outcome import Outcome, last_line
 from healthd.runner.workers.process import WorkerProcess, read_oom_kills
 from tests.node.node_kit import eventually
 
@@ -18,19 +19,22 @@ from tests.node.node_kit import eventually
 @pytest.mark.parametrize(
     ("counts", "reason", "message"),
     [
-        ((3, 4), "CannotAllocate", "killed by SIGKILL when memory ran out"),
-        ((3, 3), "Crashed", "killed by SIGKILL"),
-        ((None, None), "Crashed", "killed by SIGKILL"),
-        ((None, 4), "Crashed", "killed by SIGKILL"),
+        ((3, 3, 4), "CannotAllocate", "killed by SIGKILL when memory ran out"),
+        ((3, 4, 4), "Crashed", "killed by SIGKILL"),
+        ((3, 3, 3), "Crashed", "killed by SIGKILL"),
+        ((None, None, None), "Crashed", "killed by SIGKILL"),
+        ((None, None, 4), "Crashed", "killed by SIGKILL"),
     ],
+    ids=["meanwhile", "before the command", "never", "unknown", "unknown before"],
 )
 def test_worker_that_the_kernel_ended_for_want_of_memory_did_not_crash(
-    counts: tuple[int | None, int | None], reason: str, message: str
+    counts: tuple[int | None, ...], reason: str, message: str
 ) -> None:
     async def outcome() -> Outcome:
         left = list(counts)
         child = WorkerProcess(Launch(command(sys.executable, alone=True), {}), oom_kills=lambda: left.pop(0))
         await eventually(lambda: child.worker_pid != child.pid, 60)
+        child.send(b"")
         os.kill(child.worker_pid, signal.SIGKILL)
         found = await Outcome(target="cpu:0").read(child, 1, 60.0)
         assert await child.wait_gone(60)
@@ -46,3 +50,20 @@ def test_this_kernel_counts_the_processes_that_it_ended_for_want_of_memory() -> 
     count = read_oom_kills()
     assert count is not None
     assert count >= 0
+
+
+WATCHDOG = """NCCL INFO Bootstrap: using eth0
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 0] watchdog thread terminated with exception: NCCL error: remote process exited
+Last error:
+Exception raised from checkForNCCLErrorsInternal (most recent call first):
+Fatal Python error: Aborted
+
+Thread 0x00007f (most recent call first):
+"""
+
+
+def test_last_line_of_a_communicator_that_gave_up_tells_of_its_peers() -> None:
+    gave_up, aborted = last_line(WATCHDOG), last_line(WATCHDOG.replace("terminate called", "a line"))
+    assert gave_up.startswith("Fatal Python error: Aborted: what():")
+    assert [tells_of_peers(line) for line in (gave_up, aborted)] == [True, False]

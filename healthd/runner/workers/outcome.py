@@ -249,6 +249,15 @@ def explain(reason: str, message: str, output: str) -> tuple[str, str, Action | 
 
 
 def last_line(output: str) -> str:
-    """The most telling line of a process's output: that of a fatal error, else the last one."""
+    """
+    The most telling line of a process's output: that of a fatal error, else the last one.
+
+    With what a communicator threw where that ended the process: it tells of any of its ranks.
+    """
+    from checks.collective.last_words import tells_of_peers
+
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("Fatal Python error")), lines[-1] if lines else "")
+    fatal = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), len(lines))
+    thrown = next((i for i in reversed(range(fatal)) if lines[i].startswith("terminate called")), fatal)
+    words = [line for line in lines[thrown + 1 : fatal] if tells_of_peers(line)][:1]
+    return ": ".join([*lines[fatal:][:1], *words]) or (lines[-1] if lines else "")

@@ -95,9 +95,9 @@ class WorkerProcess:
 
     def send(self, lines: bytes) -> None:
         """Send command lines; never blocks. What a dead worker does not read is lost, and its last event says why."""
-        waiting = bool(self._unsent)
+        self._oom_kills_before = self._oom_kills()
         self._unsent += lines
-        if not waiting:
+        if len(self._unsent) == len(lines):  # else it goes on when the worker has read
             self._write()
 
     def _write(self) -> None:
@@ -201,7 +201,7 @@ class WorkerProcess:
         self._reap()
 
     def _memory_ran_out(self) -> bool:
-        """Whether the kernel has killed a process of this host for want of memory since this one was started."""
+        """Whether the kernel has killed a process of this host for want of memory since this one was told to work."""
         before, now = self._oom_kills_before, self._oom_kills()
         return before is not None and now is not None and now > before
 
