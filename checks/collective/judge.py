@@ -79,6 +79,7 @@ def judge_missing(name: str, present: Sequence[Evidence], gone: Sequence[Missing
             yield _first_to_end(name, one, [other for other in gone if other not in absent], devices)
         return
     ended = sorted((one for one in own if ended_by_itself(one)), key=_order)
+    ended = ended or [one for one in own if was_told_to_end(one)]
     if ended:
         yield _first_to_end(name, ended[0], gone, devices)
         return

@@ -285,6 +285,28 @@ def test_quarantine_that_a_person_ended_does_not_come_back_when_memory_is_read_a
     asyncio.run(main())
 
 
+def test_persons_quarantine_whose_take_over_was_not_written_is_taken_over_again(tmp_path: Path) -> None:
+    """Behind a rule's, which is on disk."""
+
+    async def main() -> None:
+        world = World("n1", "n2")
+        async with running(world, f"sqlite:///{tmp_path}/a.db") as run:
+            await run.engine.quarantine("n1", dataclasses.replace(HARD, since=world.now))
+            moved = (tmp_path / "a.db").rename(tmp_path / "away.db")
+            lost(world, "n1", PERSON)
+            run.world.tell("n1")
+            await run.engine.run_once()
+            moved.rename(tmp_path / "a.db")
+            assert await run.engine._rebuild()
+            assert (found := kept(run, "n1")) is None or found.owner_kind == "rule"
+            world.now += 5
+            run.world.tell("n1")
+            await run.engine.run_once()
+            assert kept(run, "n1") == PERSON
+
+    asyncio.run(main())
+
+
 def test_rules_quarantine_is_kept_behind_a_persons_that_came_first(tmp_path: Path) -> None:
     async def main() -> None:
         world = World("n1", "n2")

@@ -342,6 +342,13 @@ READY = ("joined", "ready")
         ),
         (
             [
+                gone(0, "Crashed", order=0, message="killed by SIGABRT: Fatal Python error: Aborted"),
+                gone(1, "Crashed", *READY, order=1, message=f"exited with code 143 in the middle: {PEER}"),
+            ],
+            [("rank:1", "Crashed", "unknown")],
+        ),
+        (
+            [
                 gone(0, "Crashed", *READY, "+1", order=1, message="killed by SIGSEGV: (no words)"),
                 gone(1, "Crashed", *READY, "+1", order=0, message="killed by SIGTERM: (no words)"),
             ],

@@ -11,30 +11,28 @@ import pytest
 
 from checks.collective.last_words import tells_of_peers
 from healthd.runner.workers.launch import Launch, command
+from healthd.runner.workers.oom_kills import WINDOW_SECONDS, OomKills, read_oom_kills
 from healthd.runner.workers.outcome import Outcome, last_line
-from healthd.runner.workers.process import WorkerProcess, read_oom_kills
+from healthd.runner.workers.process import WorkerProcess
 from tests.node.node_kit import eventually
 
 
 @pytest.mark.parametrize(
     ("counts", "reason", "message"),
     [
-        ((3, 3, 4), "CannotAllocate", "killed by SIGKILL when memory ran out"),
-        ((3, 4, 4), "Crashed", "killed by SIGKILL"),
-        ((3, 3, 3), "Crashed", "killed by SIGKILL"),
-        ((None, None, None), "Crashed", "killed by SIGKILL"),
-        ((None, None, 4), "Crashed", "killed by SIGKILL"),
+        ((3, 4), "CannotAllocate", "killed by SIGKILL when memory ran out"),
+        ((3, 3), "Crashed", "killed by SIGKILL"),
+        ((None, None), "Crashed", "killed by SIGKILL"),
+        ((None, 4), "Crashed", "killed by SIGKILL"),
     ],
-    ids=["meanwhile", "before the command", "never", "unknown", "unknown before"],
 )
 def test_worker_that_the_kernel_ended_for_want_of_memory_did_not_crash(
-    counts: tuple[int | None, ...], reason: str, message: str
+    counts: tuple[int | None, int | None], reason: str, message: str
 ) -> None:
     async def outcome() -> Outcome:
         left = list(counts)
         child = WorkerProcess(Launch(command(sys.executable, alone=True), {}), oom_kills=lambda: left.pop(0))
         await eventually(lambda: child.worker_pid != child.pid, 60)
-        child.send(b"")
         os.kill(child.worker_pid, signal.SIGKILL)
         found = await Outcome(target="cpu:0").read(child, 1, 60.0)
         assert await child.wait_gone(60)
@@ -44,6 +42,20 @@ def test_worker_that_the_kernel_ended_for_want_of_memory_did_not_crash(
     assert found.missing is not None
     assert (found.missing.reason, found.missing.message) == (reason, message)
     assert found.crashed, "another attempt may have the memory"
+
+
+def test_a_process_that_was_killed_for_want_of_memory_long_ago_excuses_no_death() -> None:
+    at, count = [0.0], [3]
+    kills = OomKills(lambda: count[0], lambda: at[0])
+    count[0] = 4
+    for at[0] in (1.0, WINDOW_SECONDS, WINDOW_SECONDS + 1.0):
+        kills.mark()
+        assert kills.have_grown(), "the one that was killed may not have ended yet"
+    at[0] = 2 * WINDOW_SECONDS
+    kills.mark()
+    assert not kills.have_grown()
+    count[0] = 5
+    assert kills.have_grown()
 
 
 def test_this_kernel_counts_the_processes_that_it_ended_for_want_of_memory() -> None:
@@ -65,5 +77,6 @@ Thread 0x00007f (most recent call first):
 
 def test_last_line_of_a_communicator_that_gave_up_tells_of_its_peers() -> None:
     gave_up, aborted = last_line(WATCHDOG), last_line(WATCHDOG.replace("terminate called", "a line"))
-    assert gave_up.startswith("Fatal Python error: Aborted: what():")
+    assert gave_up.startswith("Fatal Python error: Aborted: terminate called after")
+    assert "NCCL error: remote process exited" in gave_up
     assert [tells_of_peers(line) for line in (gave_up, aborted)] == [True, False]

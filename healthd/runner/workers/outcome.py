@@ -135,7 +135,7 @@ class Outcome:
         """
         if isinstance(event, Ended):
             output = process.last_output()
-            line = last_line(output)
+            line = last_line(process.tail())
             reason, message, action = explain(event.reason, f"{event.message}{': ' if line else ''}{line}", output)
             self.fail_with_worker(reason, message, error=output or None, action=action)
             return True
@@ -252,12 +252,9 @@ def last_line(output: str) -> str:
     """
     The most telling line of a process's output: that of a fatal error, else the last one.
 
-    With what a communicator threw where that ended the process: it tells of any of its ranks.
+    With what was thrown where that ended the process: a communicator tells so that a peer is gone.
     """
-    from checks.collective.last_words import tells_of_peers
-
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     fatal = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), len(lines))
     thrown = next((i for i in reversed(range(fatal)) if lines[i].startswith("terminate called")), fatal)
-    words = [line for line in lines[thrown + 1 : fatal] if tells_of_peers(line)][:1]
-    return ": ".join([*lines[fatal:][:1], *words]) or (lines[-1] if lines else "")
+    return ": ".join([*lines[fatal:][:1], *lines[thrown:fatal][:2]]) or (lines[-1] if lines else "")

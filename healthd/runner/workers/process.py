@@ -20,9 +20,11 @@ from typing import IO, Any
 from checks.host.descendants import first_child
 from checks.worker.protocol import LineDecoder, ProtocolError
 from healthd.runner.workers.launch import Launch
+from healthd.runner.workers.oom_kills import OomKills, read_oom_kills
 
 READ_BYTES = 64 * 1024
-LAST_OUTPUT_BYTES = 4096
+TAIL_BYTES = 64 * 1024  # of its output: the stacks of an abort follow the words that tell why
+LAST_OUTPUT_CHARS = 4096  # of that, what goes into results
 MAX_UNREAD_MESSAGES = 1024  # beyond it the worker has to wait until its messages are read
 MAX_DRAIN_READS = 32  # of what a dead worker left in its pipe; a grandchild may still be writing
 CLOSED_SECONDS = 1.0  # from the end of its results to its own end: its guard may have much to kill
@@ -52,8 +54,7 @@ class WorkerProcess:
 
     def __init__(self, launched: Launch, *, oom_kills: Callable[[], int | None] | None = None) -> None:
         """`oom_kills` says how many processes the kernel has killed for want of memory; None: it is asked."""
-        self._oom_kills = oom_kills or read_oom_kills
-        self._oom_kills_before = self._oom_kills()
+        self._oom_kills = OomKills(oom_kills or read_oom_kills)
         self._loop = asyncio.get_running_loop()
         self.started = launched.started
         self._process, self._results = launched.process, launched.results
@@ -95,7 +96,7 @@ class WorkerProcess:
 
     def send(self, lines: bytes) -> None:
         """Send command lines; never blocks. What a dead worker does not read is lost, and its last event says why."""
-        self._oom_kills_before = self._oom_kills()
+        self._oom_kills.mark()
         self._unsent += lines
         if len(self._unsent) == len(lines):  # else it goes on when the worker has read
             self._write()
@@ -129,7 +130,11 @@ class WorkerProcess:
         return event
 
     def last_output(self) -> str:
-        """The end of what it wrote to its standard output and error."""
+        """The end of what it wrote to its standard output and error, short enough for a result."""
+        return self.tail()[-LAST_OUTPUT_CHARS:].strip()
+
+    def tail(self) -> str:
+        """The end of its output, long enough to find why it ended."""
         self._read_output()
         return self._output_tail.decode(errors="replace").strip()
 
@@ -168,7 +173,7 @@ class WorkerProcess:
                 self._loop.remove_reader(self._output)
                 return
             self._output_tail += data
-            del self._output_tail[:-LAST_OUTPUT_BYTES]
+            del self._output_tail[:-TAIL_BYTES]
 
     def _end(self, reason: str, message: str) -> None:
         if self._ended:
@@ -194,16 +199,11 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # before it is reaped: the number cannot be used again until then
         code = self._process.poll()
-        if code == -signal.SIGKILL and not self._killed and self._memory_ran_out():
+        if code == -signal.SIGKILL and not self._killed and self._oom_kills.have_grown():
             self._end("CannotAllocate", f"{_how(code)} when memory ran out")
         self._end("Crashed", "killed" if self._killed else _how(code))
         self.close_pipes()
         self._reap()
-
-    def _memory_ran_out(self) -> bool:
-        """Whether the kernel has killed a process of this host for want of memory since this one was told to work."""
-        before, now = self._oom_kills_before, self._oom_kills()
-        return before is not None and now is not None and now > before
 
     def _reap(self) -> None:
         if self._process.poll() is None:  # it has ended, and a tracer or the driver of a device still holds it
@@ -278,15 +278,6 @@ def _descriptor(pipe: IO[bytes] | None) -> int:
     if pipe is None:
         raise OSError("a pipe of the worker was not made")
     return pipe.fileno()
-
-
-def read_oom_kills() -> int | None:
-    """How many processes of this host the kernel has killed for want of memory; None where it does not say (< 4.13)."""
-    with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
-        for line in file:
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
-    return None
 
 
 def _how(code: int | None) -> str:

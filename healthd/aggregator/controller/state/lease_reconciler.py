@@ -52,6 +52,7 @@ class LeaseReconciler:
         self._recovery = Recovery(policy, loaded.meta, started_at=started_at)
         self._reconciled: set[str] = set()
         self._taken_over: dict[str, Quarantine] = {}
+        self._taken_over_on_disk: dict[str, Quarantine] = {}
         self._labels: dict[str, Mapping[str, str]] = {row.node: row.labels for row in loaded.nodes}
         # No node was silent while no aggregator listened: count from when the last of all nodes was heard.
         last = max((row.last_seen for row in loaded.nodes), default=started_at)
@@ -110,8 +111,8 @@ class LeaseReconciler:
         Copy from former memory when nodes were heard: on disk that is hours old, and counted from the start. And what
         of theirs was taken over, which somebody may have ended since; but for what could not be written.
         """
-        lost = before._fleet_state.quarantines.keys() - self._fleet_state.quarantines.keys()
-        self._taken_over.update((node, one) for node, one in before._taken_over.items() if node not in lost)
+        self._taken_over.update(before._taken_over_on_disk)
+        self._taken_over_on_disk.update(before._taken_over_on_disk)
         self._heard_at.update((node, at) for node, at in before._heard_at.items() if node in self._heard_at)
 
     def unwritten_times(self) -> list[PutNode]:
@@ -229,6 +230,7 @@ class LeaseReconciler:
             self._recovery.forget(name)
             for kept in (self._labels, self._heard_at, self._written, self._taken_over):
                 kept.pop(name, None)
+        self._taken_over_on_disk = dict(self._taken_over)
         for name in sorted(reconciled | batch.touched):
             node = nodes.get(name)
             if name in reconciled and node is not None and node.state is not None and not node.duplicate:
