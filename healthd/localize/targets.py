@@ -87,10 +87,10 @@ def _with_witnesses(ev: Evidence, judged: Judged, plan: Plan, suspects: list[int
 
 
 def named_pairs(ev: Evidence, judged: Judged, busy: Container[int] = ()) -> list[Ids]:
-    """Who never passed and is to be named, with each other: who met the fewest of them first."""
+    """Who never passed and is to be named, with each other: whom that keeps, and who met the fewest, first."""
     named = {v for v in (*judged.pending, *judged.accused) if not ev.passes[v] and ev.silent[v] < SILENT}
     free = [v for v in sorted(named) if v not in busy]
-    free.sort(key=lambda v: (ev.labels[v], v not in judged.pending, len(named.intersection(ev.met[v]))))
+    free.sort(key=lambda v: (v not in judged.pending, ev.labels[v], len(named.intersection(ev.met[v]))))
     return fresh_pairs(ev, free, near=True)
 
 

@@ -157,3 +157,11 @@ def test_members_that_always_fail_are_named_exactly(count: int, data: st.DataObj
     shared = len(set(values)) < len(values)
     odd = len(bad) > 2 and len(bad) % 2 == 1  # the same without labels
     assert verdict.rounds <= (4 if 4 * len(bad) <= count else 7) + shared + odd + (len(bad) == 3)
+
+
+def test_who_is_alone_in_its_switch_is_not_left_over_in_every_round() -> None:
+    """Of seven, whom two switches have in twos and threes."""
+    bad = frozenset(f"n{i:04d}" for i in (0, 1, 8, 9, 10, 21, 24))
+    verdict, _ = play(Fleet(seed=1, bad=bad), problem_of(33, seed=0, switch=8))
+    assert {culprit.member for culprit in verdict.culprits} == bad
+    assert verdict.rounds <= 6
