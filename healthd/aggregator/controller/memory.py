@@ -73,7 +73,7 @@ class Memory:
         """Take from former memory what is not on disk, and tell the registry what is no longer so."""
         self.rules.counted = before.rules.counted
         self.fleet_state.keep_times_heard(before.fleet_state, now)
-        self.reconciler.keep_times_heard(before.reconciler)
+        self.reconciler.go_on_from(before.reconciler)
         for node in before.fleet_state.quarantines.keys() - self.fleet_state.quarantines.keys():
             self._registry.set_quarantine(node, None)
         self.stepper.set_executors(now)

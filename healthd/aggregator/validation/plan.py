@@ -180,7 +180,8 @@ def _borrow(
     Idle nodes join the search: enough for witnesses, and as many as let all be tested in pairs.
 
     With an odd number one waits in each round, and a flaky one of three is found in 95 instead of 97 of 100 searches
-    (docs/localisation.md).
+    (docs/localisation.md). One member alone has at least two where there are so many: two that fail together decide
+    nothing.
     """
     size = len(validation.members)
     count = max(2, -(-size // 8))
@@ -192,7 +193,7 @@ def _borrow(
     ]
     if validation.launch is not None:  # which wants as many on each
         partners = [n for n in partners if ranks_of(nodes.get(n)) == validation.ranks[validation.members[0]]]
-    if size > 1 and (size + len(partners)) % 2:  # one alone needs two: two that fail together decide nothing
+    if size > 1 and (size + len(partners)) % 2:
         partners = partners[:-1] or partners
     ranks = {**validation.ranks, **{name: ranks_of(nodes.get(name)) for name in partners}}
     labels = {**validation.labels, **_labels(partners, nodes, policy)}

@@ -106,10 +106,10 @@ class LeaseReconciler:
         old = [name for name, at in self._heard_at.items() if now - at > seconds]
         return [name for name in old if (node := self._registry.node(name)) is None or not node.duplicate]
 
-    def keep_times_heard(self, before: LeaseReconciler) -> None:
+    def go_on_from(self, before: LeaseReconciler) -> None:
         """
-        Copy from former memory when nodes were heard: on disk that is hours old, and counted from the start. And what
-        of theirs was taken over, which somebody may have ended since; but for what could not be written.
+        Copy from former memory what is not on disk: when nodes were last heard, which is hours old there, and which of
+        their quarantines were taken over and written, since somebody may have ended these by now.
         """
         self._taken_over.update(before._taken_over_on_disk)
         self._taken_over_on_disk.update(before._taken_over_on_disk)
