@@ -11,11 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOREIGN = {"torch", "torch_xla", "torch_neuronx", "numpy"}
-MOST_MODULES = 15
-"""Modules of one folder beside its rooms: more are more than one topic."""
-
-MOST_LINES = 300
-"""Of one file: more are more than one subject."""
 
 # Room -> the rooms that it may import. `healthd` alone is the package's own `__init__`, with its version.
 ROOMS = {
@@ -148,20 +143,6 @@ def test_rooms_of_the_aggregator_keep_their_walls(name: str, path: Path) -> None
             assert module.split(".")[0] not in IMPURE, f"{name} is pure and imports {module}"
         if module.startswith("healthd.aggregator.") and last(room_of(module, 3)) not in ("model", room):
             assert last(room_of(module, 3)) in AGGREGATOR[room], f"{name} imports {module}"
-
-
-@pytest.mark.parametrize("package", ["checks", "healthd"])
-def test_no_folder_has_more_modules_than_one_can_hold_in_mind(package: str) -> None:
-    for folder in [ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())]:
-        names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(names) <= MOST_MODULES, f"{folder.relative_to(ROOT)} has {len(names)} modules: {', '.join(names)}"
-
-
-@pytest.mark.parametrize("package", ["checks", "healthd"])
-def test_no_file_is_longer_than_one_can_hold_in_mind(package: str) -> None:
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / package).rglob("*.py")}
-    long = [f"{path.relative_to(ROOT)} has {count} lines" for path, count in lines.items() if count > MOST_LINES]
-    assert not long, f"more than {MOST_LINES}: {', '.join(sorted(long))}"
 
 
 def test_every_room_of_the_tables_is_there() -> None:
