@@ -32,9 +32,9 @@ install: $(STAMP) ## a local environment in .venv
 demo: $(STAMP) ## three nodes, an aggregator and a gate, before your eyes (KEEP=1 leaves them running)
 	@$(BIN)/healthd demo $(if $(KEEP),--keep)
 
-# CI says tests.again: a few tests that fail are run once more, alone.
-RUN_TESTS ?= pytest
-PYTEST := $(BIN)/python -m $(RUN_TESTS)
+# CI names a directory for results: there a test that fails is run once more, and tests/ci.py counts all runs together.
+TESTS_RESULTS ?=
+PYTEST = $(BIN)/python -m pytest $(if $(TESTS_RESULTS),--reruns 1 --reruns-delay 2 --junitxml=$(TESTS_RESULTS)/$@.xml)
 # Four at a time on two cores, since most tests wait for something now and then.
 WORKERS := $$(( $$(nproc) * 2 ))
 

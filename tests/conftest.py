@@ -10,18 +10,20 @@ from collections.abc import Iterator
 import pytest
 
 from checks.host import running
+from healthd.runner.workers import launch
 from tests import prepared
+from tests.ci import pytest_make_collect_report, pytest_runtest_makereport, pytest_terminal_summary
 from tests.hosts.temporary import memory_folder
 from tests.system import pytest_runtest_setup
-from tests.whole import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = [
-    "forked_guards",
+    "forked_programs",
     "pytest_collection_finish",
     "pytest_configure",
     "pytest_make_collect_report",
     "pytest_runtest_makereport",
     "pytest_runtest_setup",
+    "pytest_terminal_summary",
 ]
 
 with contextlib.suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest alone
@@ -44,8 +46,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_guards() -> Iterator[None]:
-    """Programs that checks run in the process of the tests stand under guards that are forked, not executed."""
+def forked_programs() -> Iterator[None]:
+    """Workers and guards that are started in the process of the tests are forked, not executed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "Popen", prepared.Popen)
+        patch.setattr(launch, "Popen", prepared.Popen)
         yield

@@ -38,6 +38,10 @@ PROGRAMS = ([WORKER], [GUARD], [str(ROOT / "tests/checks/launch_ranks.py")], *([
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """The number of the system call on this machine; None: not known, all is executed."""
 OPTIONS = ("-I", "-S", "-P")
+EXECUTED = next(
+    (path for path in sorted(Path(sys.executable).parent.glob("python3*")) if str(path) != sys.executable), None
+)
+"""This interpreter under another name: what is started by it is executed. None: it has one name, all is forked."""
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 SHOWN_BYTES = 8 * 1024  # of a command line and of an environment, as /proc shows them
 

@@ -2,7 +2,7 @@
 Tests that need more than Python: `@pytest.mark.system("prometheus", root=True)` names the programs, and root if needed.
 
 `make test` leaves them out, `make test-all` runs them. Where a program or root is missing the test is skipped with the
-reason; `.ci/run` installs all of them and fails on such a skip (tests/whole.py).
+reason; `.ci/run` installs all of them and fails on such a skip (tests/ci.py).
 """
 
 from __future__ import annotations

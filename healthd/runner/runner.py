@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,10 +49,8 @@ class LastEvidence:
 class Runner:
     """Runs plans of checks. Lives in the main thread of its process, because its workers die with their thread."""
 
-    def __init__(self, settings: RunnerSettings, *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> None:
-        """`popen` starts the workers; tests fork them from a process in which torch is imported."""
+    def __init__(self, settings: RunnerSettings) -> None:
         self.settings = settings
-        self._popen = popen
         self.probe_device_seconds = 0.0
         """How long workers have had devices, over all runs: the cost of the checks."""
         self.latest: Survey | None = None
@@ -193,7 +190,7 @@ class Runner:
         return self._make_workers(dataclasses.replace(self.settings, learned=self.learned), on_progress)
 
     def _make_workers(self, settings: RunnerSettings, on_progress: OnProgress | None) -> Workers:
-        return Workers(settings, self._unreaped, self._versions, on_progress, popen=self._popen)
+        return Workers(settings, self._unreaped, self._versions, on_progress)
 
     async def _ask(self, kind: str, timeout_seconds: float) -> Outcome:
         """The answer of a worker of its own to one command. Raises nothing but CancelledError."""

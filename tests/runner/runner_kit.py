@@ -28,13 +28,14 @@ CHECKS = Path(__file__).parent / "runner_checks"
 def make_runner(*, executed: bool = False, **changes: Any) -> Runner:
     """A runner on the misbehaving checks. Its workers have torch imported already, unless they are to be executed."""
     values: dict[str, Any] = {
+        "probe_python": prepared.EXECUTED if executed else None,
         "accelerator": "cpu",
         "directories": (CHECKS,),
         "retry_backoff_seconds": 0.01,
         "lock_wait_seconds": 0.2,
         "start_timeout_seconds": 60.0 * PATIENCE,
     }
-    return Runner(RunnerSettings(**{**values, **changes}), popen=subprocess.Popen if executed else prepared.Popen)
+    return Runner(RunnerSettings(**{**values, **changes}))
 
 
 def run_checks(

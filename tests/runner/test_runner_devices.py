@@ -25,7 +25,6 @@ from healthd.runner.run_record import RunRequest
 from healthd.runner.settings import Plan, RunProgress
 from healthd.runner.workers.process import WorkerProcess
 from healthd.runner.workers.workers import Unreaped, Workers
-from tests import prepared
 from tests.aggregator.service import until
 from tests.patience import PATIENCE
 from tests.runner.runner_kit import make_runner, run_checks, tracer, workers_left
@@ -368,7 +367,7 @@ def test_ranks_stay_or_start_anew_for_each_group_as_the_accelerator_says(ranks: 
 
 def test_a_cancellation_that_comes_as_a_worker_ends_is_not_forgotten() -> None:
     async def run() -> None:
-        workers = Workers(make_runner().settings, Unreaped(), {}, None, popen=prepared.Popen)
+        workers = Workers(make_runner().settings, Unreaped(), {}, None)
         process = workers.spawn(None)
         try:
             waiting = asyncio.create_task(process.wait_gone(60.0))

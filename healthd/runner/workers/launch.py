@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 
 import checks
 from checks.training.environment import NUMERIC_PREFIXES
@@ -31,18 +31,16 @@ _DROPPED_PREFIXES = ("PYTHON", "TORCHELASTIC_", "GLOO_", *NUMERIC_PREFIXES)
 class Launch:
     """A worker that was started, and our end of the pipe of its results. Raises OSError when it cannot be started."""
 
-    def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], *, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
-    ) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.argv, self.env = list(argv), dict(env)
         self.started = time.monotonic()
         self.results, result_end = os.pipe()
         try:
-            self.process = popen(
+            self.process = Popen(
                 [*argv, str(result_end), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=STDOUT,
                 bufsize=0,
                 env=self.env,
                 cwd="/",
@@ -116,5 +114,5 @@ def end_ahead() -> None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         os.close(found.results)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that a dying disk holds is not waited for
+        with contextlib.suppress(TimeoutExpired):  # one that a dying disk holds is not waited for
             found.process.wait(REAP_SECONDS)

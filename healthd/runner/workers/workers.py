@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -56,8 +55,6 @@ class Workers:
         unreaped: Unreaped,
         versions: dict[str, str],
         on_progress: OnProgress | None,
-        *,
-        popen: type[subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self.settings = settings
         self.inventory: dict[str, Any] = {}
@@ -76,7 +73,6 @@ class Workers:
         self._unreaped = unreaped
         self._versions = versions
         self._on_progress = on_progress
-        self._popen = popen
         self._processes: list[tuple[str, WorkerProcess]] = []
         self._prestarted: WorkerProcess | None = None
         self._unreaped_of_node = 0
@@ -102,7 +98,7 @@ class Workers:
         if target is None and self._prestarted is not None:
             process, self._prestarted = self._prestarted, None
             return process
-        process = WorkerProcess(Launch(self._command(target), self._env, popen=self._popen))
+        process = WorkerProcess(Launch(self._command(target), self._env))
         self._processes = [(name, other) for name, other in self._processes if not other.reaped.is_set()]
         self._processes.append((target or "node", process))
         return process
