@@ -36,6 +36,7 @@ LOOPBACK = "127.0.0.1"
 POLICY = (
     "require",
     "admit_degraded",
+    "runtime_seconds",
     "run_seconds",
     "max_rounds",
     "lease_ack_seconds",
