@@ -103,7 +103,7 @@ class PreflightSettings:
     """What `healthd preflight` asks. Every key is an option of that command."""
 
     nnodes: int | None = None
-    """How many nodes; None: from the launcher."""
+    """How many nodes; None: from the launcher, and 1 where nothing shows that there is one."""
 
     node_rank: int | None = None
     """Which of them this is; None: from the launcher."""
