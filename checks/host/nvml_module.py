@@ -34,8 +34,8 @@ def load_module(host: Host) -> Any:
     """The module. Raises NvmlError MissingTool with the remedy."""
     missing = NvmlError(
         "MissingTool",
-        f"{PACKAGE} is neither installed beside healthd nor for {sys.executable}: install healthd with the extra "
-        "nvidia, or disable the checks gpu_*",
+        f"{PACKAGE} is neither installed beside healthd nor for {sys.executable}: install the extra nvidia of healthd "
+        "(pip install '.[nvidia]' in a clone), or disable the checks gpu_*",
     )
     if host.root is None:
         try:
