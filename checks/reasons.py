@@ -123,6 +123,12 @@ _ALL = (
     Reason(
         "NameResolution", "The node cannot resolve its own name to an address it holds.", Blame.NODE, Action.INSPECT
     ),
+    Reason(
+        "ScheduledEvent",
+        "AWS has said in advance that it will stop, retire, reboot or interrupt the instance.",
+        Blame.CONTROL,
+        Action.INSPECT,
+    ),
     Reason("ProgramFailed", "A configured program reported a problem.", Blame.NODE, Action.INSPECT),
     # Where jobs save and read.
     Reason("StoreNoSpace", "A store has no space left, or less than a save needs.", Blame.PATH, Action.INSPECT),

@@ -96,6 +96,7 @@ command beats a variable, a variable beats the file, the file beats the default.
 - Durations are written `250ms`, `2s`, `10m`, `1h`, `1d`, or as a number of seconds.
 - An unknown key or variable is an error that names its place and the nearest right one.
 - `HEALTHD_IMDS` is no key: `off` never asks the metadata service of EC2, `on` always does; by default it is asked on EC2 alone.
+  `AWS_EC2_METADATA_DISABLED` and `AWS_EC2_METADATA_SERVICE_ENDPOINT` mean what they mean to AWS' own tools.
 - Settings are read when a command starts: after a change, restart the daemon or the aggregator. Files of tokens are
   read again when they change; certificates are not.
 - The tables `[programs.NAME]` and `[limits.NAME]`, one for each name, are the file's alone; so is `[checks.NAME]`,

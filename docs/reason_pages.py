@@ -42,7 +42,7 @@ def _page(reason: Reason, text: dict[str, str]) -> str:
     lines = [
         NOTE + f"# {reason.code}",
         reason.meaning,
-        f"Blamed, unless said otherwise: {BLAME[reason.blame.value]}. In short: {ACTION[reason.action.value]}.",
+        f"Blamed, unless said otherwise: {text.get('blame', BLAME[reason.blame.value])}. In short: {ACTION[reason.action.value]}.",
     ]
     for key, title in HEADINGS.items():
         if key in text:

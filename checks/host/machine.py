@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from checks.host import kernel
@@ -53,6 +54,31 @@ class Host(HostPrograms):
     def monotonic_seconds(self) -> float:
         """CLOCK_MONOTONIC."""
         return time.monotonic()
+
+    def epoch_seconds(self) -> float:
+        """The time of day, in seconds since the epoch. As data: `time` in `host.json`."""
+        if self.root is None:
+            return time.time()
+        said = self.data("time")
+        if not isinstance(said, (int, float)) or isinstance(said, bool):
+            raise HostError("NoData", "host.json: time is no number")
+        return float(said)
+
+    def metadata(self, names: Iterable[str]) -> dict[str, str | None]:
+        """
+        Values of the instance metadata service of EC2, below `/latest/meta-data`; None for what it does not have.
+
+        HostError NoData unless it answers for every name, which takes a second at most. As data: `metadata` in
+        `host.json`, values by name.
+        """
+        if self.root is None:
+            from checks.host.metadata import endpoint_of, fetch_all
+
+            return fetch_all(endpoint_of(), names)
+        said = self.data("metadata")
+        if not isinstance(said, dict):
+            raise HostError("NoData", "host.json: metadata holds no values by name")
+        return {name: None if said.get(name) is None else str(said[name]) for name in names}
 
     def uptime_seconds(self) -> float:
         """Seconds since boot, as the kernel log counts them. As data: `/proc/uptime`."""

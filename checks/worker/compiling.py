@@ -16,11 +16,11 @@ from typing import Any
 from checks.accelerators.neuron.cache import ColdCacheError, CompileCache, entry_of, make_key
 from checks.profiling.programs import programs_in, programs_of, remember
 
-REMEDY = "run 'healthd warm' on this node, or 'healthd warm --import' with a bundle of a node like it"
+REMEDY = "run 'healthd warm' on this node, or share compile_cache of [probe] with nodes like it"
 # A single node cannot compile the graphs of ranks of several nodes.
 REMEDY_BETWEEN_NODES = (
-    "let the probes compile (on_cold_cache of [probe]), import a bundle of a node that has been in such a group, or let"
-    " nccom-test carry collectives between nodes"
+    "let the probes compile (on_cold_cache of [probe]), share compile_cache with a node that has been in such a group, "
+    "or let nccom-test carry collectives between nodes"
 )
 
 

@@ -1,4 +1,4 @@
-"""`healthd warm`: compile the probes ahead, or carry what is compiled from one machine to another."""
+"""`healthd warm`: compile the probes ahead."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ import click
 
 from checks.accelerators import compiles
 from checks.accelerators.neuron import packages
-from checks.accelerators.neuron.bundle import BundleError, export_bundle, import_bundle
-from checks.accelerators.neuron.cache import CacheKey, CompileCache, make_key
 from checks.contract import Scope, Status, Tier
 from checks.host.running import TimeUpError, run_program
 from checks.json_text import parse_json
@@ -38,34 +36,23 @@ _NOT_ASKED = frozenset({"NotApplicable", "HostFallback", "NoData"})
 
 
 class WarmError(HealthdError):
-    """Nothing could be compiled or carried; the text says why and what to do."""
+    """Nothing could be compiled; the text says why and what to do."""
 
 
 @click.command(short_help="Compile the probes ahead (Trainium, XLA).")
 @common_options
 @click.option("--tier", multiple=True, default=("quick",), help="What to compile for: quick (default), deep; repeat.")
-@click.option("--export", "to", type=click.Path(path_type=Path), metavar="F", help="Write what is compiled to a file.")
-@click.option("--import", "source", type=click.Path(path_type=Path), metavar="F", help="Take it from such a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
-def warm(tier: tuple[str, ...], to: Path | None, source: Path | None, as_json: bool, **options: Any) -> int:
+def warm(tier: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
     Compile the probes ahead, so that a check before a job finds them compiled.
 
     Needs devices that are free. On accelerators that do not compile there is nothing to do. Exit code: 0 warm, 1 not.
     """
-    if to is not None and source is not None:
-        raise ConfigError("--export and --import exclude each other")
     settings = load_settings(options, section="node")
     say = (lambda text: None) if as_json else click.echo
     try:
-        if source is not None:
-            answer = take_bundle(settings, source, say)
-        elif to is not None:
-            answer = write_bundle(settings, to, say)
-        else:
-            answer = asyncio.run(compile_all(settings, _tiers(tier), say, quiet=as_json))
-    except BundleError as error:
-        raise WarmError(str(error)) from None
+        answer = asyncio.run(compile_all(settings, _tiers(tier), say, quiet=as_json))
     except OSError as error:
         raise WarmError(f"{error.filename or 'the compile cache'}: {error.strerror or error}") from None
     if as_json:
@@ -120,49 +107,6 @@ async def compile_all(
         "checks": checks,
         "cold": cold,
     }
-
-
-def write_bundle(settings: Settings, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """`--export`. Raises BundleError and OSError."""
-    key = host_key(settings)
-    if key is None:
-        raise BundleError("this host has no device that compiles, so there is nothing to export")
-    count = export_bundle(CompileCache(settings.compile_cache(), key), path.absolute())
-    say(f"{path}: {count} files for {key.device or 'unknown devices'}, key {key.digest}")
-    return {"warm": True, "file": str(path), "files": count, "key": key.digest}
-
-
-def take_bundle(settings: Settings, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """`--import`. On a host without devices, as where images are made, the key cannot be compared and is only said."""
-    key = host_key(settings)
-    cache, count = import_bundle(path, settings.compile_cache(), key)
-    said = "fits this host" if key is not None else "not compared: this host shows no device that compiles"
-    say(f"{count} files for {cache.key.device or 'unknown devices'} in {cache.folder}; key {cache.key.digest} {said}")
-    return {"warm": True, "folder": str(cache.folder), "files": count, "key": cache.key.digest, "compared": bool(key)}
-
-
-def host_key(settings: Settings) -> CacheKey | None:
-    """The key of this host's devices; None where there are none that compile."""
-    from checks.accelerators.neuron.environment import flags_of, lnc_of
-    from healthd.runner.runner import Runner
-
-    survey = asyncio.run(Runner(settings.runner()).survey())
-    inventory = survey.raw.get("inventory")
-    if not compiles(survey.inventory.accelerator) or not isinstance(inventory, dict):
-        return None
-    options = settings.runner().options
-    is_neuron = inventory["accelerator"] == "neuron"
-    flags = flags_of(options) if is_neuron else ()
-    return make_key(inventory, None, flags, lnc_of(inventory, options) if is_neuron else None, probe_versions(settings))
-
-
-def probe_versions(settings: Settings) -> dict[str, str]:
-    """The versions that decide about graphs, as the probe interpreter has them. Raises WarmError."""
-    said = ask_packages(settings.probe.python or Path(sys.executable), settings.probe.start_seconds)
-    versions = said.get("versions")
-    if not isinstance(versions, dict):
-        raise WarmError(f"the probe interpreter did not say what it has: {said.get('error')}; see 'healthd doctor'")
-    return {str(name): str(version) for name, version in versions.items()}
 
 
 def ask_packages(python: Path, seconds: float) -> dict[str, Any]:

@@ -11,7 +11,10 @@ import tempfile
 from pathlib import Path
 
 from checks.host.container import in_container
+from checks.host.identity import on_ec2
 from checks.host.machine import HostError
+from checks.host.metadata import may_ask
+from checks.system.scheduled_events import MAINTENANCE, REBALANCE, SPOT
 from healthd import __version__
 from healthd.record.copying import Copier
 from healthd.record.sources import (
@@ -89,7 +92,20 @@ def record_calls(copier: Copier) -> None:
         said["clock"] = host.clock()._asdict()
     except HostError as error:
         copier.made.left_out["the clock's state"] = str(error)
+    record_events(copier, said)
     copier.write("/host.json", json.dumps(said, indent=1).encode())
+
+
+def record_events(copier: Copier, said: dict[str, object]) -> None:
+    """What EC2 has scheduled, with the time at which it was asked; nothing where this is not EC2."""
+    here = on_ec2(copier.host)
+    if not here or not may_ask(None, on_ec2=here):
+        return
+    try:
+        said["metadata"] = copier.host.metadata((MAINTENANCE, REBALANCE, SPOT))
+        said["time"] = copier.host.epoch_seconds()
+    except HostError as error:
+        copier.made.left_out["events scheduled by EC2"] = str(error)
 
 
 def record_view(copier: Copier) -> None:

@@ -1,17 +1,13 @@
-"""The compile cache of the probes: its key, its manifest, its bundle, and what goes wrong with locks and failures."""
+"""The compile cache of the probes: its key, its manifest, and what goes wrong with locks and failures."""
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
-import hashlib
-import io
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,10 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checks.accelerators.neuron import bundle as neuron_bundle
 from checks.accelerators.neuron import cache
 from checks.accelerators.neuron import packages as neuron_packages
-from checks.accelerators.neuron.bundle import BundleError, export_bundle, import_bundle
 from checks.accelerators.neuron.cache import (
     MANIFEST,
     CacheKey,
@@ -82,7 +76,6 @@ def test_every_part_of_the_key_has_a_folder_of_its_own(tmp_path: Path, change: d
     other = dataclasses.replace(KEY, **change)
     assert other.digest != KEY.digest
     assert CompileCache(tmp_path, other).compiled() == {}
-    assert KEY.differences(other)
     assert CompileCache(tmp_path, to_key(dataclasses.asdict(KEY))).compiled() == {"matmul/quick/1": 60.25}
 
 
@@ -102,12 +95,6 @@ def test_tier_parameters_and_size_of_the_group_are_graphs_of_their_own() -> None
         entry_of("matmul", "quick", {}, 32),
     }
     assert len(entries) == 5
-
-
-def test_what_is_unknown_of_either_key_is_no_difference() -> None:
-    assert KEY.differences(dataclasses.replace(KEY, device=None, lnc=None)) == []
-    (said,) = KEY.differences(dataclasses.replace(KEY, versions={**KEY.versions, "torch": "2.13"}))
-    assert said == "torch 2.9.1 instead of 2.13"
 
 
 def test_entries_of_several_processes_are_all_kept(tmp_path: Path) -> None:
@@ -243,115 +230,6 @@ def test_lock_that_somebody_holds_is_never_stale(tmp_path: Path) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert find_troubles(tmp_path) == []
         assert cache.clear_stale() == []
-
-
-# --- bundles ----------------------------------------------------------------------------------------------------------
-
-
-def test_bundle_makes_another_machine_warm(tmp_path: Path) -> None:
-    cache = warm_cache(tmp_path / "a")
-    module(cache, "MODULE_3+a", "model.neff", "model.hlo_module.pb.lock")
-    assert export_bundle(cache, tmp_path / "bundle.tar") == 3  # no lock travels
-    taken, count = import_bundle(tmp_path / "bundle.tar", tmp_path / "b", KEY)
-    assert (count, taken.compiled()) == (3, {"matmul/quick/1": 60.25})
-    assert (taken.folder / "neuron" / "model.neff").read_bytes() == b"program"
-    again, _ = import_bundle(tmp_path / "bundle.tar", tmp_path / "b", None)  # over one that is there
-    assert again.compiled()
-    assert [path.name for path in (tmp_path / "b").iterdir()] == [KEY.digest]
-
-
-def test_nothing_compiled_is_nothing_to_export(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="nothing is compiled for this device; run 'healthd warm' first"):
-        export_bundle(CompileCache(tmp_path, KEY), tmp_path / "bundle.tar")
-    assert not (tmp_path / "bundle.tar").exists()
-
-
-def test_bundle_of_another_host_is_refused_and_the_difference_is_said(tmp_path: Path) -> None:
-    export_bundle(warm_cache(tmp_path / "a"), tmp_path / "bundle.tar")
-    wanted = dataclasses.replace(KEY, device="Trainium2", lnc=2)
-    with pytest.raises(BundleError, match="device Trainium1 instead of Trainium2; lnc 1 instead of 2"):
-        import_bundle(tmp_path / "bundle.tar", tmp_path / "b", wanted)
-    assert list((tmp_path / "b").iterdir()) == []
-
-
-def forged(path: Path, members: list[tarfile.TarInfo], *, key: CacheKey = KEY, digest: str | None = None) -> None:
-    files = {one.name.removeprefix("cache/"): hashlib.sha256(b"x" * one.size).hexdigest() for one in members}
-    head = {"format": 1, "digest": digest or key.digest, "key": dataclasses.asdict(key), "files": files}
-    with tarfile.open(path, "w:gz") as tar:
-        content = json.dumps(head).encode()
-        first = tarfile.TarInfo(neuron_bundle.HEAD)
-        first.size = len(content)
-        tar.addfile(first, io.BytesIO(content))
-        for member in members:
-            tar.addfile(member, io.BytesIO(b"x" * member.size))
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.size = kind, link, 4 if kind == tarfile.REGTYPE else 0
-    return made
-
-
-@pytest.mark.parametrize(
-    "evil",
-    [
-        member("cache/../../outside"),
-        member("/etc/outside"),
-        member("../outside"),
-        member("cache/a/../../../outside"),
-        member("outside"),
-        member("cache/link", tarfile.SYMTYPE, "/etc"),
-        member("cache/hard", tarfile.LNKTYPE, "/etc/passwd"),
-        member("cache/device", tarfile.CHRTYPE),
-        member("cache/pipe", tarfile.FIFOTYPE),
-    ],
-)
-def test_nothing_leaves_the_folder_of_the_bundle(tmp_path: Path, evil: tarfile.TarInfo) -> None:
-    forged(tmp_path / "bundle.tar", [member("cache/fine"), evil])
-    with pytest.raises(BundleError, match="which is no plain file below cache/"):
-        import_bundle(tmp_path / "bundle.tar", tmp_path / "b", KEY)
-    assert list((tmp_path / "b").iterdir()) == []
-    assert not (tmp_path / "outside").exists()
-
-
-def test_zeros_without_end_are_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="/dev/zero is no bundle of healthd"):
-        import_bundle(Path("/dev/zero"), tmp_path / "b", KEY)
-
-
-def test_bundle_without_its_manifest_or_with_a_changed_key_is_refused(tmp_path: Path) -> None:
-    forged(tmp_path / "bundle.tar", [member("cache/fine")])
-    with pytest.raises(BundleError, match="json of the bundle is missing"):
-        import_bundle(tmp_path / "bundle.tar", tmp_path / "b", KEY)
-    forged(tmp_path / "bundle.tar", [], digest="0" * 20)
-    with pytest.raises(BundleError, match="does not fit its digest"):
-        import_bundle(tmp_path / "bundle.tar", tmp_path / "b", KEY)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cut=st.floats(0, 0.98), flip=st.integers(0, 10**6))
-def test_damaged_bundle_is_refused_and_leaves_nothing(tmp_path: Path, cut: float, flip: int) -> None:
-    whole = tmp_path / "whole.tar"
-    if not whole.exists():
-        export_bundle(warm_cache(tmp_path / "a"), whole)
-    data = whole.read_bytes()
-    (tmp_path / "cut.tar").write_bytes(data[: int(len(data) * cut)])
-    try:
-        cache, count = import_bundle(tmp_path / "cut.tar", tmp_path / "b", KEY)
-    except (BundleError, OSError):
-        assert list((tmp_path / "b").iterdir()) == []
-    else:
-        assert (count, cache.compiled()) == (2, {"matmul/quick/1": 60.25})  # only the padding at the end is missing
-        shutil.rmtree(tmp_path / "b")
-    spoilt = bytearray(data)
-    spoilt[flip % len(data)] ^= 1 << flip % 8
-    (tmp_path / "flip.tar").write_bytes(spoilt)
-    try:
-        cache, _ = import_bundle(tmp_path / "flip.tar", tmp_path / "c", KEY)
-    except (BundleError, OSError):
-        return
-    assert cache.compiled() == {"matmul/quick/1": 60.25}  # a bit of gzip's own head that means nothing
-    assert (cache.folder / "neuron" / "model.neff").read_bytes() == b"program"
 
 
 # --- packages ---------------------------------------------------------------------------------------------------------

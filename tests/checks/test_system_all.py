@@ -22,6 +22,7 @@ from tests.hosts.machine import Machine
 
 CHECKS = builtin_checks(PACKAGES[:1])
 NOT_HERE = {"instance_type", "neuron_counters", "neuron_versions"}  # the healthy machine is a plain one, not on EC2
+NOT_HERE |= {"scheduled_events"}
 NOT_HERE |= {"job_steps"}  # nor does a job report its steps
 NOT_HERE |= {"neuron_cores", "neuron_topology", "device_permissions"}
 NOT_HERE |= {"efa", "gpu_memory", "gpu_throttle", "gpu_links", "gpu_driver"}

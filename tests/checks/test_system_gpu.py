@@ -98,7 +98,8 @@ def test_module_that_is_not_installed_is_unknown_with_the_remedy(check: Check, m
     machine.remove("/python/pynvml")
     (finding,) = look(machine, check)[0]
     assert (finding.status, finding.reason) == (Status.UNKNOWN, "MissingTool")
-    assert f"nvidia-ml-py is not installed for {sys.executable}: install it there" in finding.message
+    assert f"nvidia-ml-py is neither installed beside healthd nor for {sys.executable}" in finding.message
+    assert "install the extra nvidia of healthd" in finding.message
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

@@ -244,6 +244,7 @@ def test_what_can_never_be_is_1_and_what_cannot_be_meant_is_2(world: World) -> N
         (("--hostfile", "/no/such/file"), "cannot be read"),
         (("--hostfile", "/dev/zero"), "cannot be read: larger than 64 MiB"),
         ((*nodes("n1"), "--max-age", "-5s"), "max_age"),
+        ((*nodes("n1"), "--runtime", "400d"), "runtime"),
         ((*nodes("n1"), "--tier", "quik"), "tier"),
         ((*nodes("n1"), "--on-unreachable", "pray"), "on_unreachable"),
     ):
@@ -251,6 +252,16 @@ def test_what_can_never_be_is_1_and_what_cannot_be_meant_is_2(world: World) -> N
         assert (ended.code, ended.out) == (2, ""), (arguments, ended)
         assert said in ended.err, (arguments, ended.err)
         assert ended.err.count("\n") == 1
+
+
+def test_gate_that_is_told_how_long_its_job_runs_takes_no_node_whose_events_are_not_known(world: World) -> None:
+    """These nodes have never said what EC2 has scheduled for them."""
+    said = world.gate("events", *nodes("n1"), "--runtime", "12h", "--json")
+    assert said.code == 75, said.err
+    (reason,) = said.json["excluded"][0]["reasons"]
+    assert reason["code"] == "ScheduledEvent"
+    assert "the job says that it runs for 12 h, so this must be known" in reason["message"]
+    assert said.json["policy"]["runtime_seconds"] == 43200.0
 
 
 def test_host_files_of_launchers_name_each_node_once(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_nothing_is_mounted_over_what_the_image_has_compiled(tmp_path: Path) -> 
 
 def test_what_the_guide_brings_in_an_image_is_where_its_definition_looks() -> None:
     text = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
-    (imported,) = re.findall(r"RUN HEALTHD_PROBE_COMPILE_CACHE=(\S+) healthd warm --import", text)
+    (imported,) = re.findall(r"^COPY compile-cache (\S+)$", text, re.MULTILINE)
     assert f"--warmed {imported}" in text
     assert imported not in definitions.SHARED_FOLDERS.values()
 

@@ -123,7 +123,7 @@ def wheels(shop: Workshop) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    wanted += [line for name in ("kubernetes", "postgresql", "aws") for line in extras[name]]
+    wanted += [line for name in ("kubernetes", "postgresql", "aws", "nvidia") for line in extras[name]]
     folder = shop.folder / "wheels"
     subprocess.run(
         [

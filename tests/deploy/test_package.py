@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,9 +12,15 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from checks.contract import Tier
+from checks.discover import builtin_checks
+from healthd.node.checks.catalogue import enabled_checks
+from tests.deploy.test_kubernetes import OVERLAYS, node_pod, of_config_map
 
 ROOT = Path(__file__).parent.parent.parent
 CONTAINER = ROOT / "deploy/container"
@@ -152,6 +159,57 @@ def test_an_image_of_a_node_has_what_reads_the_kubelet(name: str) -> None:
     named = re.search(r"'\.\[([a-z,]+)\]'", runs)
     assert named is not None
     assert "kubernetes" in named[1].split(",")
+
+
+RECIPES = {"healthd": "Containerfile", "healthd-torch": "Containerfile-training"}
+
+ASK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from checks.contract import Context, Finding, Tier, load_params
+from checks.discover import builtin_checks
+from checks.host.machine import Host, HostError
+accelerator, names = sys.argv[2], sys.argv[3].split(",")
+devices = [{"target": accelerator + ":0", "index": 0, "bus_id": "0000:00:1e.0", "uuid": "GPU-1", "mig": False}]
+missing = []
+for name in names:
+    check = builtin_checks()[name]
+    inventory = {"accelerator": accelerator, "device_count": 1, "devices": devices}
+    context = Context(host=Host(), params=load_params(check.params_type, {}), tier=Tier.PASSIVE, device=None,
+        group=None, previous=None, limits={}, inventory=inventory)
+    try:
+        found = [(one.reason, one.message) for one in check(context) if isinstance(one, Finding)]
+    except HostError as error:
+        found = [(error.reason, str(error))]
+    missing += [(name, message) for reason, message in found if reason == "MissingTool" and "extra" in message]
+print(json.dumps(missing))
+"""
+
+
+@pytest.mark.system("kubectl")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_image_of_an_overlay_has_the_python_packages_that_its_checks_want(
+    overlay: str, wheel: Path, tmp_path: Path
+) -> None:
+    """The checks run under a bare interpreter, as that of a job is: what they want is installed with healthd."""
+    (container,) = node_pod(overlay)["containers"]
+    recipe = RECIPES[container["image"].rpartition("/")[2].partition(":")[0]]
+    runs = " ".join(rest for word, rest in instructions(recipe) if word == "RUN")
+    extras = re.findall(r"'\.\[([a-z,-]+)\]'", runs)[0].split(",")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    for requirement in (line for extra in extras for line in PROJECT["project"]["optional-dependencies"][extra]):
+        name = re.split(r"[\[<>=~! ]", requirement)[0]
+        for top in {file.parts[0] for file in metadata.files(name) or () if file.parts[0] != ".."}:
+            if not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(metadata.distribution(name).locate_file(top))
+    settings = of_config_map(overlay, "healthd-node")
+    passive = [spec.name for spec in enabled_checks(builtin_checks(), settings.node) if spec.tier is Tier.PASSIVE]
+    python = Path(sys.base_prefix) / "bin/python3"
+    line = [python, "-I", "-S", "-c", ASK, tmp_path / "healthd/bundled", settings.probe.accelerator, ",".join(passive)]
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
 
 
 def test_the_image_of_the_service_has_no_torch() -> None:

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from healthd.hooks.launchers import TRACES
 from tests.hooks.preflight_kit import Job
 from tests.patience import PATIENCE
 
 PASSIVE = ("--tier", "passive", "--no-collective")  # collectives are in test_preflight_collective
+OUTSIDE = ("env", *(word for name in TRACES for word in ("-u", name)))  # of whatever runs these tests
 BAD = (*PASSIVE, "--fault", "memory_free=fail")
 
 
@@ -295,9 +297,35 @@ def test_one_node_alone_needs_no_address_of_a_main_node(tmp_path: Path) -> None:
         job.nothing_left()
 
 
-def test_nothing_but_a_launcher_or_options_says_who_we_are(tmp_path: Path) -> None:
+def test_machine_without_a_launcher_is_the_whole_job_and_one_line_says_so(tmp_path: Path) -> None:
     with Job(tmp_path, size=1) as job:
-        job.start(0, place=(), command=(sys.executable, "-c", ""))
+        job.start(0, *PASSIVE, place=(), within=OUTSIDE)
         ended = job.end(0)
-    assert ended.code == 2
-    assert "no launcher's variables found: say --nnodes N --node-rank R --main HOST" in ended.err
+        assert ended.code == 0, ended.err
+        assert "started 0 1 127.0.0.1" in ended.out
+        job.nothing_left()
+    said = [line for line in ended.err.splitlines() if "launcher" in line]
+    assert said == [
+        "healthd: no launcher's variables found, so this machine is the whole job (one node, as torchrun "
+        "--standalone); for several nodes say --nnodes N --node-rank R --main HOST"
+    ]
+
+
+def test_jobs_of_one_node_on_one_machine_do_not_want_the_same_port(tmp_path: Path) -> None:
+    """The port of others is never used: here somebody else listens on the default one."""
+    with socket.create_server(("127.0.0.1", 0)) as other, Job(tmp_path, size=1) as job:
+        job.start(0, *PASSIVE, place=("--nnodes", "1"), env={"HEALTHD_PREFLIGHT_PORT": str(other.getsockname()[1])})
+        ended = job.end(0)
+        assert ended.code == 0, ended.err
+        assert "launcher" not in ended.err
+        job.nothing_left()
+
+
+@pytest.mark.parametrize("trace", ["KUBERNETES_SERVICE_HOST", "PBS_JOBID", "WORLD_SIZE"])
+def test_process_that_may_be_one_of_many_is_not_taken_for_the_whole_job(tmp_path: Path, trace: str) -> None:
+    with Job(tmp_path, size=1) as job:
+        job.start(0, place=(), command=("touch", str(tmp_path / "started")), within=(*OUTSIDE, f"{trace}=4"))
+        ended = job.end(0)
+    assert (ended.code, (tmp_path / "started").exists()) == (2, False)
+    assert f"no launcher's variables found, but {trace} is set" in ended.err
+    assert "say --nnodes N --node-rank R --main HOST, or --nnodes 1 where this machine is the whole job" in ended.err

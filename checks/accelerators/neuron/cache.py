@@ -74,22 +74,6 @@ class CacheKey:
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
-    def differences(self, other: CacheKey) -> list[str]:
-        """What differs from another key, for people. What either does not know is no difference."""
-        found = []
-        for name, mine in asdict(self).items():
-            theirs = getattr(other, name)
-            if name == "versions":
-                names = sorted({*mine, *theirs})
-                found += [
-                    f"{item} {mine.get(item, 'missing')} instead of {theirs.get(item, 'missing')}"
-                    for item in names
-                    if mine.get(item) != theirs.get(item)
-                ]
-            elif mine != theirs and None not in (mine, theirs):
-                found.append(f"{name} {_shown(mine)} instead of {_shown(theirs)}")
-        return found
-
 
 def to_key(plain: object) -> CacheKey:
     """A key out of plain values. Raises ValueError (one line)."""
@@ -293,7 +277,3 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _shown(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -27,6 +27,7 @@ def terms_of(request: GateRequest, policy: Policy) -> Terms:
         needed=wanted if request.min_nodes is None else request.min_nodes,
         collective=wanted > 1 and (policy.collective if request.collective is None else request.collective),
         checks=policy.checks_over_nodes(request.kind, tier),
+        runtime_seconds=policy.runtime_seconds if request.runtime_seconds is None else request.runtime_seconds,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.model.policy import MOST_RUNTIME_SECONDS, Policy
 from healthd.core.errors import BadInputError
 from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join
 from healthd.core.node_name import check_name
@@ -40,6 +40,8 @@ def check_request(request: GateRequest, policy: Policy) -> None:
         raise BadInputError(f"max_age_seconds must be greater than 0, not {request.max_age_seconds}")
     if request.wait_seconds is not None and not 0 <= request.wait_seconds <= policy.max_wait_seconds:
         raise BadInputError(f"wait_seconds must be 0 to {policy.max_wait_seconds:.0f}, not {request.wait_seconds}")
+    if request.runtime_seconds is not None and not 0 <= request.runtime_seconds <= MOST_RUNTIME_SECONDS:
+        raise BadInputError(f"runtime_seconds must be 0 to {MOST_RUNTIME_SECONDS:.0f}, not {request.runtime_seconds}")
 
 
 def _check_join(request: GateRequest, join: Join, policy: Policy) -> None:

@@ -198,6 +198,7 @@ def _decision(
             "tier": terms.tier.value,
             "max_age_seconds": terms.max_age_seconds,
             "wait_seconds": terms.wait_seconds,
+            "runtime_seconds": terms.runtime_seconds,
             "wanted": terms.wanted,
             "needed": terms.needed,
             "collective": terms.collective,

@@ -19,6 +19,7 @@ from healthd.aggregator.model.nodes import FleetNode, Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
+from healthd.core.text import span
 
 
 class Eligibility(enum.Enum):
@@ -236,13 +237,37 @@ def _by_evidence(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetNode
         return Assessment(
             node=name, eligibility=Eligibility.EXCLUDED, reasons=judged.reasons, age_seconds=judged.age_seconds
         )
+    event_out, event_at = _scheduled_event(snapshot.now, gate, node)
+    if event_out is not None:
+        return event_out
     if run is not None and run.status is RunStatus.OPEN and name in gate.reserved:
         return _run_in_progress(snapshot.now, gate, policy, node, state, judged)
     if judged.health is not Health.UNKNOWN:
-        return _ready(snapshot.now, max_age, judged, state)
+        ready = _ready(snapshot.now, max_age, judged, state)
+        return dataclasses.replace(ready, wake_at=min(ready.wake_at, event_at))
     if name in gate.granted:
         return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=judged.reasons, final=True)
     return _needs_run(policy, name, judged, 0 if run is None else run.counted_rounds)
+
+
+def _scheduled_event(now: float, gate: Gate, node: FleetNode) -> tuple[Assessment | None, float]:
+    """
+    EXCLUDED where AWS has scheduled something before the job's expected end, or may have; and when that could change.
+
+    The end counts from the lease once there is one, so that a node that was granted is not given back for the time that
+    the other nodes take.
+    """
+    runtime, event = gate.terms.runtime_seconds, node.event
+    if not runtime or event is None:
+        return None, math.inf
+    ends_in = runtime if node.node not in gate.granted else gate.granted[node.node].granted_at + runtime - now
+    if event.seconds is None:
+        text = f"{node.node}: {event.message}; the job says that it runs for {span(runtime)}, so this must be known"
+    elif event.seconds < ends_in:
+        text = f"{node.node}: {event.message}; the job would still run then (it says {span(runtime)})"
+    else:
+        return None, math.inf if node.node in gate.granted else now + event.seconds - runtime
+    return _out(node.node, "ScheduledEvent", text, status=Status.WARN), math.inf
 
 
 def _ready(now: float, max_age: float, judged: Judged, state: NodeState, *, run_over: bool = False) -> Assessment:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from checks.contract import Finding, Status, Tier, worst
-from healthd.aggregator.inventory.machine_identity import failing, machine_of
-from healthd.aggregator.model.nodes import Verdicts
+from healthd.aggregator.inventory.machine_identity import EVENTS_CHECK, failing, machine_of, scheduled_event
+from healthd.aggregator.model.nodes import ScheduledEvent, Verdicts
 from healthd.core.evidence import health_of, judge_tier, reason_of, sorted_reasons
 from healthd.core.model import CheckResult, Health, Lease, NodeState, Reason
 from healthd.core.wire import decode, encode
@@ -48,6 +48,8 @@ class CompactState:
         "_amendable",
         "_bytes",
         "_counted",
+        "_event",
+        "_event_age",
         "_expiring",
         "_oldest_seconds",
         "_own",
@@ -91,6 +93,8 @@ class CompactState:
             for r in state.results
             if r.check in checks and (r.digests or r.check in AMENDED)
         }
+        self._event = scheduled_event(state)
+        self._event_age = next((r.age_seconds for r in state.results if r.check == EVENTS_CHECK), 0.0)
         self._own = (self.health, self.failing)
         self._added: Mapping[str, tuple[Finding, ...]] = {}
 
@@ -109,6 +113,16 @@ class CompactState:
         self.health = max(health, health_of(self._reasons()), key=_HEALTH_RANK.__getitem__)
         self.failing = failing or any(one.status is Status.FAIL for some in added.values() for one in some)
         return True
+
+    def event(self, now: float) -> ScheduledEvent | None:
+        """What AWS has scheduled for the machine first, as of `now`; None where there is nothing."""
+        found = self._event
+        if found is None or found.seconds is None:
+            return found
+        aged_since, age = self.at, self._ages.get(EVENTS_CHECK)
+        if age is None:
+            aged_since, age = self._received_at, self._event_age
+        return dataclasses.replace(found, seconds=found.seconds - age - (now - aged_since))
 
     def _reasons(self) -> tuple[Reason, ...]:
         """What was added, as reasons."""

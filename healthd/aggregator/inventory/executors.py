@@ -47,6 +47,7 @@ def joined(daemon: FleetNode, executor: FleetNode | None) -> FleetNode:
         issuer=daemon.issuer,
         machine=daemon.machine,
         failing=daemon.failing,
+        event=daemon.event,
     )
 
 

@@ -1,4 +1,8 @@
-"""Which machine a node is, and whether anything on it has failed: read once of each state that comes in. Pure."""
+"""
+Which machine a node is, whether anything on it has failed, and what AWS has scheduled for it. Pure.
+
+All of it is read once of each state that comes in.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checks.contract import Status
+from healthd.aggregator.model.nodes import ScheduledEvent
 from healthd.core import wire
 from healthd.core.model import NodeState
 from healthd.core.text import plain
 
+EVENTS_CHECK = "scheduled_events"
+"""The check that says what AWS has scheduled for the machine."""
 MOST_IDENTITY = 128
 """Characters of a serial number or instance id: real ones have some forty, and the database has room for so many."""
 
@@ -73,3 +80,26 @@ def differences(before: str, after: str) -> Iterator[tuple[str, str]]:
 def failing(state: NodeState) -> bool:
     """Whether any result has failed: a node without that gives the rules nothing to begin with."""
     return any(result.status is Status.FAIL for result in state.results)
+
+
+def scheduled_event(state: NodeState) -> ScheduledEvent | None:
+    """
+    What AWS has scheduled for the machine first, as of when the check ran; None where there is nothing.
+
+    Only a pass, or a machine that is not on EC2, says that there is nothing.
+    """
+    result = next((result for result in state.results if result.check == EVENTS_CHECK), None)
+    if result is None or not result.findings:
+        return ScheduledEvent(seconds=None, message=f"{EVENTS_CHECK} has not run")
+    events = [
+        ScheduledEvent(seconds=measured.value, message=finding.message)
+        for finding in result.findings
+        if finding.reason == "ScheduledEvent"
+        for measured in finding.measurements
+        if measured.name == "scheduled_event_seconds" and measured.value is not None
+    ]
+    if events:
+        return min(events, key=lambda event: event.seconds or 0.0)
+    (finding, *_) = result.findings
+    not_on_ec2 = finding.reason == "NotApplicable" and not finding.measurements
+    return None if result.status is Status.PASS or not_on_ec2 else ScheduledEvent(seconds=None, message=finding.message)

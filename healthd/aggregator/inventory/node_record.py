@@ -182,6 +182,7 @@ class NodeRecord:
             judged={} if self.state is None else self.state.judged,
             machine=None if self.state is None else self.state.machine,
             failing=None if self.state is None else self.state.failing,
+            event=None if self.state is None else self.state.event(now),
             behind_seconds=0.0 if self.state is None else max(0.0, now - self.state.at),
             heard_seconds=None if self.heard_at is None else max(0.0, now - self.heard_at),
             confirmed=self.confirmed,

@@ -45,6 +45,7 @@ class Terms:
     needed: int
     collective: bool
     checks: tuple[str, ...] = ()
+    runtime_seconds: float = 0.0
 
 
 class RunStatus(str, enum.Enum):

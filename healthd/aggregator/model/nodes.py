@@ -19,6 +19,19 @@ Verdicts = dict[tuple[Tier, tuple[str, ...]], Judged]
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScheduledEvent:
+    """
+    What AWS will do to the machine of a node, as the check `scheduled_events` says.
+
+    `seconds` is how long from now it begins, 0 or less: it may happen at any moment. None: it is not known whether
+    there is an event, and `message` says why.
+    """
+
+    seconds: float | None
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetNode:
     """
     One node as the aggregator sees it now.
@@ -31,7 +44,8 @@ class FleetNode:
     node was last heard, None: never since this aggregator started. `confirmed` means two-way contact, so that its ages
     are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word. `orders` holds
     the last report on every order that is not yet acknowledged. `issuer` is the database that had made the last
-    statement to the node when it sent its last sync.
+    statement to the node when it sent its last sync. `event` is the first thing that AWS has scheduled for the machine,
+    None where there is nothing.
     """
 
     node: str
@@ -48,6 +62,7 @@ class FleetNode:
     judged: Verdicts = field(default_factory=dict, compare=False)
     machine: str | None = None
     failing: bool | None = None
+    event: ScheduledEvent | None = None
 
     @property
     def compile_seconds(self) -> float:

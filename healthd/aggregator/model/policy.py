@@ -17,6 +17,9 @@ RUN_SECONDS: Mapping[Tier, float] = {
     Tier.SOAK: 14400.0,
 }
 
+MOST_RUNTIME_SECONDS = 366 * 86400.0
+"""The longest expected runtime of a job: a year. AWS announces events some weeks ahead."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -30,6 +33,10 @@ class Policy:
 
     wait_seconds: float = 600.0
     """How long a gate holds when the request does not say. Ten minutes: a reboot fits."""
+
+    runtime_seconds: float = 0.0
+    """How long a job is expected to run when the request does not say: nodes for which EC2 has scheduled a stop, a
+    reboot or the like before its end are left out, and nodes on EC2 whose events are not known. 0: events only warn."""
 
     max_wait_seconds: float = 86400.0
     """The longest wait that may be asked for. A day: who waits longer is better queued by a scheduler."""
@@ -249,6 +256,8 @@ class Policy:
         for name in ("max_rounds", "most_restarts", "most_rounds", "most_partners", "keep_gates", "keep_events"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: must be 0 or more, not {getattr(self, name)}")
+        if not 0 <= self.runtime_seconds <= MOST_RUNTIME_SECONDS:
+            raise ValueError(f"runtime: must be from 0 to a year, not {self.runtime_seconds:g} s")
         for name in ("keep_days", "pool_recheck_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name.removesuffix('_seconds')}: must be more than 0, not {getattr(self, name):g}")

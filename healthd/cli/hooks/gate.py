@@ -65,6 +65,11 @@ WITHDRAW_SECONDS = 2.0
 )
 @click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default: the aggregator's).")
 @click.option(
+    "--runtime",
+    metavar="T",
+    help="How long the job will run, as 12h: leaves out nodes that EC2 will stop or reboot before its end.",
+)
+@click.option(
     "--mode", shell_complete=one_of("enforce", "observe"), help="enforce or observe (default: the aggregator's)."
 )
 @click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
@@ -146,6 +151,7 @@ def build_request(asked: GateSettings) -> GateRequest:
         tier=asked.tier,
         max_age_seconds=asked.max_age_seconds,
         wait_seconds=asked.wait_seconds,
+        runtime_seconds=asked.runtime_seconds,
         mode=asked.mode,
         workload=asked.workload or own_workload(os.environ, len(nodes)),
         collective=asked.collective,

@@ -106,6 +106,7 @@ def _request(asked: GateSettings, place: Place | None, join: Join, environ: Mapp
         tier=asked.tier,
         max_age_seconds=asked.max_age_seconds,
         wait_seconds=asked.wait_seconds,
+        runtime_seconds=asked.runtime_seconds,
         mode=asked.mode,
         workload=asked.workload or own_workload(environ, 1),
         collective=asked.collective,

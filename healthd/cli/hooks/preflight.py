@@ -22,7 +22,7 @@ from healthd.cli.terminal.output import log_to_stderr, told
 from healthd.core.config.schema import key_of
 from healthd.core.errors import ConfigError
 from healthd.core.model import GateRequest
-from healthd.hooks.launchers import Place, address_towards, describe, find_place
+from healthd.hooks.launchers import Place, address_towards, describe, find_place, traces
 from healthd.hooks.preflight import NOT_ADMITTED
 from healthd.hooks.stopping import Stopped, stoppable
 
@@ -32,10 +32,13 @@ if TYPE_CHECKING:
 JOB = "preflight"
 SECRET_CHARACTERS = 16
 LOOPBACK = "127.0.0.1"
+ALONE = "nobody"
+"""`Place.source` where no launcher and no option says that there is another node."""
 # Fields of the policy that the aggregator of a preflight takes from the main node's configuration.
 POLICY = (
     "require",
     "admit_degraded",
+    "runtime_seconds",
     "run_seconds",
     "max_rounds",
     "lease_ack_seconds",
@@ -63,7 +66,9 @@ POLICY = (
     context_settings={"ignore_unknown_options": False}, short_help="Check a job's nodes together, then start COMMAND."
 )
 @common_options
-@click.option("--nnodes", type=int, metavar="N", help="How many nodes the job has (else from the launcher).")
+@click.option(
+    "--nnodes", type=int, metavar="N", help="How many nodes the job has (else from the launcher; 1 without one)."
+)
 @click.option("--node-rank", type=int, metavar="R", help="Which of them this is, from 0.")
 @click.option("--main", metavar="HOST[:PORT]", help="Where rank 0 is; its aggregator listens there.")
 @click.option("--job", metavar="J", help="The job's name.")
@@ -86,8 +91,9 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
     """
     Check the nodes of a job together, then start COMMAND on all of them, or on none.
 
-    Started on every node. Rank 0 runs the aggregator for as long as the gate lasts. Exit code: the command's, once it
-    has started; 75: not admitted, or stopped by a signal before that; 1: impossible as asked; 2: usage.
+    Started on every node; without a launcher and options this machine is the only one. Rank 0 runs the aggregator for
+    as long as the gate lasts. Exit code: the command's, once it has started; 75: not admitted, or stopped by a signal
+    before that; 1: impossible as asked; 2: usage.
     """
     settings = load_settings(options, section="preflight")
     place = find_my_place(settings)
@@ -102,7 +108,13 @@ def preflight(keeper: str | None, as_json: bool, command: tuple[str, ...], **opt
     _main_address(place.main, settings.preflight.port)
     _read_secret(settings.preflight.token_file)
     settings.runner()
-    if place.source != "options" and place.local_rank == 0:
+    if place.source == ALONE:
+        if settings.preflight.nnodes is None:
+            sys.stderr.write(
+                "healthd: no launcher's variables found, so this machine is the whole job (one node, as torchrun "
+                "--standalone); for several nodes say --nnodes N --node-rank R --main HOST\n"
+            )
+    elif place.source != "options" and place.local_rank == 0:
         sys.stderr.write(f"healthd: {describe(place)}\n")
     arguments = sys.argv[sys.argv.index("preflight") + 1 :]
     try:
@@ -124,7 +136,14 @@ def find_my_place(settings: Settings) -> Place:
     if found is not None:
         place = found
     elif len(missing) == len(explicit):
-        raise ConfigError("no launcher's variables found: say --nnodes N --node-rank R --main HOST")
+        if some := traces(os.environ):
+            raise ConfigError(
+                f"no launcher's variables found, but {some[0]} is set, so this may be one process of many: say "
+                "--nnodes N --node-rank R --main HOST, or --nnodes 1 where this machine is the whole job"
+            )
+        place = _this_machine_alone()
+    elif missing == ["--node-rank"] and asked.nnodes == 1:
+        place = _this_machine_alone(where or LOOPBACK)
     elif missing:
         raise ConfigError(
             f"{missing[0]} is missing: where no launcher says it, --nnodes, --node-rank and --main go together"
@@ -141,6 +160,10 @@ def find_my_place(settings: Settings) -> Place:
     if asked.min_nodes is not None and not 1 <= asked.min_nodes <= place.size:
         raise ConfigError(f"--min-nodes must be between 1 and {place.size}, not {asked.min_nodes}")
     return place
+
+
+def _this_machine_alone(main: str = LOOPBACK) -> Place:
+    return Place(job=None, attempt=0, rank=0, size=1, main=main, local_rank=0, local_size=1, source=ALONE)
 
 
 def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
@@ -214,6 +237,8 @@ def build_task(settings: Settings, place: Place, *, parent: int, began: float) -
 
     asked = settings.preflight
     host, port = _main_address(place.main, asked.port)
+    if place.source == ALONE and place.main == LOOPBACK:
+        port = _free_port()  # nobody else has to know it, and another job may check on this machine at the same time
     request = GateRequest(
         job=asked.job or place.job or JOB,
         attempt=asked.attempt if asked.attempt is not None else place.attempt,
@@ -279,6 +304,12 @@ def _leave_terminal() -> None:
     for number in (1, 2):
         os.dup2(nowhere, number)
     os.close(nowhere)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
 
 
 def _main_address(main: str, default_port: int) -> tuple[str, int]:

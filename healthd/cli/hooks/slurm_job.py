@@ -42,6 +42,7 @@ class SlurmJob:
             tier=asked.tier,
             max_age_seconds=asked.max_age_seconds,
             wait_seconds=asked.wait_seconds,
+            runtime_seconds=asked.runtime_seconds,
             mode=asked.mode,
             workload=self.workload,
             collective=asked.collective,

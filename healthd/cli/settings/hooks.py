@@ -68,6 +68,10 @@ class GateSettings:
     wait_seconds: float | None = None
     """How long to hold; None: the aggregator's policy."""
 
+    runtime_seconds: float | None = None
+    """How long the job is expected to run, so that nodes are left out that EC2 will stop or reboot before its end; 0:
+    such events only warn; None: the aggregator's policy. Not looked at by on_unreachable = local."""
+
     mode: Mode | None = None
     """enforce or observe; None: the aggregator's policy."""
 
@@ -99,7 +103,7 @@ class PreflightSettings:
     """What `healthd preflight` asks. Every key is an option of that command."""
 
     nnodes: int | None = None
-    """How many nodes; None: from the launcher."""
+    """How many nodes; None: from the launcher, and 1 where nothing shows that there is one."""
 
     node_rank: int | None = None
     """Which of them this is; None: from the launcher."""

@@ -21,6 +21,20 @@ from healthd.core.errors import ConfigError
 NAMES = ("torchrun", "openmpi", "slurm", "kubernetes", "sagemaker", "batch")
 """Innermost first."""
 
+TRACES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
+    *("PET_NNODES", "PET_NODE_RANK", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID"),
+    *("MV2_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID", "SLURM_NODEID"),
+    *("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID", "_CONDOR_JOB_AD"),
+    *("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "JOBSET_NAME", "VC_TASK_INDEX", "RAY_JOB_ID"),
+    *("ECS_CONTAINER_METADATA_URI_V4", "AWS_BATCH_JOB_ID", "SM_HOSTS", "CLUSTER_SPEC", "AZ_BATCH_JOB_ID"),
+    *("NOMAD_ALLOC_ID", "SKYPILOT_NODE_RANK"),
+)
+"""
+Variables that launchers and schedulers set for the processes of a job. Where one is set, a process may be one of many,
+also where no launcher here can read which one.
+"""
+
 SOMEWHERE = "192.0.2.1"
 """An address of no machine (RFC 5737): to ask the kernel which of our own it would speak from."""
 
@@ -56,6 +70,11 @@ class Place:
                 f"{self.source}: rank {self.rank} of {self.size} nodes, process {self.local_rank} of {self.local_size} "
                 f"on the node, cannot be ({self.evidence or 'its variables'})"
             )
+
+
+def traces(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables by which this process may be one of many; none: nobody has started it as a part of anything."""
+    return tuple(name for name in TRACES if environ.get(name))
 
 
 def find_places(environ: Mapping[str, str]) -> tuple[Place, ...]:
