@@ -46,6 +46,6 @@ def test_result_of_a_check_that_is_over_stands_when_its_forked_child_comes_late(
 
 @pytest.mark.parametrize("script", ["(echo OK; exit 0); echo CRITICAL", "(sleep 300; echo OK) & echo CRITICAL"])
 def test_result_of_a_plugin_is_that_of_the_process_that_was_started(script: str) -> None:
-    program = Program(command=("/bin/sh", "-c", f"{script}; exit 2"), timeout_seconds=5.0)
+    program = Program(command=("/bin/sh", "-c", f"{script}; exit 2"), timeout_seconds=60.0)
     result = run_checks("late", programs={"late": program}, retries=0)["late"]
     assert (result.status, result.findings[0].reason) == (Status.FAIL, "ProgramFailed")

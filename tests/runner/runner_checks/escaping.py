@@ -54,6 +54,7 @@ def forks(ctx: Context[Fork]) -> Iterator[Finding]:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
+        (place / "child").write_text(str(os.getpid()))
         os.close(write_end)
         if when != "first":
             os.read(read_end, 1)  # until the parent has given its own
@@ -61,7 +62,6 @@ def forks(ctx: Context[Fork]) -> Iterator[Finding]:
             time.sleep(0.01)
         yield Finding(status=Status.PASS, reason=None, message="the child's", target="node")
         return
-    (place / "child").write_text(str(child))
     if when == "first":
         os.waitpid(child, 0)
     yield Finding(status=Status.FAIL, reason="LowMemory", message="the parent's", target="node")
@@ -74,6 +74,8 @@ def forks(ctx: Context[Fork]) -> Iterator[Finding]:
 def late_fork(ctx: Context[Fork]) -> Iterator[Finding]:
     """Lets the late child of `forks` give its finding, and waits for its end."""
     place = Path(ctx.params.folder)
+    while not (place / "child").exists():
+        time.sleep(0.01)
     (place / "go").touch()
     os.waitpid(int((place / "child").read_text()), 0)
     yield Finding(status=Status.PASS, reason=None, message="the child has ended", target="node")
