@@ -84,6 +84,9 @@ class Accelerator(Protocol):
         Each of `devices` has target, kind, serial, cores and memory_bytes. What cannot be told is None, never 0. No
         torch, no side effects. Raises ValueError (one line) for an option that makes no sense.
 
+        `file` of a device, where it has that member, is the inode of what the kernel makes anew when the device comes
+        back or its driver is loaded again: another number means that the device is not yet tested.
+
         `workers` names the targets that get a worker each and become ranks, where these are not the devices: cores.
 
         `ranks` says how devices become the ranks of a collective: `kept` (the same workers stay ranks over several

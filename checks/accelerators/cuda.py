@@ -86,6 +86,7 @@ def find(host: Host, options: Mapping[str, Any]) -> dict[str, Any]:
             "memory_bytes": None,
             "minor": int(gpu["device minor"]) if gpu.get("device minor", "").isdecimal() else None,
             "bdf": place.lower(),  # with domain: 0000:10:1c.0
+            "file": host.inode(f"/sys/bus/pci/devices/{place.lower()}"),
         }
         for index, (place, gpu) in enumerate(gpus)
     ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from checks.contract.context import Context, Device, Group, Mesh, MeshOperation, P, Previous, Profiling
 from checks.contract.records import (
+    DEVICE_RESETS,
     NO_LIMIT,
     Evidence,
     Finding,
@@ -27,6 +28,7 @@ from checks.contract.words import SEVERITY, Action, Blame, Scope, Status, Tier, 
 
 __all__ = [
     "BUILT_IN",
+    "DEVICE_RESETS",
     "NO_LIMIT",
     "SEVERITY",
     "Action",

@@ -109,6 +109,13 @@ class Evidence:
     data: Mapping[str, Any]
 
 
+DEVICE_RESETS = "device_resets"
+"""
+The key of evidence that says when devices were last reset: `resets` by target, in seconds of the kernel log's clock,
+and `now` by the same clock. Results from before a reset do not stand for the device.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """

@@ -3,8 +3,11 @@ The protocol between a worker and the runner: JSON, one object a line, bounded o
 
 To the worker (standard input): `load`, `setup`, `survey`, `warm`, `run`, `judge`, `catalogue`, `host_catalogue`; the
 end of the input means exit. From the worker (a descriptor of its own): `ready`, `surveyed`, `warmed`, `started`,
-`progress`, `finding`, `evidence`, `profile`, `done`, `raised`, `catalogue`. Each line from the worker has the `id` of
-the command that it answers.
+`progress`, `finding`, `evidence`, `profile`, `done`, `raised`, `catalogue`, `second_writer`. Each line from the worker
+has the `id` of the command that it answers.
+
+Results are those of the process that the runner started. A copy of it, which a check has made by `fork`, sends
+`second_writer` instead of a result and ends: then nobody can tell whose the other results are.
 
 Reading is strict: what is not exactly a record of the contract raises ProtocolError, and is garbage to the runner.
 """

@@ -17,6 +17,7 @@ class ResultWriter:
     def __init__(self, output: int) -> None:
         self.output = output
         self.command_id = 0
+        self._pid = os.getpid()
 
     def stream(self, items: Iterable[Any]) -> int:
         """
@@ -57,6 +58,18 @@ class ResultWriter:
         return max(0, dropped - 1)
 
     def send(self, kind: str, **members: Any) -> None:
+        """
+        Send one message.
+
+        A copy of this process, made by a check that forks, sends no results: it says that it tried, which makes the
+        check unknown, and ends here, before it takes the commands of this process.
+        """
+        if os.getpid() != self._pid:
+            self._write("second_writer", pid=os.getpid())
+            os._exit(1)
+        self._write(kind, **members)
+
+    def _write(self, kind: str, **members: Any) -> None:
         from checks.worker.protocol import encode
 
         line = encode({"kind": kind, "id": self.command_id, **members})

@@ -7,12 +7,14 @@ Never takes not knowing for health: no data, old data, an empty list of checks a
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from checks.contract import SEVERITY, Action, Blame, Finding, Status, Tier, worst
+from checks.printable import some
 from checks.reasons import action_of, blame_of
-from healthd.core.model import CheckResult, CheckSpec, Health, NodeState, Reason
+from healthd.core.model import CheckResult, CheckSpec, Health, Inventory, NodeState, Reason
 from healthd.core.text import span
 
 
@@ -45,6 +47,8 @@ def judge_health(state: NodeState) -> tuple[Health, tuple[Reason, ...]]:
         if not suspended and expired(spec, result):
             text = f"{spec.name}: last run {span(result.age_seconds)} ago, may be {span(spec.expires_seconds or 0)} old"
             reasons.append(reason("Stale", text, node=state.node, check=spec.name))
+        if not suspended:
+            reasons.extend(_untested(state, spec, result))
         reasons.extend(_not_passed(state.node, result, suspended=suspended))
     if (
         not any(results[spec.name].status is not Status.SKIP for spec in expected if spec.name in results)
@@ -81,6 +85,7 @@ def judge_tier(state: NodeState, tier: Tier, max_age_seconds: float, *, require:
         else:
             if result.status is not Status.SKIP:
                 counted.append(result)
+            reasons.extend(_untested(state, spec, result))
             reasons.extend(_not_passed(state.node, result, suspended=False))
     active = {spec.name for spec in specs if spec.tier is not Tier.PASSIVE}
     wanted = active if tier is not Tier.PASSIVE else {spec.name for spec in specs}
@@ -90,6 +95,40 @@ def judge_tier(state: NodeState, tier: Tier, max_age_seconds: float, *, require:
         reasons.append(reason("NoChecks", f"no check of tier {tier.value} has measured anything", node=state.node))
     oldest = max((result.age_seconds for result in counted), default=None)
     return Judged(health_of(reasons), sorted_reasons(reasons), oldest)
+
+
+def untested_devices(spec: CheckSpec, result: CheckResult, inventory: Inventory | None) -> tuple[str, ...]:
+    """
+    The devices that a good result of an accelerator check does not stand for.
+
+    It did not measure them, or they appeared, were reset or were swapped since.
+    """
+    if not spec.accelerators or inventory is None or result.status not in (Status.PASS, Status.WARN):
+        return ()
+    began = math.nan if result.began_at is None else result.began_at
+    return tuple(
+        device.target
+        for device in inventory.devices
+        if device.target not in result.devices or not (device.since is None or began >= device.since)
+    )
+
+
+def _untested(state: NodeState, spec: CheckSpec, result: CheckResult) -> list[Reason]:
+    """The reason for the devices that a result does not stand for."""
+    targets = untested_devices(spec, result, state.inventory)
+    if not targets:
+        return []
+    text = f"{spec.name} has not run on {some(targets, 4)} since it appeared, was reset or was swapped"
+    return [
+        reason(
+            "NotYetRun",
+            text,
+            node=state.node,
+            target=targets[0] if len(targets) == 1 else None,
+            check=spec.name,
+            injected=result.injected,
+        )
+    ]
 
 
 def expired(spec: CheckSpec, result: CheckResult) -> bool:

@@ -67,7 +67,7 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings, *, s
     except BadInputError as error:
         raise ConfigError(f"node.faults: {error}") from None
     check_interface(settings.interface)
-    files.prepare(settings.state_dir)
+    unwritable = files.prepare(settings.state_dir)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_lock_state_dir(settings.state_dir))
         tcp_socket = stack.enter_context(contextlib.closing(web.bind(settings.listen)))
@@ -81,9 +81,11 @@ async def run_node(settings: NodeSettings, runner_settings: RunnerSettings, *, s
             compile_seconds=runner_settings.compile_allowance_seconds,
         )
         store.set_faults(faults)
+        store.set_unwritable(unwritable)
         store.address = settings.address or _advertised_address(tcp_socket)
         store.set_peer_address(peer_address(settings.interface, None))
         StateFile(store, settings.state_dir / "state.json").restore()
+        runner.seen.restore(store.seen_before)
         if settings.active.unprompted is not None:
             log.info("active checks run unprompted by the rule %r: as set", settings.active.unprompted.value)
         await _serve(settings, runner, store, clock, tcp_socket, control_socket, NUMBERS if signals else ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from checks.contract import SEVERITY, CheckInfo, Finding, Missing, Scope, Status, make_finding, worst
 from checks.worker.protocol import shorten
@@ -29,11 +29,13 @@ def compose(
     judgement: Outcome | None,
     injected: bool,
     machine: Callable[[], str | None] = lambda: None,
+    devices: Collection[str] = (),
 ) -> CheckResult:
     """
     The result of a check from the outcomes of all its workers and of its judge.
 
     In a group the judge speaks for the ranks without an outcome; where it names no culprit, they are unknown.
+    `devices` are those that its workers had.
     """
     grouped = info.scope is Scope.GROUP
     judged = judgement is not None
@@ -59,7 +61,8 @@ def compose(
     found = _unknown_beside_known(found)
     result = result_of(info.name, plan, found, [*outcomes, *([judgement] if judgement else [])], injected=injected)
     digests = digests_of([item for outcome in outcomes for item in outcome.evidence], machine)
-    return dataclasses.replace(result, digests=digests) if digests else result
+    measured = tuple(devices) if any(outcome.started_at for outcome in outcomes) else ()
+    return dataclasses.replace(result, digests=digests, devices=measured)
 
 
 def _findings_of(outcome: Outcome, *, judged: bool) -> list[Finding]:
@@ -112,13 +115,14 @@ def result_of(
     It is as old as the outcome that ended first: devices may be measured many minutes apart.
     """
     begun = [outcome for outcome in outcomes if outcome.started_at]
+    now, now_boot = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
     errors = [f"{outcome.target}: {outcome.error}" for outcome in outcomes if outcome.error]
     return CheckResult(
         check=check,
         tier=plan.tier,
         status=worst(finding.status for finding in found),
         findings=tuple(found),
-        age_seconds=max(0.0, time.monotonic() - min(outcome.ended for outcome in begun)) if begun else 0.0,
+        age_seconds=max(0.0, now - min(outcome.ended for outcome in begun)) if begun else 0.0,
         started_at=min((outcome.started_at for outcome in begun), default=time.time()),
         duration_seconds=(
             max(outcome.ended for outcome in begun) - min(outcome.began for outcome in begun) if begun else 0.0
@@ -128,4 +132,5 @@ def result_of(
         error="\n".join(errors)[:MAX_ERROR_CHARACTERS] if errors else None,
         injected=injected,
         executor=plan.executor,
+        began_at=now_boot - max(0.0, now - min(outcome.began for outcome in begun)) if begun else None,
     )

@@ -19,7 +19,7 @@ from healthd.runner.run_record import RunRecord
 from healthd.runner.workers.node_lane import NodeLane
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.worker_lane import WorkerLane
-from healthd.runner.workers.workers import Workers, worker_targets
+from healthd.runner.workers.workers import Workers, probed_devices, worker_targets
 
 if TYPE_CHECKING:
     from healthd.runner.collective.subgroups import UnresolvedFailure
@@ -37,6 +37,7 @@ class DeviceChecks:
         self._folder: Path | None = None
         self._compilation = Compilation(workers, record.plan)
         self._lanes = [WorkerLane(workers, target) for target in worker_targets(workers.inventory)]
+        record.probed = probed_devices(workers.inventory)
 
     async def run(self, infos: Sequence[CheckInfo], tasks: asyncio.TaskGroup) -> None:
         """Run these checks, and let the workers end."""

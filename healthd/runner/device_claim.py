@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import pwd
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.workers import Workers
 
 _RETRY_SECONDS = 0.05
+_LOCKS = "locks"  # directory in the run directory that its owner alone can enter
 _LEASES = "leased"  # file beside the locks: the boot id, then the jobs that have the node
 _LEASES_BYTES = 4096
 
@@ -47,7 +49,7 @@ class DeviceClaim:
         async with contextlib.AsyncExitStack() as stack:
             waited = False
             if self._settings.run_dir is not None:
-                path = self._settings.run_dir / f"{self._workers.inventory['accelerator']}.lock"
+                path = lock_file(self._settings.run_dir, self._workers.inventory["accelerator"])
                 waited = await stack.enter_async_context(device_lock(path, self._settings.lock_wait_seconds))
             await self.check_free(await self._survey() if waited else surveyed)
             yield
@@ -86,6 +88,11 @@ def busy_by(surveyed: Outcome) -> str | None:
 # --- the lock file ----------------------------------------------------------------------------------------------------
 
 
+def lock_file(run_dir: Path, accelerator: str) -> Path:
+    """The lock file of an accelerator."""
+    return run_dir / _LOCKS / f"{accelerator}.lock"
+
+
 @contextlib.asynccontextmanager
 async def device_lock(path: Path, wait_seconds: float) -> AsyncIterator[bool]:
     """
@@ -94,9 +101,7 @@ async def device_lock(path: Path, wait_seconds: float) -> AsyncIterator[bool]:
     Raises ClaimError when another process keeps the lock for `wait_seconds`, or when the file cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # No link: what it leads to would be emptied.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = _open_lock(path)
     except OSError as error:
         text = f"cannot lock {path}: {error.strerror or error}; set run_dir to a directory of ours"
         raise ClaimError("NoPermission", text) from None
@@ -106,7 +111,7 @@ async def device_lock(path: Path, wait_seconds: float) -> AsyncIterator[bool]:
         while not _try_lock(descriptor):
             waited = True
             if time.monotonic() >= deadline:
-                raise ClaimError("Busy", f"another healthd ({_owner(descriptor)}) is running active checks")
+                raise ClaimError("Busy", _who_holds(descriptor, path))
             await asyncio.sleep(_RETRY_SECONDS)
         with contextlib.suppress(OSError):  # the pid is for people; a full disk does not make the lock invalid
             os.ftruncate(descriptor, 0)
@@ -129,9 +134,76 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _owner(descriptor: int) -> str:
-    pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-    return f"pid {pid}" if pid.isdigit() else "of unknown pid"
+def _open_lock(path: Path) -> int:
+    """
+    Open the lock file, which this user alone can open, in a directory that no other user can enter: who can open a file
+    can hold a lock on it. Both are made so where they are not.
+    """
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(mode=0o700)
+    # No links: what they lead to would be closed to others, and emptied.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        _close_to_others(folder, 0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path.name, flags, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        _close_to_others(descriptor, 0o600)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _close_to_others(descriptor: int, mode: int) -> None:
+    if os.fstat(descriptor).st_mode & 0o077:
+        os.fchmod(descriptor, mode)
+
+
+def _who_holds(descriptor: int, path: Path) -> str:
+    """Who holds the lock: a healthd writes its process id into the file, and the kernel knows who locked it."""
+    written = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+    locked_by = _locked_by(descriptor)
+    if locked_by is None:
+        pid = f"pid {written}" if written.isdigit() else "of unknown pid"
+        return f"another healthd ({pid}) is running active checks"
+    who = _described(locked_by)
+    if str(locked_by) == written:
+        return f"another healthd ({who}) is running active checks"
+    return f"{who} holds {path} and is not healthd: no active check can run until it ends"
+
+
+def _locked_by(descriptor: int) -> int | None:
+    """The process that has locked an open file, by the kernel's list; None where it does not show it."""
+    try:
+        lines = Path("/proc/locks").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    inode = str(os.fstat(descriptor).st_ino)
+    for line in lines:
+        # `1: FLOCK  ADVISORY  WRITE 4711 00:1a:1234 0 EOF`, where `1: -> FLOCK` waits for the lock.
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
+            return int(words[4]) if words[4].isdigit() and int(words[4]) > 0 else None
+    return None
+
+
+def _described(pid: int) -> str:
+    """A process as people know it: `pid 4711, flock, user eve`."""
+    place = Path("/proc") / str(pid)
+    try:
+        uid = place.stat().st_uid
+        command = (place / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return f"pid {pid}, which has ended and left the lock to a process that it started"
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return shorten(f"pid {pid}, {command}, user {user}")
 
 
 # --- the file of the leases -------------------------------------------------------------------------------------------

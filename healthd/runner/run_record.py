@@ -49,6 +49,10 @@ class RunRecord:
         self.plan = request.plan
         self.results: dict[str, CheckResult] = {}
         """Published results, by check."""
+        self.surveyed: tuple[str, ...] = ()
+        """The devices by the last survey: what checks of the node look at."""
+        self.probed: tuple[str, ...] = ()
+        """The devices whose workers measure them."""
         self.began = time.monotonic()
         self._as_of = time.clock_gettime(time.CLOCK_BOOTTIME)  # of the elapsed times in `previous`
         self._settings = settings
@@ -106,7 +110,16 @@ class RunRecord:
     def compose(self, info: CheckInfo, outcomes: Sequence[Outcome], judgement: Outcome | None = None) -> CheckResult:
         """The result of a check from the outcomes of its workers and of its judge; None where nothing is judged."""
         injected = self.injected(info.name)
-        result = compose(info, self.plan, outcomes, judgement=judgement, injected=injected, machine=self._machine)
+        devices = self.probed if info.scope is not Scope.NODE else self.surveyed if info.accelerators else ()
+        result = compose(
+            info,
+            self.plan,
+            outcomes,
+            judgement=judgement,
+            injected=injected,
+            machine=self._machine,
+            devices=devices,
+        )
         named = {finding.profile for finding in result.findings if finding.profile is not None}
         if not named:
             return result

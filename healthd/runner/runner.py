@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from checks.contract import BUILT_IN, CheckInfo, Evidence, Previous, Tier
+from checks.contract import BUILT_IN, DEVICE_RESETS, CheckInfo, Evidence, Previous, Tier
 from checks.discover import HOST_PACKAGES, builtin_checks
 from checks.worker.faults import COUNTING_CHECK, Fault
 from healthd.core import wire
@@ -20,7 +20,7 @@ from healthd.core.model import CheckResult
 from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
 from healthd.runner.settings import OnProfile, OnProgress, OnResult, Plan, RunnerSettings, Survey
-from healthd.runner.survey import to_survey
+from healthd.runner.survey import SeenDevices, to_survey
 from healthd.runner.workers.node_lane import ask_node, ask_prestarted
 from healthd.runner.workers.outcome import Outcome
 from healthd.runner.workers.process import WorkerProcess
@@ -59,6 +59,8 @@ class Runner:
         """The approved baselines of the next run; the daemon changes them."""
         self.on_profile: OnProfile | None = None
         """Keeps the profiles of what is slow; None: nobody does, and their sentences alone remain."""
+        self.seen = SeenDevices()
+        """Since when each device is there, by all surveys."""
         self._unreaped = Unreaped()
         self._prestarted: WorkerProcess | None = None
         self._versions: dict[str, str] = {}
@@ -201,7 +203,7 @@ class Runner:
             await workers.kill_all()
 
     def _note_survey(self, outcome: Outcome, faults: Sequence[Fault]) -> Survey:
-        survey = to_survey(outcome, self._versions, [f for f in faults if f.check == COUNTING_CHECK])
+        survey = to_survey(outcome, self._versions, [f for f in faults if f.check == COUNTING_CHECK], self.seen)
         if self.latest is None or survey.looked_at >= self.latest.looked_at:
             self.latest = survey
         return survey
@@ -224,6 +226,13 @@ class Runner:
     def _note_evidence(self, check: str, evidence: tuple[Evidence, ...], boot_id: str | None, began: float) -> None:
         at = time.clock_gettime(time.CLOCK_BOOTTIME) - max(0.0, time.monotonic() - began)
         self._evidence[check] = LastEvidence(check=check, evidence=evidence, measured_at=at, boot_id=boot_id)
+        known = (self._catalogue or {}).get(check)
+        for one in evidence if known is not None and known.origin == BUILT_IN else ():
+            if one.key == DEVICE_RESETS and self.latest is not None:
+                self.seen.note_resets(one.data, at)
+                devices = tuple(map(self.seen.stamp, self.latest.inventory.devices))
+                inventory = dataclasses.replace(self.latest.inventory, devices=devices)
+                self.latest = dataclasses.replace(self.latest, inventory=inventory)
 
     def _previous(self) -> dict[str, Previous]:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -175,7 +175,15 @@ def test_daemon_can_become_healthy_though_no_gate_asks_for_anything(overlay: str
     specs = enabled_checks(builtin_checks(), settings.node)
     assert settings.node.active.unprompted is not None
     specs = under_rule(specs, settings.node.active.unprompted)
-    facts = QuickFacts(specs=specs, result=lambda _: None, attempted_at=None, released=False, forced=False, jitter=0.0)
+    facts = QuickFacts(
+        specs=specs,
+        result=lambda _: None,
+        attempted_at=None,
+        released=False,
+        forced=False,
+        untested=False,
+        jitter=0.0,
+    )
     due_at = quick_due_at(facts, settings.node.active, now=5.0)
     ran = [spec for spec in specs if spec.tier is Tier.PASSIVE or (spec.tier is Tier.QUICK and due_at < math.inf)]
     known = state(overlay, [result(spec.name, tier=spec.tier) for spec in ran])

@@ -118,6 +118,7 @@ def result(
         error=None,
         injected=injected,
         executor="daemon",
+        devices=("cpu:0",),
     )
 
 
@@ -126,9 +127,9 @@ def measured(name: str, value: float, target: str = "node", **labels: str) -> Fi
     return Finding(status=Status.PASS, reason=None, message="measured", target=target, measurements=(one,))
 
 
-def survey(holders: tuple[str, ...] | None = (), looked_at: float = math.inf) -> Survey:
+def survey(holders: tuple[str, ...] | None = (), looked_at: float = math.inf, *, since: float | None = None) -> Survey:
     """As of `looked_at`; else as of when it is recorded."""
-    device = DeviceRecord(target="cpu:0", kind="cpu", serial=None, cores=1, memory_bytes=1 << 30)
+    device = DeviceRecord(target="cpu:0", kind="cpu", serial=None, cores=1, memory_bytes=1 << 30, since=since)
     return Survey(
         inventory=Inventory(
             accelerator="cpu", device_count=1, core_count=1, memory_bytes=1 << 30, efa_count=0, devices=(device,)
@@ -196,6 +197,7 @@ class ScriptedProbes:
 
     def __init__(self) -> None:
         self.holders: tuple[str, ...] | None = ()
+        self.since: float | None = None  # since when the device is there
         self.plans: list[Plan] = []
         self.faults: list[tuple[str, ...]] = []
         self.cancelled: list[Plan] = []
@@ -215,7 +217,7 @@ class ScriptedProbes:
         looked_at = self.boot()
         await self.look_gate.wait()
         failed = self.look_fails.pop(0) if self.look_fails else ""
-        seen = survey(None if failed else self.holders, looked_at)
+        seen = survey(None if failed else self.holders, looked_at, since=self.since)
         self.latest = dataclasses.replace(seen, failed=failed)
         return self.latest
 

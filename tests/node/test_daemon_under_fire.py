@@ -154,7 +154,13 @@ def test_daemon_that_restarts_on_a_full_disk_is_there_and_says_that_it_is_full(c
         extra = f'[checks.disk_space]\npaths = ["{place}"]\n'
         node = cluster.node("n1", "--state-dir", str(place), extra=extra).start()
         until(lambda: "DiskFull" in node.get("/health").text, why=node.said)
-        assert f"{place}: No space left on device; free some space" in node.said()
+        why = f"no lease can be stored: {place}: No space left on device; free some space"
+        assert why in node.said()
+        until(lambda: f"leases: {why}\n" in node.get("/readyz").text, why=node.said)
+        assert node.get("/readyz").status_code == 503
+        assert f"[-] leases failed: {why}\n" in node.get("/readyz?verbose").text
+        (place / "ballast").unlink()
+        until(lambda: "[+] leases ok\n" in node.get("/readyz?verbose").text, why=node.said)
         assert not list(place.glob(".probe-*"))
         node.signal(signal.SIGTERM)
         assert node.ended() == 0

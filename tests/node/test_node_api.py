@@ -196,7 +196,7 @@ def test_readyz_calls_ok_what_has_passed_and_nothing_else(tmp_path: Path) -> Non
     assert "[-] disk not applicable: it is skip" in lines, "skipped"
     assert "[-] burn has not run" in lines
     assert {line for line in lines if line.endswith(" ok")} == {
-        *("[+] load ok", "[+] matmul ok", "[+] health ok", "[+] allocated ok", "[+] quarantine ok")
+        *("[+] load ok", "[+] matmul ok", "[+] health ok", "[+] allocated ok", "[+] leases ok", "[+] quarantine ok")
     }
     book.record(result("load", finding(Status.WARN)))
     lines = ask(book, "/readyz?verbose").text.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def due_at(
     attempted_at: float | None = 0.0,
     released: bool = False,
     forced: bool = False,
+    untested: bool = False,
     now: float = 10.0,
 ) -> float:
     stamped = (
@@ -93,6 +95,7 @@ def due_at(
         attempted_at=attempted_at,
         released=released,
         forced=forced,
+        untested=untested,
         jitter=0.0,
     )
     return quick_due_at(facts, ActiveSettings(unprompted=mode, interval_seconds=3600, retry_seconds=120), now=now)
@@ -114,6 +117,9 @@ IDLE, BOOT, OFF = Unprompted.IDLE, Unprompted.BOOT, Unprompted.OFF
         (due_at(IDLE, released=True), 10.0),
         (due_at(IDLE, released=True, attempted_at=8.0), 18.0),
         (due_at(IDLE, forced=True), 10.0),
+        (due_at(IDLE, untested=True), 120.0),
+        (due_at(IDLE, untested=True, attempted_at=None), 10.0),
+        (due_at(BOOT, untested=True), math.inf),
         (due_at(BOOT), math.inf),
         (due_at(BOOT, status=None, attempted_at=None), 10.0),
         (due_at(BOOT, status=Status.FAIL), math.inf),
@@ -196,6 +202,27 @@ def test_release_makes_the_quick_tier_overdue_at_once(tmp_path: Path) -> None:
             world.probes.holders = ()
             await world.passed(60)
             assert len(world.probes.active_plans()) == before + 1
+
+    run(main())
+
+
+def test_device_that_is_back_is_looked_at_at_once_and_measured_as_soon_as_the_rule_allows(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            probes, state = world.probes, world.book.snapshot
+            probes.outcome = lambda check, plan: dataclasses.replace(
+                result(check, tier=plan.tier), began_at=world.time.at
+            )
+            await quiet()
+            assert state().health.value == "healthy"
+            world.time.move(1)
+            probes.since, before = world.time.at, len(probes.plans)
+            await world.scheduler.refresh()
+            await quiet()
+            assert [plan.checks for plan in probes.plans[before:]] == [("disk", "load")]
+            assert [(one.code, one.target) for one in state().reasons] == [("NotYetRun", "cpu:0")]
+            await world.passed(ActiveSettings().retry_seconds)
+            assert state().health.value == "healthy"
 
     run(main())
 

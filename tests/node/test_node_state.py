@@ -12,6 +12,7 @@ import pytest
 from checks.contract import Status, Tier
 from healthd.core import wire
 from healthd.core.model import Health, Quarantine
+from healthd.node.http.readiness import Question, document, readiness
 from healthd.node.occupancy.model import allocations, describe
 from healthd.node.state import files
 from healthd.node.state.digest import digest_of
@@ -265,6 +266,20 @@ def test_full_disk_is_one_line_the_old_file_stays_and_the_daemon_goes_on(
     (tmp_path / ".state.json.new").mkdir()  # the new file cannot be made, so the old one must stay
     StateFile(one, path).save()
     assert path.read_bytes() == before
+
+
+def test_node_whose_state_directory_cannot_be_written_is_not_ready_until_it_can(tmp_path: Path) -> None:
+    one = filled(tmp_path, MovedClock())
+    file = StateFile(one, tmp_path / "state.json")
+    blocked = tmp_path / ".state.json.new"
+    blocked.mkdir()
+    file.save()
+    ready, text = document(one.snapshot(), readiness(one.snapshot(), unwritable=one.unwritable), Question())
+    assert not ready
+    assert text == f"leases: no lease can be stored: {tmp_path}: Is a directory; make it writable\nn1 is not ready\n"
+    blocked.rmdir()
+    file.save()
+    assert document(one.snapshot(), readiness(one.snapshot(), unwritable=one.unwritable), Question())[0]
 
 
 @pytest.mark.system(root=True)  # mounting a file system

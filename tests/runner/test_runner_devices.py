@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import pwd
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +22,7 @@ import pytest
 from checks.contract import Program, Status, Tier
 from checks.discover import builtin_checks
 from healthd.core.model import CheckResult
-from healthd.runner.device_claim import write_leases_file
+from healthd.runner.device_claim import lock_file, write_leases_file
 from healthd.runner.execution import Execution
 from healthd.runner.run_record import RunRequest
 from healthd.runner.settings import Plan, RunProgress
@@ -64,7 +67,7 @@ def test_real_quick_checks_and_collectives_pass_in_one_run(tmp_path: Path) -> No
     assert runner.latest is not None
     assert runner.latest.versions["torch"]
     assert runner.latest.holders == ()
-    assert (tmp_path / "cpu.lock").read_text() == ""
+    assert lock_file(tmp_path, "cpu").read_text() == ""
 
 
 def test_one_device_hangs_and_the_others_are_still_measured() -> None:
@@ -266,15 +269,71 @@ def test_device_that_a_job_holds_is_not_probed(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"skip in use by cpu:0: pid {job.pid} (python)", "pass all is well"]
 
 
-def test_lock_of_another_healthd_is_respected_by_name(tmp_path: Path) -> None:
-    with (tmp_path / "cpu.lock").open("w") as file:
+@contextlib.contextmanager
+def locked(run_dir: Path, *, written: str = "") -> Iterator[None]:
+    """This process has the lock."""
+    path = lock_file(run_dir, "cpu")
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write("4711\n")
+        file.write(written)
         file.flush()
+        yield
+
+
+def test_lock_of_another_healthd_is_respected_by_name(tmp_path: Path) -> None:
+    with locked(tmp_path, written=f"{os.getpid()}\n"):
         results = run_quick("present", "fine", run_dir=tmp_path)
     assert (results["present"].status, results["present"].findings[0].reason) == (Status.SKIP, "Busy")
-    assert results["present"].findings[0].message == "another healthd (pid 4711) is running active checks"
+    message = results["present"].findings[0].message
+    assert re.fullmatch(rf"another healthd \(pid {os.getpid()}, .+, user \w+\) is running active checks", message)
     assert results["fine"].status is Status.PASS
+
+
+def test_lock_that_another_program_holds_is_said_with_process_and_user(tmp_path: Path) -> None:
+    path = lock_file(tmp_path, "cpu")
+    run_quick("present", run_dir=tmp_path)
+    with subprocess.Popen(
+        ["flock", str(path), "sh", "-c", "echo locked; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        result = run_quick("present", run_dir=tmp_path)["present"]
+        program.communicate()
+    assert (result.status, result.findings[0].reason) == (Status.SKIP, "Busy")
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert result.findings[0].message == (
+        f"pid {program.pid}, flock, user {user} holds {path} and is not healthd: no active check can run until it ends"
+    )
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["anew", "by somebody who let all in"])
+def test_lock_can_be_opened_by_its_owner_alone(tmp_path: Path, made: bool) -> None:
+    """Who can open a file can keep a lock on it, and so all active checks from running."""
+    path = lock_file(tmp_path, "cpu")
+    if made:
+        path.parent.mkdir(mode=0o755)
+        path.touch(mode=0o644)
+    assert run_quick("present", run_dir=tmp_path)["present"].status is Status.PASS
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_other_users_cannot_hold_the_lock() -> None:
+    """As any user of the host could keep the node from every active check."""
+
+    def as_nobody(*argv: str) -> str:
+        done = subprocess.run(argv, user=65534, group=65534, capture_output=True, text=True, check=False)
+        return done.stderr.strip() if done.returncode else "done"
+
+    with tempfile.TemporaryDirectory(prefix="healthd-run-", dir="/tmp") as name:
+        run_dir = Path(name)
+        run_dir.chmod(0o755)
+        run_quick("present", run_dir=run_dir)
+        assert as_nobody("cat", str(run_dir / "devices" / "cpu0")) == "done", "a job of any user can hold a device"
+        assert "Permission denied" in as_nobody("flock", "--nonblock", str(lock_file(run_dir, "cpu")), "true")
+        lock_file(run_dir, "cpu").parent.chmod(0o755)  # the file alone is closed too
+        assert "Permission denied" in as_nobody("flock", "--nonblock", str(lock_file(run_dir, "cpu")), "true")
 
 
 def test_lock_that_cannot_be_made_is_unknown(tmp_path: Path) -> None:
@@ -287,7 +346,9 @@ def test_lock_that_cannot_be_made_is_unknown(tmp_path: Path) -> None:
 def test_lock_leads_to_no_other_file(tmp_path: Path) -> None:
     """In a directory that somebody else has made a link may stand in its place."""
     (tmp_path / "thesis").write_text("three years of work")
-    (tmp_path / "cpu.lock").symlink_to(tmp_path / "thesis")
+    path = lock_file(tmp_path, "cpu")
+    path.parent.mkdir()
+    path.symlink_to(tmp_path / "thesis")
     result = run_quick("present", run_dir=tmp_path)["present"]
     assert (result.status, result.findings[0].reason) == (Status.UNKNOWN, "NoPermission")
     assert (tmp_path / "thesis").read_text() == "three years of work"
@@ -317,7 +378,7 @@ def test_cancelled_active_run_leaves_nothing_and_frees_the_lock(tmp_path: Path) 
 
     assert asyncio.run(cancel()) < 10 * PATIENCE  # a worker that does not vanish is waited for 60 s
     assert workers_left() == []
-    with (tmp_path / "cpu.lock").open() as file:
+    with lock_file(tmp_path, "cpu").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert os.listdir(tmp_path / "devices")
 
@@ -428,8 +489,7 @@ def test_active_program_runs_only_on_free_devices_and_a_passive_one_always(tmp_p
 
 
 def test_active_program_runs_only_under_the_lock(tmp_path: Path) -> None:
-    with (tmp_path / "cpu.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(tmp_path):
         results, ran = burning(tmp_path)
     assert not ran
     assert (results["burn"].status, results["burn"].findings[0].reason) == (Status.SKIP, "Busy")
@@ -438,7 +498,7 @@ def test_active_program_runs_only_under_the_lock(tmp_path: Path) -> None:
 
 def test_passive_checks_alone_make_no_lock(tmp_path: Path) -> None:
     run_quick("fine", run_dir=tmp_path)
-    assert not (tmp_path / "cpu.lock").exists()
+    assert not lock_file(tmp_path, "cpu").exists()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from checks.collective.judge import judge_ranks
 from checks.contract import CheckInfo, Evidence, Finding, Missing, Progress, Status
 from healthd.core.model import RankReport
 from healthd.runner.collective.session import RefusedError
+from healthd.runner.device_claim import lock_file
 from tests.node.node_kit import eventually
 from tests.patience import PATIENCE
 from tests.runner.ranks_kit import SMALL, blank, lost, nodes, orders
@@ -386,7 +387,7 @@ def test_session_keeps_others_off_the_devices_until_it_is_closed(tmp_path: Path)
             with pytest.raises(RefusedError, match=r"another healthd .* is running active checks"):
                 await other.open()
             await other.close()
-        with (tmp_path / "node0" / "cpu.lock").open() as file:
+        with lock_file(tmp_path / "node0", "cpu").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     run(main())
@@ -411,7 +412,7 @@ def test_session_whose_end_is_disturbed_keeps_nobody_off_the_devices(tmp_path: P
         await killing.wait()
         ending.cancel()
         await asyncio.wait([ending])
-        with (tmp_path / "cpu.lock").open() as file:
+        with lock_file(tmp_path, "cpu").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     run(main())

@@ -207,6 +207,7 @@ def _by_tool(
                 "connected_to": _links(entry, twin),
                 "core_ids": ids,
                 "sysfs_cores": twin.cores if twin else None,
+                "file": host.inode(DEVICE_FILE.format(index=entry.number)),
             }
         )
     return devices, lnc
@@ -237,6 +238,7 @@ def _by_sysfs(
             "connected_to": None if device.connected_to is None else list(device.connected_to),
             "core_ids": core_range(start, count),
             "sysfs_cores": device.cores,
+            "file": host.inode(DEVICE_FILE.format(index=device.number)),
         }
         for device, count, start in zip(mine, cores, first_cores(cores), strict=True)
     ]

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from checks.contract import Context, Evidence, Finding, Measurement, Previous, Status, check
+from checks.contract import DEVICE_RESETS, Context, Evidence, Finding, Measurement, Previous, Status, check
 from checks.host.kernel import LogLine
 from checks.host.machine import Host, HostError
 from checks.system.bounds import is_required
 from checks.system.kernel.fault_lines import MAX_CHARACTERS, Pattern, find_fault
 from checks.system.kernel.fault_stages import Seen, Stage, find_stages, staged, to_stage
-from checks.system.neuron.neuron_log import NODE, Devices, devices_of, target_of
+from checks.system.neuron.neuron_log import NODE, Devices, devices_of, last_resets, target_of
 
 MAX_FINDINGS = 32
 MAX_REMEMBERED = 24  # lines of MAX_CHARACTERS, each twice as long where it is quoted: a line of the protocol holds them
@@ -61,9 +61,10 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
     that ran out, errors of a disk that was taken away) counts for an hour after its last line. A hang in collectives of
     Neuron devices is a warning that accuses nobody: its cause may sit on another node. A DMA abort of a Neuron device,
     and what its driver says of a device that it could not reset, is a warning once a reset of the device, or loading
-    the driver, has succeeded; when it comes back after that, the advice is to replace. In a container that has a part
-    of the host's Neuron devices, lines about the others do not count. A log that cannot be read is unknown; on a plain
-    CPU node it is a warning, because containers and users without rights see none.
+    the driver, has succeeded; when it comes back after that, the advice is to replace. A Neuron device that was reset
+    is untested: what active checks found before does not stand for it. In a container that has a part of the host's
+    Neuron devices, lines about the others do not count. A log that cannot be read is unknown; on a plain CPU node it is
+    a warning, because containers and users without rights see none.
 
     Reads:   /dev/kmsg without waiting, the names in /sys/class/block.
     Judges:  fail or warn KernelFault by kind, with what to do; on the device that a line of the Neuron runtime or
@@ -97,6 +98,9 @@ def kernel_log(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
             target="node",
             measurements=(_counted("kernel_log_lines_count", len(lines)),),
         )
+    if lines and devices.by_host_index:
+        resets = last_resets(lines, devices)
+        yield Evidence(target="node", key=DEVICE_RESETS, data={"now": ctx.host.uptime_seconds(), "resets": resets})
     lasting = [fault for fault in found if fault.pattern.window_seconds is None][:MAX_REMEMBERED]
     if lasting:
         kept = [_as_data(fault) for fault in lasting]

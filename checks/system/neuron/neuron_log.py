@@ -10,10 +10,11 @@ Source: aws-neuron-driver, neuron_reset.c (the lines of resets), neuron_module.c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from checks.host.container import in_container
+from checks.host.kernel import LogLine
 from checks.host.machine import Host
 
 NODE = "node"
@@ -98,3 +99,15 @@ class ResetReader:
             return None
         self._initiated.discard((completed[1], completed[2]))
         return Reset(int(completed[1]))
+
+
+def last_resets(lines: Sequence[LogLine], devices: Devices) -> dict[str, float]:
+    """When each device was last reset, in seconds since boot as the log counts them; those without a time are left."""
+    found: dict[str, float] = {}
+    reader = ResetReader()
+    for stamp, text in lines:
+        reset = reader.read(text)
+        if reset is not None and stamp is not None:
+            known = (target for target in devices.by_host_index.values() if reset.covers(target, devices))
+            found.update(dict.fromkeys(known, stamp))
+    return found

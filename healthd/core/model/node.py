@@ -10,13 +10,19 @@ from healthd.core.model.results import CheckResult, CheckSpec, Health, Reason
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRecord:
-    """One device. `serial` is its lasting identity (None where the hardware tells none); `cores` its logical cores."""
+    """
+    One device. `serial` is its lasting identity (None where the hardware tells none); `cores` its logical cores.
+
+    `since` is when it was first seen as it is now (seconds of the node's CLOCK_BOOTTIME): later again once it was gone,
+    swapped or reset. A result that began earlier says nothing of it. None where nobody has watched the devices.
+    """
 
     target: str
     kind: str
     serial: str | None
     cores: int | None
     memory_bytes: int | None
+    since: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,9 @@ class CheckResult:
     `injected` is true when a fault was injected into it. `executor` says who ran it: `daemon`, `check` or a hook.
     `compile_seconds` is what compiling its graphs took, of the device where it took longest; 0 where nothing was.
     `digests` are compared over nodes by the aggregator; empty for most checks.
+    `devices` are the targets of the accelerators that it measured; empty where it measured none. `began_at` is when the
+    first measurement began (seconds of the node's CLOCK_BOOTTIME; None where none did): the result stands for these
+    devices as they were then, see `DeviceRecord.since`.
     """
 
     check: str
@@ -76,6 +79,8 @@ class CheckResult:
     executor: str
     compile_seconds: float = 0.0
     digests: tuple[WorkDigest, ...] = ()
+    devices: tuple[str, ...] = ()
+    began_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

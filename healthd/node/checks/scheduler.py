@@ -13,6 +13,7 @@ import random
 from collections.abc import Sequence
 
 from checks.contract import Tier
+from healthd.core.evidence import untested_devices
 from healthd.core.model import OrderReport, OrderStatus
 from healthd.core.tasks import LONGEST_SLEEP_SECONDS, Tasks, wait_for
 from healthd.node.checks.active_run import ActiveRun, CheckRunner, DeviceUse, Report, SchedulerReader
@@ -79,7 +80,9 @@ class Scheduler:
         self._released = False
         self._forced = False
         self._was_allocated = False
+        self._devices: set[tuple[str, float | None]] = set()
         store.listen(self._note_release)
+        store.listen(self._note_devices)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -216,6 +219,11 @@ class Scheduler:
             attempted_at=self._attempted_at,
             released=self._released,
             forced=self._forced,
+            untested=any(
+                untested_devices(spec, stamped.result, self._store.inventory)
+                for spec in self._store.specs
+                if spec.tier is Tier.QUICK and (stamped := self._store.result(spec.name)) is not None
+            ),
             jitter=self._jitter,
         )
         active = dataclasses.replace(self._settings.active, unprompted=self._occupancy.unprompted)
@@ -229,3 +237,11 @@ class Scheduler:
         if not allocated:
             self._wake.set()
         self._was_allocated = allocated
+
+    def _note_devices(self) -> None:
+        """A device that appeared, was reset or was swapped is looked at now, not when each passive check is due."""
+        inventory = self._store.inventory
+        devices = {(device.target, device.since) for device in inventory.devices} if inventory is not None else set()
+        if self._devices and devices - self._devices:
+            self._passive.force()
+        self._devices = devices or self._devices

@@ -65,6 +65,8 @@ class QuickFacts:
     """A job has released the devices since then."""
     forced: bool
     """An operator has changed faults since then."""
+    untested: bool
+    """There is a device that a result does not stand for."""
     jitter: float
     """In [-1, 1]: moves the interval by `ActiveSettings.jitter_ratio`."""
 
@@ -88,7 +90,7 @@ def quick_due_at(facts: QuickFacts, settings: ActiveSettings, *, now: float) -> 
         return math.inf if there or facts.attempted_at is not None else now
     if facts.released:
         return now if facts.attempted_at is None else max(now, facts.attempted_at + RELEASE_PAUSE_SECONDS)
-    if not complete or not all(ended_well(stamped.result) for stamped in there):
+    if facts.untested or not complete or not all(ended_well(stamped.result) for stamped in there):
         return now if facts.attempted_at is None else facts.attempted_at + settings.retry_seconds
     interval = settings.interval_seconds * (1 + settings.jitter_ratio * facts.jitter)
     return min(stamped.measured_at for stamped in there) + interval

@@ -59,13 +59,15 @@ def readiness(
     *,
     workloads: Sequence[Workload] = (),
     quarantine_unknown: str = "",
+    unwritable: str = "",
 ) -> dict[str, str]:
     """
     The conditions of being fit for a job now, each with the reason why it is not met (empty: it is met).
 
     `workloads` are those of the host's schedulers. `quarantine_unknown` says why it is not known whether the node is
     quarantined; empty where it is known. It counts only for a client that names the node and so relies on the node
-    alone: otherwise all nodes would be drained while the aggregator is away.
+    alone: otherwise all nodes would be drained while the aggregator is away. `unwritable` says why no lease can be
+    stored, so that each gate would be refused here; empty where it can.
     """
     asked = question or Question()
     conditions = dict.fromkeys((spec.name for spec in state.checks), "")
@@ -76,6 +78,7 @@ def readiness(
             _note(conditions, reasons)
     claims = foreign(state.allocated, workloads, {asked.workload} if asked.workload else ())
     conditions["allocated"] = f"taken by {describe(claims)}" if claims else ""
+    conditions["leases"] = unwritable
     quarantine = state.quarantine
     conditions["quarantine"] = "" if quarantine is None else f"{quarantine.owner}: {quarantine.reason}"
     if quarantine is None and asked.node is not None:

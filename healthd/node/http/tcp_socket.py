@@ -104,6 +104,7 @@ class NodeApi:
             question,
             workloads=self._store.scheduled.workloads,
             quarantine_unknown=self._store.quarantine_unknown,
+            unwritable=self._store.unwritable,
         )
         ready, text = readiness_document(state, conditions, question)
         return PlainTextResponse(text, 200 if ready else 503, {"cache-control": "no-store"})

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from checks.accelerators import find_descriptor
 from healthd.core import wire
-from healthd.core.errors import words_of
 from healthd.core.model import FINAL_STATUSES, Lease, Order, OrderKind, OrderReport, OrderStatus
 from healthd.core.tasks import Tasks, wait_for
 from healthd.node.checks.scheduler import Scheduler
@@ -25,6 +24,7 @@ from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.lease_claim import claim_devices
 from healthd.node.orders.leases import LeaseStore, Observations, judge_lease, process_start
 from healthd.node.settings import NodeSettings
+from healthd.node.state import files
 from healthd.node.state.store import NodeStore
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,12 @@ class Orders:
                 # It may be one from before the damage: a refusal would end it. It is tried again with the next answer.
                 self._open.pop(order.id, None)
                 return
-            report = _refusal(f"the lease cannot be stored: {words_of(error)}") if known else _unforeseen(error)
+            if known:
+                unwritable = files.unstorable(self._settings.state_dir, error)
+                self._store.set_unwritable(unwritable)
+                report = _refusal(unwritable)
+            else:
+                report = _unforeseen(error)
             self._leases.release(lease.id, report)
             self._store.set_leases(self._leases.with_stamps())
         if report.status == OrderStatus.ACCEPTED:

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from healthd.core import wire
+from healthd.core.evidence import untested_devices
 from healthd.core.model import CheckResult, NodeState, Reason
 
 
@@ -24,6 +25,7 @@ def digest_of(state: NodeState) -> str:
         "reasons": [_reason(reason) for reason in state.reasons],
         "checks": state.checks,
         "results": [_result(result) for result in state.results],
+        "untested": _untested(state),
         "allocated": state.allocated,
         "leases": [(lease.id, lease.gate, lease.job, lease.attempt, lease.issuer) for lease in state.leases],
         "quarantine": state.quarantine,
@@ -34,6 +36,17 @@ def digest_of(state: NodeState) -> str:
         "hostname": state.hostname,
     }
     return hashlib.sha256(wire.encode(decisive)).hexdigest()
+
+
+def _untested(state: NodeState) -> list[tuple[str, tuple[str, ...]]]:
+    """The devices that each result does not stand for."""
+    specs = {spec.name: spec for spec in state.checks}
+    found = [
+        (result.check, untested_devices(specs[result.check], result, state.inventory))
+        for result in state.results
+        if result.check in specs
+    ]
+    return [(check, targets) for check, targets in found if targets]
 
 
 def _reason(reason: Reason) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from healthd.core import wire
 from healthd.core.bounded import read_file
-from healthd.core.errors import BadInputError, HealthdError
+from healthd.core.errors import BadInputError, HealthdError, words_of
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,12 @@ class DamagedError(HealthdError):
     """A file is there and what it holds cannot be known."""
 
 
-def prepare(directory: Path) -> None:
+def prepare(directory: Path) -> str:
     """
     Make the directory and see that it can be written, or raise StateDirError in one line.
 
-    A full disk is one line in the log: the daemon still starts to report that, and leases are refused later.
+    A full disk is one line in the log, which is returned (empty: it can be written): the daemon still starts to report
+    that, and leases are refused later.
     """
     import secrets
 
@@ -48,11 +49,18 @@ def prepare(directory: Path) -> None:
             probe.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in _FULL and directory.is_dir():
-            log.error("%s: %s; free some space: no lease is taken until then", directory, error.strerror)
-            return
+            log.error("%s", full := unstorable(directory, error))
+            return full
         raise StateDirError(
             f"{directory}: cannot be written: {error.strerror}; make it writable or name another with --state-dir"
         ) from None
+    return ""
+
+
+def unstorable(path: Path, error: Exception) -> str:
+    """Why no lease can be stored: the words of the log, of `/readyz`, and of the refusal of a lease."""
+    remedy = "free some space" if isinstance(error, OSError) and error.errno in _FULL else "make it writable"
+    return f"no lease can be stored: {path}: {words_of(error)}; {remedy}"
 
 
 def save(path: Path, value: object, *, durable: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from checks.contract import Status, worst
 from healthd.core.evidence import blames_node
-from healthd.core.model import CheckResult, CheckSpec, Quarantine
+from healthd.core.model import CheckResult, CheckSpec, DeviceRecord, Quarantine
 from healthd.node.clock import Clock
 
 
@@ -65,6 +65,8 @@ class SavedState:
     """An aggregator has said whether there is a quarantine."""
     issuer: str | None = None
     """The database of that aggregator: to another one the quarantine is news."""
+    devices: tuple[DeviceRecord, ...] = ()
+    """The devices as they were seen last: since when each is there."""
 
 
 class ResultLog:

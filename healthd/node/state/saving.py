@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthd import __version__
+from healthd.core.errors import words_of
 from healthd.core.tasks import wait_for
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
@@ -33,16 +34,20 @@ class StateFile:
             self._store.restore(saved)
 
     def save(self) -> None:
-        """Write the file. A full disk is one line in the log, and the daemon goes on."""
-        complaint = ""
+        """
+        Write the file. A full disk is one line in the log, and the daemon goes on: the node is not ready meanwhile,
+        because its leases are stored in the same directory.
+        """
+        complaint = unwritable = ""
         try:
             files.save(self._path, self._store.saved(), durable=False)
         except (OSError, ValueError) as error:  # ValueError: text that no file takes
-            why = getattr(error, "strerror", None) or error
-            complaint = f"{self._path}: cannot be written ({why}); a restarted daemon will know less"
+            complaint = f"{self._path}: cannot be written ({words_of(error)}); a restarted daemon will know less"
+            unwritable = files.unstorable(self._path.parent, error) if isinstance(error, OSError) else ""
             if complaint != self._complaint:
                 log.error("%s", complaint)
         self._complaint = complaint
+        self._store.set_unwritable(unwritable)
 
 
 @dataclass(frozen=True, kw_only=True)

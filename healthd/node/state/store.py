@@ -11,7 +11,17 @@ from checks.accelerators import find_descriptor
 from checks.contract import Status, Tier
 from checks.worker.faults import Fault, check_of, parse_fault
 from healthd.core.evidence import judge_health
-from healthd.core.model import Allocation, CheckResult, CheckSpec, Health, Inventory, Lease, NodeState, Quarantine
+from healthd.core.model import (
+    Allocation,
+    CheckResult,
+    CheckSpec,
+    DeviceRecord,
+    Health,
+    Inventory,
+    Lease,
+    NodeState,
+    Quarantine,
+)
 from healthd.node.clock import Clock
 from healthd.node.occupancy.model import NO_SCHEDULERS, Scheduled, allocations
 from healthd.node.settings import NodeSettings
@@ -59,12 +69,16 @@ class NodeStore:
         self.device_seconds = 0.0
         """How long active checks have had the devices since the start."""
         self._survey: Survey | None = None
+        self.seen_before: tuple[DeviceRecord, ...] = ()
+        """The devices as an earlier daemon saw them last in this boot."""
         self.surveyed_at: float | None = None
         """When the last look at the devices began (CLOCK_BOOTTIME); None before the first time."""
         self.scheduled: Scheduled = NO_SCHEDULERS
         """The allocations of the host's job schedulers, by their last answers."""
         self._leases: tuple[tuple[Lease, float], ...] = ()
         self._doubt = ""
+        self.unwritable = ""
+        """Why no lease can be stored in the state directory; empty where the last file was written."""
         self.quarantine: Quarantine | None = None
         """The quarantine by the last statement of the aggregator; None for no quarantine."""
         self.issuer: str | None = None
@@ -137,6 +151,12 @@ class NodeStore:
         """Record why there may be leases that are not known; empty when all are known."""
         if doubt != self._doubt:
             self._doubt = doubt
+            self._touch()
+
+    def set_unwritable(self, why: str) -> None:
+        """Record why the state directory could not be written; empty when it could."""
+        if why != self.unwritable:
+            self.unwritable = why
             self._touch()
 
     def set_quarantine(self, quarantine: Quarantine | None, issuer: str | None = None) -> None:
@@ -291,10 +311,13 @@ class NodeStore:
             quarantine=self.quarantine,
             quarantine_told=self._quarantine_known,
             issuer=self.issuer,
+            devices=self.inventory.devices if self.inventory is not None else self.seen_before,
         )
 
     def restore(self, saved: SavedState) -> None:
         """Restore what an earlier daemon has saved."""
         self.quarantine, self.issuer, self._quarantine_known = saved.quarantine, saved.issuer, saved.quarantine_told
+        if self.boot_id is not None and saved.boot_id == self.boot_id:
+            self.seen_before = saved.devices
         self._results.restore(saved, {spec.name for spec in self.specs}, self.clock.boot())
         self._touch()

@@ -33,6 +33,7 @@ class NodeLane(WorkerLane):
         def finish(outcome: Outcome) -> None:
             if outcome.answers:
                 self._workers.note_survey(outcome.answers[0])
+                self._record.surveyed = tuple(device["target"] for device in self._workers.inventory["devices"])
             self._record.request.on_survey(outcome)
 
         if (lost := _stuck(self._workers, "survey")) is not None:

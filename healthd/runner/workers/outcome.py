@@ -139,8 +139,8 @@ class Outcome:
             reason, message, action = explain(event.reason, f"{event.message}{': ' if line else ''}{line}", output)
             self.fail_with_worker(reason, message, error=output or None, action=action)
             return True
-        if event.get("id") != command_id:
-            raise ProtocolError(f"an answer to command {event.get('id')!r} instead of {command_id}")
+        if not _answers(event, command_id):
+            return False
         match event["kind"]:
             case "started":
                 self.started_at, self.began = time.time(), time.monotonic()
@@ -204,6 +204,21 @@ class Outcome:
     def last_step(self) -> str:
         """The last known position of a rank; empty without progress."""
         return f"{self.progress[-1].event} {self.progress[-1].step}" if self.progress else ""
+
+
+def _answers(event: dict[str, Any], command_id: int) -> bool:
+    """
+    Whether an event is an answer to a command; false where it says that a copy of the worker came late.
+
+    Raises ProtocolError for an answer to another command, and for one of a copy: see `checks.worker.protocol`.
+    """
+    same, second = event.get("id") == command_id, event["kind"] == "second_writer"
+    if second and same:
+        text = f"a process that the check forked (pid {event.get('pid')}) gave results too: return or exit in it"
+        raise ProtocolError(text)
+    if not second and not same:
+        raise ProtocolError(f"an answer to command {event.get('id')!r} instead of {command_id}")
+    return same
 
 
 def explain_raised(kind: str, message: str, reason: object, output: str) -> tuple[str, str, Action | None]:

@@ -233,6 +233,18 @@ def worker_targets(inventory: Mapping[str, Any]) -> list[str]:
     return [str(target) for target in found]
 
 
+def probed_devices(inventory: Mapping[str, Any]) -> tuple[str, ...]:
+    """The devices that the workers measure: those that are workers' targets, or whose cores are."""
+    targets = set(worker_targets(inventory))
+    cores = {target.rpartition(":")[2] for target in targets}
+    found = []
+    for device in inventory.get("devices") or ():
+        own = {str(core) for core in device.get("core_ids") or ()}
+        if device["target"] in targets or (own and own <= cores):
+            found.append(str(device["target"]))
+    return tuple(found)
+
+
 def check_files(directories: tuple[Path, ...]) -> list[str]:
     """The check files of an operator, sorted; the worker reports a directory that cannot be read."""
     found: list[str] = []
