@@ -79,6 +79,8 @@ def terms_of(decision: Decision) -> tuple[Term, ...]:
     for key, name in (("max_age_seconds", "evidence not older than"), ("wait_seconds", "wait")):
         if isinstance(applied.get(key), (int, float)):
             words.append((key, name, span(applied[key])))
+    if applied.get("runtime_seconds"):
+        words.append(("runtime_seconds", "expected runtime", span(applied["runtime_seconds"])))
     if "collective" in applied:
         words.append(("collective", "collectives over the nodes", _yes(applied["collective"])))
     if "needed" in applied and "wanted" in applied:
@@ -93,6 +95,7 @@ def _as_asked(request: GateRequest) -> Mapping[str, str]:
         "tier": None if request.tier is None else request.tier.value,
         "max_age_seconds": None if request.max_age_seconds is None else span(request.max_age_seconds),
         "wait_seconds": None if request.wait_seconds is None else span(request.wait_seconds),
+        "runtime_seconds": None if request.runtime_seconds is None else span(request.runtime_seconds),
         "collective": None if request.collective is None else _yes(request.collective),
         "needed": None if request.min_nodes is None else f"{request.min_nodes} at least",
     }
