@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily
@@ -41,6 +41,7 @@ from healthd.baselines.settings import BaselineSettings
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
+from healthd.core.model import GateTerm
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import use_daemon_threads
 
@@ -70,10 +71,13 @@ async def run_aggregator(
     *,
     baseline: BaselineSettings | None = None,
     actuator: ActuatorSettings | None = None,
+    callers_may: Collection[GateTerm] = (),
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """
     Serve until SIGTERM or SIGINT.
+
+    `callers_may`: the terms in which tokens of scope `gate` may ask for less than the policy does.
 
     `on_ready` is told the address that is really listened on. HealthdError, in one line, when it cannot start: port in
     use, state directory not writable, database damaged, token file or certificate that cannot be used. Also when it
@@ -87,7 +91,7 @@ async def run_aggregator(
     for number in STOPPING:
         signal.signal(number, _end_at_once)
     try:
-        async with aggregator(settings, policy, baseline, actuator) as (address, tasks):
+        async with aggregator(settings, policy, baseline, actuator, callers_may) as (address, tasks):
             for number in STOPPING:
                 loop.add_signal_handler(number, stop.set)
             log.info("aggregator listens on %s", address)
@@ -111,6 +115,7 @@ async def aggregator(
     policy: Policy,
     baseline: BaselineSettings | None = None,
     actuator: ActuatorSettings | None = None,
+    callers_may: Collection[GateTerm] = (),
 ) -> AsyncIterator[tuple[str, Tasks]]:
     """
     A whole aggregator, from entry to exit; gives its address and its tasks, whose `failure` tells when it cannot go
@@ -130,7 +135,13 @@ async def aggregator(
         store = Store.open(settings.database_url)
         try:
             parts = _build(
-                settings, policy, guard, store, baseline or BaselineSettings(), actuator or ActuatorSettings()
+                settings,
+                policy,
+                guard,
+                store,
+                baseline or BaselineSettings(),
+                actuator or ActuatorSettings(),
+                frozenset(callers_may),
             )
             tasks = parts.tasks
             lately = await parts.engine.gates(limit=MOST_GATES_READ)
@@ -178,6 +189,7 @@ def _build(
     store: Store,
     baseline: BaselineSettings,
     actuator: ActuatorSettings,
+    callers_may: frozenset[GateTerm],
 ) -> Parts:
     clock = steady_clock()
     fleet = Fleet(
@@ -233,6 +245,7 @@ def _build(
         ungated=ungated,
         accusations=accusations,
         hand=hand,
+        callers_may=callers_may,
         tasks=tasks,
     )
 

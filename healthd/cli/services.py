@@ -75,7 +75,13 @@ def aggregator(mode: str | None, **options: Any) -> int:
 
     _log()
     asyncio.run(
-        run_aggregator(settings.aggregator, settings.policy, baseline=settings.baseline, actuator=settings.actuator)
+        run_aggregator(
+            settings.aggregator,
+            settings.policy,
+            baseline=settings.baseline,
+            actuator=settings.actuator,
+            callers_may=settings.gate.callers_may,
+        )
     )
     return 0
 

@@ -392,6 +392,15 @@ def test_people_see_the_fleet_keep_nodes_out_and_let_them_in_again(world: World)
     kept = world.run("fleet", "quarantine", "n3", "--reason", "new cable", "--for", "1h")
     assert (kept.code, kept.out) == (0, "n3 is quarantined for 1h: new cable\n")
     assert "new cable" in world.run("fleet", "status").out
+    refused = world.run("fleet", "forget", "n3")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1), "it reports: it would come back without"
+    assert "(new cable) and still reports" in refused.err
+    assert "healthd fleet release n3" in refused.err
+    assert world.run("fleet", "quarantine", "to-come", "--reason", "burn-in", "--unseen").code == 0
+    gone = world.run("fleet", "forget", "to-come")
+    assert gone.code == 0
+    assert gone.out.startswith("to-come is forgotten, and with it its quarantine by ")
+    assert gone.out.endswith(" (burn-in)\n")
     assert world.gate("q", *nodes("n3"), wait="0s").code == 75
     assert world.run("fleet", "release", "n3").code == 0
     admitted = world.gate("q2", *nodes("n3"), "--json")

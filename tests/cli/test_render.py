@@ -161,7 +161,7 @@ def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
         duration_seconds=1.0,
     )
     said = plain(*fleet_view.decision_report(decision))
-    assert said[-1] == "  no fault found or not looked at to the end: n1"
+    assert said[-1] == "  not known to be well: n1 (ColdCache)"
     assert not any("left out" in line for line in said)
 
 

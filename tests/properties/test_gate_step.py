@@ -94,6 +94,11 @@ def test_any_story_keeps_the_promises(
             continue
         assert gate.decision.decision is not Verdict.HOLD
         assert gate.decision.reasons or gate.decision.decision is Verdict.ADMIT
+        # Each node that was asked for is given, well or left out, and is only one of these.
+        parts = (gate.decision.nodes, gate.decision.well, gate.decision.excluded)
+        told = [one.node for part in parts for one in part]
+        assert len(told) == len(set(told))
+        assert not gate.request.nodes or set(told) == set(gate.request.nodes)
         if gate.decision.decision is Verdict.ADMIT and gate.terms.mode is Mode.ENFORCE:
             for admitted in gate.decision.nodes:
                 check_admitted(seen.nodes[admitted.node], now, before)

@@ -10,10 +10,23 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from msgspec import Meta
 
-from healthd.aggregator.api.handling import GATE, READ, Answer, ApiRoute, Body, Parts, Wait, parts_of, problems
+from healthd.aggregator.api.handling import (
+    GATE,
+    READ,
+    Answer,
+    ApiRoute,
+    Body,
+    GateCaller,
+    Parts,
+    Wait,
+    parts_of,
+    problems,
+)
 from healthd.aggregator.api.records import GateList, GateRow, OutcomeKept
+from healthd.aggregator.auth import AuthError, Caller, Scope
 from healthd.aggregator.controller.gates import Explanation
 from healthd.aggregator.controller.handshakes import HandshakeAnswer, HandshakeBody
+from healthd.aggregator.controller.request_rules import less_than_policy
 from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
 from healthd.core.model import Decision, GateRequest, Verdict
@@ -37,15 +50,18 @@ class OutcomeBody:
     message: Annotated[str, Meta(max_length=4096)] = ""
 
 
-@router.post("", dependencies=[GATE], responses=problems(409))
-async def ask(request: Request, wait: Wait, asked: Body[GateRequest]) -> Answer[Decision]:
+@router.post("", responses=problems(409))
+async def ask(request: Request, caller: GateCaller, wait: Wait, asked: Body[GateRequest]) -> Answer[Decision]:
     """
     May this job start? 200 with the decision, whatever it is; a hold says when to ask again.
 
-    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again.
+    The same job and attempt asked again is the same gate, so an answer that was lost is asked for again. A token of
+    scope `gate` may ask for more than the aggregator's settings do; for less (mode, tier, max_age_seconds, collective,
+    lease) only where `gate.callers_may` allows it, else the answer is 403.
     """
     began = time.perf_counter()
     parts = parts_of(request)
+    _check_floor(parts, caller, asked)
     gate = await _asked(parts, asked, wait)
     if asked.join is not None:
         wait = min(wait, parts.engine.policy.member_seconds / 4)  # a member is heard only when it asks
@@ -129,6 +145,22 @@ async def handshake(request: Request, gate: str, wait: Wait, body: Body[Handshak
         raise BadInputError(f"gate {gate} is not decided yet; ask for its decision first")
     came = parts.rollcall.nodes or None
     return Answer(await parts.handshakes.step(found.id, found.request.nodes, found.decision, body, wait, came=came))
+
+
+def _check_floor(parts: Parts, caller: Caller, asked: GateRequest) -> None:
+    """AuthError (403) where a caller who is no admin asks for less than the settings do, and may not."""
+    if Scope.ADMIN in caller.scopes:
+        return
+    less = less_than_policy(asked, parts.engine.policy)
+    if refused := {term: text for term, text in less.items() if term not in parts.callers_may}:
+        opened = ", ".join(f'"{term}"' for term in (*sorted(parts.callers_may), *refused))
+        raise AuthError(
+            403,
+            f"token {caller.name!r} may not ask for less than the aggregator's settings: "
+            f"{', '.join(refused.values())}; "
+            "leave that out, ask with a token of scope admin, or have whoever runs the aggregator set "
+            f"[gate] callers_may = [{opened}] there",
+        )
 
 
 async def _asked(parts: Parts, asked: GateRequest, wait: float) -> Gate:

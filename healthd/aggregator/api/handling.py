@@ -28,6 +28,7 @@ from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
 from healthd.core.config.schema import nearest
 from healthd.core.errors import BadInputError
+from healthd.core.model import GateTerm
 from healthd.core.tasks import Tasks
 from healthd.core.wire import decode, encode
 
@@ -39,7 +40,8 @@ class Parts:
     """
     What the handlers work with; `stopping` is set when the aggregator stops, so that nobody is held any longer.
 
-    `hand` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched.
+    `hand` takes bad nodes out of the scheduler's way; None: nothing outside of healthd is touched. `callers_may` are
+    the terms in which a token of scope `gate` may ask for less than the policy does.
     """
 
     settings: AggregatorSettings
@@ -53,6 +55,7 @@ class Parts:
     ungated: UngatedJobs
     accusations: Accusations
     hand: DrainController | None = None
+    callers_may: frozenset[GateTerm] = frozenset()
     tasks: Tasks = field(default_factory=Tasks)
     rollcall: RollCall = field(default_factory=RollCall)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,6 +79,7 @@ class Needs:
 
 READ = Depends(Needs(Scope.READ))
 GATE = Depends(Needs(Scope.GATE))
+GateCaller = Annotated[Caller, Depends(Needs(Scope.GATE))]
 Admin = Annotated[Caller, Depends(Needs(Scope.ADMIN))]
 
 

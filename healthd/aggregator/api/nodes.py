@@ -169,12 +169,19 @@ async def unquarantine(request: Request, node: str, caller: Admin) -> Answer[Unq
 
 @router.delete("/nodes/{node}", tags=["nodes"], responses=problems(409))
 async def forget(request: Request, node: str, caller: Admin) -> Answer[Forgotten]:
-    """Drop a node that is gone, its key and its quarantine; its next sync is a first one. Not while a job has it."""
+    """
+    Drop a node that is gone, with its key; its next sync is a first one. The answer says what else went with it.
+
+    409 while a job has it, and while it is quarantined and syncs.
+    """
     parts = parts_of(request)
     _known(parts, node)
-    await parts.engine.forget(node, caller.name)
+    gone = await parts.engine.forget(node, caller.name)
+    accused = parts.accusations.of(node)
     parts.accusations.clear(node)
-    return Answer(Forgotten(node=node))
+    return Answer(
+        Forgotten(node=node, quarantine=gone.quarantine, rules=gone.rules, accused=accused, leases=gone.leases)
+    )
 
 
 @router.delete("/nodes/{node}/leases", tags=["nodes"], responses=problems(409))

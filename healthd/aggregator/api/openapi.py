@@ -57,7 +57,7 @@ TAGS = {
 SAID = {
     400: "The request cannot be used: a parameter, a header or a member of the body makes no sense.",
     401: "No token, or none that is known here.",
-    403: "The token lacks the scope, or the request was made by a web page of another site.",
+    403: "The token lacks the scope or may not ask a gate for so little, or a page of another site made the request.",
     404: "Nothing of this name is known.",
     405: "The path is another one: a name with a slash in it.",
     408: "The body did not come in time.",

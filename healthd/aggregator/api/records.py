@@ -177,9 +177,16 @@ class Unquarantined:
 
 @dataclass(frozen=True, kw_only=True)
 class Forgotten:
-    """The node is not known any more."""
+    """
+    The node is not known any more, nor what was kept of it besides its key: its quarantine, what the rules remembered,
+    the accusation by a validation, leases that were ending.
+    """
 
     node: str
+    quarantine: Quarantine | None
+    rules: RuleRecord | None
+    accused: Accusation | None
+    leases: tuple[LeaseRow, ...]
     forgotten: bool = True
 
 

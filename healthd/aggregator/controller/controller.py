@@ -4,7 +4,9 @@ The engine: everything that can be asked of gates (`gates`), nodes, leases, quar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from healthd.aggregator.controller.bulkheads import Fault
 from healthd.aggregator.controller.gates import Gates
@@ -13,6 +15,16 @@ from healthd.aggregator.model.claims import LeaseRow, LeaseState, Override
 from healthd.aggregator.model.quarantines import Breaker, RuleRecord
 from healthd.core.errors import ConflictError
 from healthd.core.model import Quarantine
+from healthd.core.text import ago
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """What went with a node that was forgotten: its quarantine, what the rules remembered, leases that were ending."""
+
+    quarantine: Quarantine | None
+    rules: RuleRecord | None
+    leases: tuple[LeaseRow, ...]
 
 
 class Engine(Gates):
@@ -59,22 +71,39 @@ class Engine(Gates):
         """End the recovery because a person says so. False when there was none."""
         return await self.submit(lambda batch: self._memory.reconciler.recover(batch, owner))
 
-    async def forget(self, node: str, owner: str) -> None:
+    async def forget(self, node: str, owner: str) -> Gone:
         """
-        Forget a node that is gone for good: its quarantine ends, and its key is free. ConflictError while a job has it.
+        Forget a node that is gone for good: its quarantine ends, and its key is free. Returns what went with it.
+
+        ConflictError while a job has it, and while it is quarantined and syncs: it would come back without quarantine.
         """
 
-        def act(batch: Batch) -> None:
+        def act(batch: Batch) -> Gone:
             held = self._leases(lambda row: row.node == node and row.state is not LeaseState.ENDING)
             if held:
                 job = held[0].lease.job
                 raise ConflictError(
                     f"{node} is leased to job {job!r}; end that first: healthd fleet release-lease {node}"
                 )
+            kept = self._memory.fleet_state.quarantines.get(node)
+            found = self._registry.node(node)
+            heard = math.inf if found is None or found.heard_seconds is None else found.heard_seconds
+            if kept is not None and heard <= self.policy.silent_seconds:
+                raise ConflictError(
+                    f"{node} is quarantined by {kept.owner} ({kept.reason}) and still reports "
+                    f"(last heard {ago(heard)}): it would come back without the quarantine; end that first: "
+                    f"healthd fleet release {node}; or stop its daemon and wait {self.policy.silent_seconds:g} s"
+                )
+            gone = Gone(
+                quarantine=kept,
+                rules=self._memory.rules.remembered(node),
+                leases=self._leases(lambda row: row.node == node),
+            )
             self._memory.rules.forget(batch, node)
             self._memory.reconciler.forget(batch, node, owner)
+            return gone
 
-        await self.submit(act)
+        return await self.submit(act)
 
     async def reset_breaker(self, owner: str, pool: str | None) -> tuple[str, ...]:
         """Let the rules quarantine again where their breaker has tripped; the pools where it had ("": no pool)."""

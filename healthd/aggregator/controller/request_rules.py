@@ -1,12 +1,14 @@
-"""Which requests for a gate are valid: pure."""
+"""Which requests for a gate are valid, and which ask for less than the policy does: pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from healthd.aggregator.controller.admission import terms_of
 from healthd.aggregator.model.policy import MOST_RUNTIME_SECONDS, Policy
 from healthd.core.errors import BadInputError
-from healthd.core.model import LARGEST_ATTEMPT, GateRequest, Join
+from healthd.core.model import LARGEST_ATTEMPT, GateRequest, GateTerm, Join, Mode, ValidationKind
 from healthd.core.node_name import check_name
 
 LONGEST_NAME = 253
@@ -42,6 +44,33 @@ def check_request(request: GateRequest, policy: Policy) -> None:
         raise BadInputError(f"wait_seconds must be 0 to {policy.max_wait_seconds:.0f}, not {request.wait_seconds}")
     if request.runtime_seconds is not None and not 0 <= request.runtime_seconds <= MOST_RUNTIME_SECONDS:
         raise BadInputError(f"runtime_seconds must be 0 to {MOST_RUNTIME_SECONDS:.0f}, not {request.runtime_seconds}")
+
+
+def less_than_policy(request: GateRequest, policy: Policy) -> Mapping[GateTerm, str]:
+    """
+    The terms in which a request asks for less than the policy: what it asks for, and which setting asks for more.
+
+    Empty for a request that leaves everything to the policy, or asks for more.
+    """
+    terms, found = terms_of(request, policy), dict[GateTerm, str]()
+    if terms.mode is Mode.OBSERVE and policy.mode is not Mode.OBSERVE:
+        found["mode"] = f"mode {terms.mode.value} (policy.mode is {policy.mode.value})"
+    if terms.tier.rank < policy.tier.rank:
+        found["tier"] = f"tier {terms.tier.value} (policy.tier is {policy.tier.value})"
+    if terms.max_age_seconds > policy.max_age_seconds:
+        found["max_age"] = (
+            f"evidence of up to {terms.max_age_seconds:g} s (policy.max_age is {policy.max_age_seconds:g} s)"
+        )
+    if terms.wanted > 1 and policy.collective:
+        # Another kind of validation runs other checks: it must not leave out those that every gate runs.
+        always = policy.checks_over_nodes(ValidationKind.COLLECTIVES, terms.tier)
+        if not terms.collective:
+            found["collective"] = "no collectives over the nodes (policy.collective is true)"
+        elif lacking := [name for name in always if name not in terms.checks]:
+            found["collective"] = f"collectives without {', '.join(lacking)} (policy.collective_checks has them)"
+    if not request.lease:
+        found["lease"] = "an answer without leases (every gate leases its nodes to the job)"
+    return found
 
 
 def _check_join(request: GateRequest, join: Join, policy: Policy) -> None:

@@ -205,7 +205,8 @@ def _states_of(gate: Gate, snapshot: Snapshot) -> tuple[NodeState, ...]:
     """The states that the decision is based on; empty while there is none."""
     if gate.decision is None:
         return ()
-    names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.excluded]
+    names = [n.node for n in gate.decision.nodes] + [n.node for n in gate.decision.well]
+    names += [n.node for n in gate.decision.excluded]
     found = [snapshot.nodes.get(name) for name in names]
     return tuple(s for s in (node.current() for node in found if node is not None) if s is not None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from checks.contract import SEVERITY, Blame, Status
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility
@@ -12,14 +13,15 @@ from healthd.aggregator.gate.transitions import Event, move
 from healthd.aggregator.model.effects import Effect, GrantLease, RevokeLease
 from healthd.aggregator.model.gates import Closing, Decided, Gate, Grant
 from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.evidence import reason
-from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Mode, Reason, Verdict
+from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Mode, Reason, Verdict, WellNode
 
 MOST_REASONS = 32
 """Reasons at the top of a decision: enough for people, bounded for the wire. `excluded` has them all."""
 
 MOST_EXCLUDED = 256
-"""Excluded nodes that a decision lists for a pool; a named node is always listed."""
+"""Excluded and well nodes that a decision lists for a pool, of each; a named node is always listed."""
 
 
 def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
@@ -31,11 +33,11 @@ def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
     gate, assessments = context.gate, context.assessments
     chosen = tuple(name for name in gate.reserved if name in gate.granted or not gate.request.lease)
     nodes = tuple(_admitted(gate, name, assessments.get(name)) for name in chosen)
-    excluded = _excluded(gate, assessments, set(chosen))
+    rest = _rest(gate, assessments, set(chosen))
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
     observed = reason("Observed", "observe mode: enforce would have admitted too", status=Status.PASS)
     why = (observed, *notes) if would else tuple(notes)
-    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, why, nodes, excluded, would=would)
+    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, why, nodes, rest, would=would)
     _answer(context, decision, gate.granted)
 
 
@@ -49,10 +51,8 @@ def reject(context: StepContext, why: Sequence[Reason], *, retryable: bool, woul
         text = f"observe mode admits; enforce would have said {would.value}"
         admit_regardless(context, (reason("Observed", text, status=Status.WARN), *why), would)
         return
-    excluded = _excluded(gate, context.assessments, set())
-    decision = _decision(
-        context.now, gate, context.policy, Verdict.REJECT, tuple(why), excluded=excluded, retryable=retryable
-    )
+    rest = _rest(gate, context.assessments, set())
+    decision = _decision(context.now, gate, context.policy, Verdict.REJECT, tuple(why), rest=rest, retryable=retryable)
     _revoke(context, gate.granted, f"gate {gate.id} was not admitted")
     _answer(context, decision, {})
 
@@ -77,9 +77,9 @@ def admit_regardless(context: StepContext, why: Sequence[Reason], would: Verdict
     others = {name: grant for name, grant in grants.items() if name not in chosen}
     _revoke(context, others, f"gate {gate.id} chose other nodes")
     nodes = tuple(_admitted(gate, name, assessments.get(name)) for name in chosen)
-    excluded = _excluded(gate, assessments, set(chosen))
+    rest = _rest(gate, assessments, set(chosen))
     reasons = tuple(why)[:MOST_REASONS]
-    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, reasons, nodes, excluded, would=would)
+    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, reasons, nodes, rest, would=would)
     _answer(context, decision, {name: grant for name, grant in grants.items() if name in chosen})
 
 
@@ -156,22 +156,57 @@ def _admitted(gate: Gate, name: str, assessments: Assessment | None) -> Admitted
     )
 
 
-def _excluded(gate: Gate, assessments: Mapping[str, Assessment], included: set[str]) -> tuple[ExcludedNode, ...]:
-    """Every named node that is not included and is not ready; of a pool those that were excluded."""
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """The nodes that a decision does not include: those that nothing speaks against, and those that are left out."""
+
+    well: tuple[WellNode, ...] = ()
+    excluded: tuple[ExcludedNode, ...] = ()
+
+
+def _rest(gate: Gate, assessments: Mapping[str, Assessment], included: set[str]) -> Rest:
+    """Every named node that is not included. Of a pool: those excluded; if the job gets none, those fit too."""
     if gate.request.nodes:
         # Of a group also the ranks that never joined, which have no node.
         names: Iterable[str] = (*gate.request.nodes, *(n for n in gate.failed if n not in gate.request.nodes))
+        most = len(gate.request.nodes) + len(gate.failed)
     else:
-        out = {name for name, a in assessments.items() if a.eligibility is Eligibility.EXCLUDED}
-        names = sorted(out | set(gate.failed))[:MOST_EXCLUDED]
-    found = []
+        looked_at = {
+            name
+            for name, one in assessments.items()
+            if one.eligibility is Eligibility.EXCLUDED or (one.eligibility is Eligibility.READY and not included)
+        }
+        names, most = sorted(looked_at | set(gate.failed)), MOST_EXCLUDED
+    uncleared = _uncleared(gate)
+    well, excluded = list[WellNode](), list[ExcludedNode]()
     for name in names:
-        # One that is ready may have reasons too: warnings, which stop no job.
-        ready = name in assessments and assessments[name].eligibility is Eligibility.READY
-        why = assessments[name].reasons if name in assessments else gate.failed.get(name, ())
-        if name not in included and not ready and (why or name not in assessments):
-            found.append(ExcludedNode(node=name, reasons=why, asked=gate.asked.get(name)))
-    return tuple(found)
+        if name in included:
+            continue
+        found, asked = assessments.get(name), gate.asked.get(name)
+        if found is None or found.eligibility is not Eligibility.READY:
+            why = gate.failed.get(name, ()) if found is None else found.reasons
+            if why or found is None:
+                excluded.append(ExcludedNode(node=name, reasons=why, asked=asked))
+        elif name in uncleared:
+            excluded.append(ExcludedNode(node=name, reasons=(uncleared[name],), asked=asked))
+        else:
+            # It may have reasons too: warnings, which stop no job.
+            well.append(WellNode(node=name, evidence_age_seconds=found.age_seconds, asked=asked))
+    return Rest(well=tuple(well[:most]), excluded=tuple(excluded[:most]))
+
+
+def _uncleared(gate: Gate) -> Mapping[str, Reason]:
+    """The members of collectives that ended without clearing them, and a sentence for each: nobody accuses them."""
+    found: dict[str, Reason] = {}
+    for validation in gate.validations:
+        cleared = consequence(validation).cleared if validation.verdict is not None else ()
+        what = "did not end" if validation.verdict is None else "did not clear it"
+        for name in validation.members:
+            found.pop(name, None)
+            if name not in cleared:
+                text = f"{name}: its own evidence is good, and the collectives with it {what}"
+                found[name] = reason("Undecided", text, node=name)
+    return found
 
 
 def _decision(
@@ -181,18 +216,18 @@ def _decision(
     verdict: Verdict,
     reasons: tuple[Reason, ...],
     nodes: tuple[AdmittedNode, ...] = (),
-    excluded: tuple[ExcludedNode, ...] = (),
+    rest: Rest | None = None,
     *,
     retryable: bool = False,
     would: Verdict | None = None,
 ) -> Decision:
-    terms = gate.terms
+    terms, rest = gate.terms, rest or Rest()
     return Decision(
         id=gate.id,
         decision=verdict,
         reasons=reasons,
         nodes=nodes,
-        excluded=excluded,
+        excluded=rest.excluded,
         policy={
             "mode": terms.mode.value,
             "tier": terms.tier.value,
@@ -209,6 +244,8 @@ def _decision(
         decided_at=now,
         duration_seconds=max(0.0, now - gate.created_at),
         would=would,
+        request=gate.as_asked,
+        well=rest.well,
     )
 
 

@@ -152,6 +152,8 @@ def _conclude(context: StepContext, end: Hold | Reject | Admit) -> None:
     if isinstance(end, Reject) and end.retryable and must_wait:
         end = Hold(end.why)
     if isinstance(end, Reject):
+        for name in context.gate.request.nodes:
+            context.assess(name)  # the answer says of each what is known of it
         decisions.reject(context, end.why, retryable=end.retryable, would=would)
         return
     times = [

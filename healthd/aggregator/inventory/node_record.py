@@ -65,15 +65,18 @@ class NodeRecord:
     """
     One node. Mutable, on the event loop alone; `now` is always the registry's clock.
 
-    `orders` None means that no statement is made. `revision` counts what the node is to be told; an answer remembers
-    the revision that it told, so that a lost answer is told again. `refused_key_hash` is the last key that was not the
-    node's. `kept_duplicate` is what is on disk of `duplicate`.
+    `synced`: a daemon or a hook has spoken under this name, in this process or as the store knows. `listed`: the roster
+    lists it as a member. `orders` None means that no statement is made. `revision` counts what the node is to be told;
+    an answer remembers the revision that it told, so that a lost answer is told again. `refused_key_hash` is the last
+    key that was not the node's. `kept_duplicate` is what is on disk of `duplicate`.
     """
 
     node: str
     key_hash: str | None = None
     refused_key_hash: str | None = None
     pool: str | None = None
+    synced: bool = False
+    listed: bool = False
     # what the node says
     incarnation: str | None = None
     seq: int = -1
@@ -108,6 +111,11 @@ class NodeRecord:
     def executing(self) -> bool:
         """Whether the hook that is to run the checks of this node is there."""
         return self.expected is not None and self.executor is not None and self.executor.member == self.expected
+
+    @property
+    def fleet_member(self) -> bool:
+        """Whether the node is a member of the fleet: it has synced, or somebody keeps it out before it has."""
+        return self.synced or self.quarantine is not None
 
     @property
     def shown(self) -> NodeRecord:

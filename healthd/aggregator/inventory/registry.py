@@ -116,6 +116,9 @@ class Fleet(Instructions):
             self._share(record)
         elif inner.key_hash is None or not hmac.compare_digest(inner.key_hash, key_hash):
             raise DuplicateError(f"{node}: member {member[:80]!r} came with another key; a member is one process")
+        if not record.listed:
+            self._make_room()
+        self._synced(node)
         return await self._exchange(node, inner, request, wait_seconds)
 
     async def _exchange(self, node: str, record: NodeRecord, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
@@ -152,15 +155,15 @@ class Fleet(Instructions):
     async def _admit(self, node: str, key_hash: str) -> NodeRecord:
         """The record of a node that has no key here yet; its key is on disk when this returns."""
         check_name(node)
-        if node not in self._records:
+        if (known := self._records.get(node)) is None or not known.listed:
             self._make_room()
         async with self._enrolling.setdefault(node, asyncio.Lock()):
             try:
                 record = self._records.get(node)
                 if record is None or record.key_hash is None:
-                    known = await self._enrol(node, key_hash)
-                    record = self._record(node)
-                    record.key_hash = known
+                    enrolled = await self._enrol(node, key_hash)
+                    record = self._synced(node)
+                    record.key_hash = enrolled
             finally:
                 self._enrolling.pop(node, None)
         return record

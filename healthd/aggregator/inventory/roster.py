@@ -1,5 +1,8 @@
 """
 Who is in the fleet: records by name, pools, the aggregator's verdict. What nodes say and are told is in `registry`.
+
+Members are nodes that have synced, and those that are kept out before they have. A name that only a gate gives has a
+record while a hook is to run its checks there, and is no member.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ class Roster:
         return executors.joined(own, record.shown.view(now))
 
     def names(self) -> Sequence[str]:
-        """All known names, sorted. Not a copy: to be read at once."""
+        """The names of all members, sorted. Not a copy: to be read at once."""
         return self._names
 
     def called(self, name: str) -> tuple[str, ...]:
@@ -94,9 +97,9 @@ class Roster:
         return {pool: len(names) for pool, names in sorted(self._pools.items())}
 
     def view(self, name: str) -> NodeView | None:
-        """One node with the aggregator's verdict; None when nobody ever heard of it."""
+        """One member with the aggregator's verdict; None for a name that is none."""
         record = self._records.get(name)
-        return None if record is None else self._view(record)
+        return None if record is None or not record.listed else self._view(record)
 
     def health_of(self, name: str) -> Health:
         """The verdict alone, which costs little."""
@@ -104,9 +107,9 @@ class Roster:
         return Health.UNKNOWN if record is None else record.shown.health(self.clock(), self.silent_seconds)
 
     def survey(self) -> Iterator[tuple[Health, float | None, Quarantine | None]]:
-        """Of every node its health, the seconds since it was heard, and its quarantine: for counting."""
+        """Of every member its health, the seconds since it was heard, and its quarantine: for counting."""
         now, silent = self.clock(), self.silent_seconds
-        for record in (one.shown for one in self._records.values()):
+        for record in (one.shown for one in self._records.values() if one.listed):
             heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
             yield record.health(now, silent), heard, record.quarantine
 
@@ -123,7 +126,7 @@ class Roster:
 
     def load(self, node: str, *, key_hash: str | None, pool: str | None, duplicate: Duplicate | None = None) -> None:
         """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
-        record = self._record(node)
+        record = self._synced(node)
         record.key_hash = key_hash
         if duplicate is not None:
             record.duplicate, record.refused_key_hash = duplicate.why, duplicate.refused_key_hash
@@ -135,9 +138,7 @@ class Roster:
         """Drop all that is known of a node; its next sync is a first one."""
         record = self._records.pop(name, None)
         if record is not None:
-            self._index(record, None)
-            del self._names[bisect.bisect_left(self._names, name)]
-            self._known_as.drop(name)
+            self._unlist(record)
             self.peers.forget(name)
             record.wake()
             self._notify(name)
@@ -149,12 +150,14 @@ class Roster:
 
     def rekey(self, name: str, key_hash: str) -> None:
         """Another key is the node's from now on, also of one forgotten; whoever has it is a new daemon."""
-        record = self._record(name)
+        record = self._synced(name)
         record.wake()
         self._records[name] = NodeRecord(
             node=name,
             key_hash=key_hash,
             pool=record.pool,
+            synced=True,
+            listed=True,
             quarantine=record.quarantine,
             orders=record.orders,
             all_orders=record.all_orders,
@@ -171,12 +174,38 @@ class Roster:
         return NodeView(node=self._joined(record, now), health=health, reasons=reasons, orders=record.orders)
 
     def _record(self, node: str) -> NodeRecord:
+        """The record of a name, a new one where there is none; `_list` says whether it makes a member."""
         record = self._records.get(node)
         if record is None:
             record = self._records[node] = NodeRecord(node=node)
-            bisect.insort(self._names, node)
-            self._known_as.put(node)
         return record
+
+    def _synced(self, node: str) -> NodeRecord:
+        """The record of a node that speaks, or has spoken: a member from now on."""
+        record = self._record(node)
+        record.synced = True
+        self._list(record)
+        return record
+
+    def _list(self, record: NodeRecord) -> None:
+        """List the record while it is a member's; drop it where nothing is left to be remembered of the name."""
+        if record.fleet_member and not record.listed:
+            record.listed = True
+            bisect.insort(self._names, record.node)
+            self._known_as.put(record.node)
+        elif not record.fleet_member:
+            if record.listed:
+                self._unlist(record)
+                self._notify(record.node)
+            if record.expected is None and not record.all_orders:
+                self._records.pop(record.node, None)
+
+    def _unlist(self, record: NodeRecord) -> None:
+        if record.listed:
+            record.listed = False
+            self._index(record, None)
+            del self._names[bisect.bisect_left(self._names, record.node)]
+            self._known_as.drop(record.node)
 
     def _index(self, record: NodeRecord, pool: str | None) -> None:
         if record.pool is not None:
@@ -190,14 +219,15 @@ class Roster:
 
     def _make_room(self) -> None:
         """Drop nodes silent for a day that owe nothing; FullError when none is."""
-        if len(self._records) < self._max_nodes:
+        if len(self._names) < self._max_nodes:
             return
         now = self.clock()
         if now >= self._no_room_until:
             gone = [
                 record.node
                 for record in self._records.values()
-                if (record.heard_at is None or now - record.heard_at > FORGET_AFTER_SECONDS)
+                if record.listed
+                and (record.heard_at is None or now - record.heard_at > FORGET_AFTER_SECONDS)
                 and not record.orders
                 and record.quarantine is None
             ]
@@ -205,7 +235,7 @@ class Roster:
                 self.forget(name)
             # Looking at all of them is not done again for every stranger that knocks.
             self._no_room_until = now if gone else now + 10.0
-        if len(self._records) >= self._max_nodes:
+        if len(self._names) >= self._max_nodes:
             raise FullError(f"{self._max_nodes} nodes are kept and none is gone; raise max_nodes or forget some")
 
     def _notify(self, node: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from healthd.aggregator.model.gates import Gate, Phase
 from healthd.aggregator.model.validations import Tested, Validation
-from healthd.core.model import Decision, ExcludedNode
+from healthd.core.model import Decision, ExcludedNode, Reason
 from healthd.localize.model import Outcome, Verdict
 
 # Names written into a box of the picture; what is more is counted.
@@ -98,9 +98,13 @@ class Picture:
 
 
 def left_out(decision: Decision) -> list[ExcludedNode]:
-    """The excluded nodes; empty where the reasons at the top have named each of them already."""
-    named = {reason.node for reason in decision.reasons}
-    return [] if all(one.node in named for one in decision.excluded) else list(decision.excluded)
+    """The excluded nodes, each with the reasons that are not told at the top already."""
+    told = {(why.node, why.message.removeprefix(f"{why.node}: ")) for why in decision.reasons}
+
+    def is_new(why: Reason) -> bool:
+        return (why.node, why.message.removeprefix(f"{why.node}: ")) not in told
+
+    return [replace(one, reasons=tuple(filter(is_new, one.reasons))) for one in decision.excluded]
 
 
 def pictures(gate: Gate) -> list[Picture]:

@@ -22,6 +22,7 @@ from healthd.aggregator.ui.overview import bulk, fleet
 from healthd.aggregator.ui.overview import routes as overview
 from healthd.aggregator.ui.route import PageRoute, feed_of
 from healthd.aggregator.ui.session import visitor_of
+from healthd.core.admission import nodes_asked, terms_of
 from healthd.core.errors import NotFoundError
 from healthd.core.model import OrderKind
 
@@ -132,16 +133,20 @@ async def gate(request: Request, gate: str) -> Response:
     after = feed.begin(topic)
     told = await parts.engine.explain(gate)
     found = told.gate
+    decision = parts.engine.answer(found)
     return rendering.page(
         "gate.html",
         visitor=visitor,
         after=after,
         topic=topic,
         gate=found,
-        decision=parts.engine.answer(found),
+        decision=decision,
+        asked_for=nodes_asked(found.as_asked),
+        terms=terms_of(decision),
         steps=gate_view.steps_of(found),
         pictures=gate_view.pictures(found),
-        left_out=gate_view.left_out(parts.engine.answer(found)),
+        left_out=gate_view.left_out(decision),
+        told_above={reason.node for reason in decision.reasons},
         states=sorted(told.states, key=lambda state: WORST_FIRST.index(state.health))[:MOST_STATES],
         more_states=max(0, len(told.states) - MOST_STATES),
         most_nodes=MOST_STATES,

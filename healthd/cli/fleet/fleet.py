@@ -109,7 +109,7 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
 
         console = render.out()
         read = wire.decode(decision, Decision, what="decision")
-        render.show(console, fleet_view.decision_report(read))
+        render.show(console, fleet_view.decision_report(read, whole=True))
         if read.policy.get("collective"):
             runs = aggregator.get(f"/v1/validations/{segment(read.id)}")
             render.show(console, fleet_view.rounds_report(runs["validations"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -30,11 +31,26 @@ def rekey(node: str, as_json: bool, **options: Any) -> int:
 @fleet_options
 def forget(node: str, as_json: bool, **options: Any) -> int:
     """
-    Drop all that is known of NODE: who comes under that name next is a new node. Refused while a job has it.
+    Drop all that is known of NODE: who comes under that name next is a new node. It says what went with the name.
 
-    For a name that is gone, and for one that two daemons claimed, once one of them is stopped.
+    For a name that is gone, and for one that two daemons claimed, once one of them is stopped. Refused while a job has
+    NODE, and while NODE is quarantined and still reports.
     """
     with aggregator_of(options) as aggregator:
-        aggregator.call("DELETE", f"/v1/nodes/{segment(node)}")
-    done(as_json, f"{node} is forgotten")
+        gone = aggregator.call_json("DELETE", f"/v1/nodes/{segment(node)}")
+    lost = ", ".join(_lost(gone))
+    more = {name: gone.get(name) for name in ("quarantine", "rules", "accused", "leases")}
+    done(as_json, f"{node} is forgotten" + (f", and with it {lost}" if lost else ""), **more)
     return 0
+
+
+def _lost(gone: Mapping[str, Any]) -> Iterator[str]:
+    """What went with a node, besides its name and key."""
+    if kept := gone.get("quarantine"):
+        yield f"its quarantine by {kept['owner']} ({kept['reason']})"
+    if gone.get("rules"):
+        yield "what the rules of quarantine remembered of it"
+    if accused := gone.get("accused"):
+        yield f"an accusation by a validation ({accused['code']}, gate {accused['gate']})"
+    for row in gone.get("leases") or ():
+        yield f"the lease of job {row['lease']['job']}, which was ending"

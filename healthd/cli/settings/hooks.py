@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from checks.contract import Tier
-from healthd.core.model import LARGEST_ATTEMPT, Mode
+from healthd.core.model import LARGEST_ATTEMPT, GateTerm, Mode
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateSettings:
-    """What `healthd gate` asks. Every key is an option of that command."""
+    """What `healthd gate` asks. Every key is an option of that command, but for `callers_may` of the aggregator."""
 
     aggregator: str = "http://127.0.0.1:8090"
     """Where the aggregator is."""
@@ -93,6 +93,11 @@ class GateSettings:
 
     hostfile_out: Path | None = None
     """Where to write the admitted nodes."""
+
+    callers_may: tuple[GateTerm, ...] = ()
+    """Read by the aggregator alone: the terms in which a token of scope `gate` may ask for less than the aggregator's
+    settings do (`mode`, `tier`, `max_age`, `collective`, `lease`). None: who holds a hook's token must not be able to
+    switch the gate off. A token of scope `admin` may ask for anything."""
 
     def __post_init__(self) -> None:
         _check_attempt(self.attempt)

@@ -23,7 +23,8 @@ from healthd.cli.terminal.render import (
     table_of,
 )
 from healthd.core import wire
-from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Health, NodeState, Verdict
+from healthd.core.admission import nodes_asked, terms_of
+from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Health, NodeState, Verdict, WellNode
 from healthd.core.text import ago, moment
 
 OUTCOME_SIGNS = {
@@ -38,26 +39,32 @@ MOST_TESTS = 40
 ASIDE = {"quarantined": "quarantined", "accused": "accused by validations"}
 
 
-def decision_report(decision: Decision) -> Iterable[str]:
-    """What `healthd gate` and `healthd fleet explain` print."""
+def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]:
+    """
+    What `healthd gate` prints of a decision; `whole`, as `healthd fleet explain` does, with what was asked and applied,
+    and why each node is left out.
+    """
     names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
     included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
     yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
     if decision.would is not None:
         yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
+    if whole:
+        yield from _asked_lines(decision)
     for line in reason_lines(decision.reasons):
         yield f"  {line}"
     told = {(reason.node, bare_message(reason)) for reason in decision.reasons}
-    unjudged = []
+    unjudged: dict[str, list[str]] = {}
     for excluded in decision.excluded:
         # A warning stops no job, unless the policy says so: then it is among the reasons above.
         innocent = all(
             (r.blame is not Blame.NODE or r.status is Status.WARN) and (r.node, bare_message(r)) not in told
             for r in excluded.reasons
         )
-        if decision.decision is not Verdict.ADMIT and innocent:
-            unjudged.append(_called(excluded))
+        if decision.decision is not Verdict.ADMIT and innocent and not whole:
+            code = excluded.reasons[0].code if excluded.reasons else "not looked at"
+            unjudged.setdefault(code, []).append(_called(excluded))
             continue
         worst = max((SEVERITY[reason.status] for reason in excluded.reasons), default=0)
         shown = [
@@ -65,15 +72,32 @@ def decision_report(decision: Decision) -> Iterable[str]:
             for reason in excluded.reasons
             if SEVERITY[reason.status] == worst and (reason.node, bare_message(reason)) not in told
         ]
-        if shown:
-            yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]"
+        if shown or whole:
+            why = "" if shown else " [dim](as said above)[/]" if excluded.reasons else " [dim](not looked at)[/]"
+            yield f"  [dim]left out:[/] [bold]{escape(_called(excluded))}[/]{why}"
             for line in reason_lines(shown, most=3):
                 yield f"    {line}"
-    if unjudged and decision.reasons:
-        yield f"  [dim]no fault found or not looked at to the end: {escape(some(unjudged, 8))}[/]"
+    if unjudged:
+        named = "; ".join(f"{some(names, 8)} ({code})" for code, names in unjudged.items())
+        yield f"  [dim]not known to be well: {escape(named)}[/]"
+    if decision.well:
+        yield f"  [dim]well:[/] {escape(some([_called(node) for node in decision.well], 64 if whole else 8))}"
 
 
-def _called(node: AdmittedNode | ExcludedNode) -> str:
+def _asked_lines(decision: Decision) -> Iterable[str]:
+    """What was asked, and which terms were applied."""
+    if decision.request is not None:
+        yield f"  [dim]asked for:[/] {escape(nodes_asked(decision.request))}"
+    terms = ", ".join(
+        f"{one.name} {one.applied}"
+        + ("" if one.asked is None else " (asked for)" if one.asked == one.applied else f" (asked for: {one.asked})")
+        for one in terms_of(decision)
+    )
+    if terms:
+        yield f"  [dim]applied:[/] {escape(terms)}"
+
+
+def _called(node: AdmittedNode | ExcludedNode | WellNode) -> str:
     """Its own name, and the one by which it was asked for."""
     return node.node if node.asked is None else f"{node.node} (asked for as {node.asked})"
 

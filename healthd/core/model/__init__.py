@@ -15,7 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from healthd.core.model.gates import LARGEST_ATTEMPT, AdmittedNode, Decision, ExcludedNode, GateRequest, Join
+    from healthd.core.model.gates import (
+        LARGEST_ATTEMPT,
+        AdmittedNode,
+        Decision,
+        ExcludedNode,
+        GateRequest,
+        GateTerm,
+        Join,
+        WellNode,
+    )
     from healthd.core.model.learned import LearnedBounds, LearnedLimits
     from healthd.core.model.modes import Mode, ValidationKind, Verdict
     from healthd.core.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
@@ -50,6 +59,7 @@ __all__ = [
     "DeviceRecord",
     "ExcludedNode",
     "GateRequest",
+    "GateTerm",
     "Health",
     "Inventory",
     "Join",
@@ -75,6 +85,7 @@ __all__ = [
     "SyncRequest",
     "ValidationKind",
     "Verdict",
+    "WellNode",
     "WorkDigest",
 ]
 

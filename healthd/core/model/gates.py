@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from checks.contract import Tier
 from healthd.core.model.modes import Mode, ValidationKind, Verdict
@@ -12,6 +12,9 @@ from healthd.core.model.results import Reason
 
 LARGEST_ATTEMPT = 2**31 - 1
 """The largest attempt of a job: what the database's column holds, and seconds since the epoch until 2038."""
+
+GateTerm = Literal["mode", "tier", "max_age", "collective", "lease"]
+"""A term in which a request may ask for less than the settings of the aggregator do, if it is allowed to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +89,30 @@ class ExcludedNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WellNode:
+    """
+    A node that was asked for and that nothing speaks against, though the decision does not include it.
+
+    Its evidence is fresh and says that it is fit, and no collectives of this gate ended without clearing it.
+    `evidence_age_seconds` and `asked` as of an AdmittedNode.
+    """
+
+    node: str
+    evidence_age_seconds: float | None
+    asked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decision:
     """
     The answer of a gate, with all that explains it.
 
     `id` is the gate's. `retryable` tells the hook whether trying again, here or elsewhere, can help. `would` is what
     enforce mode would have said, where `policy.mode` is observe or a person overrode it, else None.
+
+    `request` is what was asked, and `policy` the terms that were applied; a term that is None in the request was left
+    to the aggregator's settings. Each node that the request names is in `nodes`, in `well` or in `excluded`, unless the
+    gate was closed from outside. Of a pool, `well` and `excluded` have the nodes that were looked at.
     """
 
     id: str
@@ -104,3 +125,5 @@ class Decision:
     decided_at: float
     duration_seconds: float
     would: Verdict | None = None
+    request: GateRequest | None = None
+    well: tuple[WellNode, ...] = ()

@@ -13,8 +13,10 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 from healthd.core.errors import HealthdError
+from healthd.core.model import GateTerm
 from healthd.core.tasks import Tasks
 from healthd.hooks.preflight import Plain, Task
 
@@ -110,7 +112,9 @@ def settings_of(task: Task, folder: Path) -> str:
         "node_grace": f"{task.wait_seconds}s",
         "silent": f"{SILENT_SECONDS}s",
     }
-    tables: dict[str, Mapping[str, Plain]] = {"aggregator": aggregator, "policy": policy}
+    # Whoever starts a preflight chooses its terms; the token only keeps others out.
+    gate: dict[str, Plain] = {"callers_may": list(get_args(GateTerm))}
+    tables: dict[str, Mapping[str, Plain]] = {"aggregator": aggregator, "policy": policy, "gate": gate}
     return "".join(
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
         for name, table in tables.items()
