@@ -7,8 +7,8 @@ Pending connections have places of their own, so they never take the place of on
 
 When these places are taken, one pending connection goes: of those that have not sent a byte before any other, of the
 address that has most of them, the oldest. Clients send their first byte together with the connection, so a flood of
-idle connections displaces itself. While all of them are too young to be judged, nothing is accepted, and the kernel
-keeps what comes.
+idle connections displaces itself. A connection that is young is kept, unless most are silent as it is; while none may
+go, nothing is accepted, and the kernel keeps what comes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ACCEPTED_AT_ONCE = 32
 """Between two of these batches the loop does other work: one takes a millisecond."""
 YOUNG_SECONDS = 0.05
-"""A pending connection is kept for so long whatever comes; also how long the listener pauses."""
+"""How long a connection is young; also how long the listener pauses."""
 SPOKEN_EVERY_SECONDS = 60.0
 """How often the same trouble is logged."""
 TLS_CLOSE_SECONDS = 2.0
@@ -106,14 +106,20 @@ class _Shares:
 
     def __init__(self) -> None:
         self._of: dict[str, dict[Pending, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, one: Pending) -> None:
         self._of.setdefault(one.address, {})[one] = None
+        self._count += 1
         one.place = self
 
     def discard(self, one: Pending) -> None:
         if one.place is self:
             one.place = None
+            self._count -= 1
             del self._of[one.address][one]
             if not self._of[one.address]:
                 del self._of[one.address]
@@ -238,10 +244,23 @@ class Listener:
         return len(self._pending) < most or self._displace()
 
     def _displace(self) -> bool:
-        """Close one pending connection; false when the one whose turn it is is too young, or there is none."""
-        one = self._silent.next_to_go() or self._speaking.next_to_go()
-        if one is None or self._loop is None or self._loop.time() - one.since < YOUNG_SECONDS:
+        """Close one pending connection; false when there is none, or the one whose turn it is is too young."""
+        if self._loop is None:
             return False
+        old = self._loop.time() - YOUNG_SECONDS
+        while (one := self._silent.next_to_go()) is not None:
+            if one.since > old and len(self._silent) <= len(self._speaking):
+                break
+            # Its first byte may be there and not yet noticed: on a busy machine both wait for the loop's same turn.
+            self._loop.remove_reader(one.sock)
+            if not self._look(one):
+                return self._close_displaced(one)
+            if one not in self._pending:
+                return True
+        one = self._speaking.next_to_go()
+        return one is not None and one.since <= old and self._close_displaced(one)
+
+    def _close_displaced(self, one: Pending) -> bool:
         self._displaced += 1
         self._log.warn(
             "displaced",
