@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import select
 import socket
 import ssl
 import struct
@@ -28,7 +29,7 @@ from healthd.core.tasks import Tasks
 log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 32
-"""Between two of these batches the loop does other work: one takes a millisecond."""
+"""At most: between two of these batches the loop does other work, and sees who has sent a first byte."""
 YOUNG_SECONDS = 0.05
 """How long a connection is young; also how long the listener pauses."""
 SPOKEN_EVERY_SECONDS = 60.0
@@ -160,6 +161,11 @@ class Listener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: dict[Pending, None] = {}  # in the order in which they came, which is that of their deadlines
         self._silent, self._speaking = _Shares(), _Shares()
+        # Who has sent its first byte. An epoll of its own costs one call for each connection, and none for its end; the
+        # loop's would cost two, and an object for each.
+        self._first_bytes: select.epoll | None = None
+        self._by_file: dict[int, Pending] = {}
+        self._at_once = max(1, min(ACCEPTED_AT_ONCE, limits.pending // 2))
         self._deadline: asyncio.TimerHandle | None = None
         self._resumption: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
@@ -168,6 +174,8 @@ class Listener:
     def start(self, tls: ssl.SSLContext | None) -> None:
         """Accept from now on, in the running loop."""
         self._tls, self._loop = tls, asyncio.get_running_loop()
+        self._first_bytes = select.epoll()
+        self._loop.add_reader(self._first_bytes, self._notice)
         self._listen()
 
     async def stop(self) -> None:
@@ -176,7 +184,10 @@ class Listener:
         for timer in (self._deadline, self._resumption):
             if timer is not None:
                 timer.cancel()
-        self._deadline = self._resumption = self._loop = None
+        if self._loop is not None and self._first_bytes is not None:
+            self._loop.remove_reader(self._first_bytes)
+            self._first_bytes.close()
+        self._deadline = self._resumption = self._loop = self._first_bytes = None
         for one in list(self._pending):
             self._close(one)
         await asyncio.sleep(0)  # what is cancelled before it began would leave its socket open
@@ -210,7 +221,8 @@ class Listener:
             self._resumption = self._loop.call_later(YOUNG_SECONDS, self._listen)
 
     def _accept_some(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
+        self._notice()  # on a busy machine a connection and its first byte wait for the same turn of the loop
+        for _ in range(self._at_once):
             if not self._make_room():
                 self._pause()
                 return
@@ -223,7 +235,6 @@ class Listener:
                 self._not_accepted(listening, error)
                 return
             else:
-                sock.setblocking(False)
                 self._take(sock, _share_of(address))
 
     def _not_accepted(self, listening: socket.socket, error: OSError) -> None:
@@ -248,25 +259,18 @@ class Listener:
         if self._loop is None:
             return False
         old = self._loop.time() - YOUNG_SECONDS
-        while (one := self._silent.next_to_go()) is not None:
-            if one.since > old and len(self._silent) <= len(self._speaking):
-                break
-            # Its first byte may be there and not yet noticed: on a busy machine both wait for the loop's same turn.
-            self._loop.remove_reader(one.sock)
-            if not self._look(one):
-                return self._close_displaced(one)
-            if one not in self._pending:
-                return True
-        one = self._speaking.next_to_go()
-        return one is not None and one.since <= old and self._close_displaced(one)
-
-    def _close_displaced(self, one: Pending) -> bool:
+        one = self._silent.next_to_go()
+        if one is None or (one.since > old and len(self._silent) <= len(self._speaking)):
+            one = self._speaking.next_to_go()
+            if one is None or one.since > old:
+                return False
         self._displaced += 1
+        address = one.address
         self._log.warn(
             "displaced",
             lambda: (
                 f"connections that had asked nothing were closed to make room for others: {self._displaced} up to now, "
-                f"this one from {one.address}"
+                f"this one from {address}"
             ),
         )
         self._close(one, leave_nothing=True)
@@ -275,8 +279,15 @@ class Listener:
     # --- pending connections ------------------------------------------------------------------------------------------
 
     def _take(self, sock: socket.socket, address: str) -> None:
-        if self._loop is None:
+        if self._loop is None or self._first_bytes is None:
             sock.close()
+            return
+        try:
+            self._first_bytes.register(sock, select.EPOLLIN | select.EPOLLONESHOT)
+        except OSError as error:  # the kernel's memory, or fs.epoll.max_user_watches, is used up
+            sock.close()
+            reason = error.strerror or error
+            self._log.warn("watch", lambda: f"a connection from {address} cannot be watched: {reason}")
             return
         now = self._loop.time()
         one = Pending(sock, address, now, now + self._limits.header_seconds)
@@ -284,32 +295,30 @@ class Listener:
         self._silent.add(one)
         if self._deadline is None:
             self._deadline = self._loop.call_at(one.deadline, self._close_late)
-        if not self._look(one):
-            self._loop.add_reader(sock, self._first_byte, one)
+        self._by_file[sock.fileno()] = one
 
-    def _first_byte(self, one: Pending) -> None:
-        """There is something to read: hand it over to TLS or HTTP, which read it."""
-        if self._loop is not None:
-            self._loop.remove_reader(one.sock)
-            if not self._look(one):
-                self._loop.add_reader(one.sock, self._first_byte, one)
-
-    def _look(self, one: Pending) -> bool:
-        """See whether the first byte, or the end, is there. False: not yet."""
-        try:
-            begun = one.sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            begun = b""
-        if begun:
-            self._silent.discard(one)
-            self._speaking.add(one)
-            self._tasks.start("a connection's begin", self._hand_over(one))
-        else:
-            self._forget(one)
-            one.sock.close()
-        return True
+    def _notice(self) -> None:
+        """Hand those over to TLS or HTTP that have sent their first byte, which is still to be read."""
+        if self._first_bytes is None:
+            return
+        for file, _ in self._first_bytes.poll(0):
+            one = self._by_file.get(file)
+            if one is None:
+                continue
+            try:
+                begun = one.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                self._first_bytes.modify(one.sock, select.EPOLLIN | select.EPOLLONESHOT)
+                continue
+            except OSError:
+                begun = b""
+            if begun:
+                del self._by_file[file]
+                self._silent.discard(one)
+                self._speaking.add(one)
+                self._tasks.start("a connection's begin", self._hand_over(one))
+            else:  # the peer has gone
+                self._close(one)
 
     async def _hand_over(self, one: Pending) -> None:
         """Make transport and protocol, TLS before them."""
@@ -346,7 +355,7 @@ class Listener:
         silent = one.place is self._silent
         self._forget(one)
         if silent:
-            asyncio.get_running_loop().remove_reader(one.sock)
+            del self._by_file[one.sock.fileno()]
             if leave_nothing:
                 with contextlib.suppress(OSError):
                     one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
