@@ -90,7 +90,7 @@ MAX_PROFILE_BYTES = 1 << 20
 def make_finding(
     status: Status, reason: str | None, message: str, target: str = "node", action: Action | None = None
 ) -> Finding:
-    """A finding without numbers."""
+    """A finding without numbers, and so none that passes: a pass has a measurement."""
     return Finding(status=status, reason=reason, message=message, target=target, action=action)
 
 

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily
 
@@ -57,6 +56,8 @@ COLLECT_SECONDS = 600.0
 SWITCH_SECONDS = 0.0005
 # Connections that are no node's: hooks that wait, Prometheus, people.
 OTHER_CONNECTIONS = 2000
+# Connections that have not asked yet: a fleet that finds its aggregator again shakes hands all at once.
+PENDING_CONNECTIONS = 1024
 # Files that are no connection: the database, its journal, Python's own.
 OTHER_FILES = 100
 # Of tasks that were cancelled: they wait for nothing that does not end then.
@@ -123,7 +124,7 @@ async def aggregator(
 
     Leaving answers every held request at once and takes less than five seconds, whether the database answers or not.
     """
-    connections = _raise_open_files(settings.max_nodes + OTHER_CONNECTIONS)
+    limits = _limits(settings)
     for file, what in ((settings.tls_cert, "certificate"), (settings.tls_key, "private key")):
         if file is not None:
             check_file(file, what)
@@ -165,7 +166,7 @@ async def aggregator(
             server = Server(
                 endpoint,
                 [sock],
-                limits=replace(Limits(), connections=connections, stop_seconds=settings.stop_seconds * 2 / 3),
+                limits=limits,
                 tls_cert=settings.tls_cert,
                 tls_key=settings.tls_key,
             )
@@ -277,18 +278,23 @@ def _make_state_dir(settings: AggregatorSettings) -> None:
         ) from None
 
 
-def _raise_open_files(connections: int) -> int:
+def _limits(settings: AggregatorSettings) -> Limits:
     """
-    Every node holds a connection open, and the usual soft limit is 1024: take what the hard limit gives.
+    What clients may take.
 
-    Returns how many connections there can be.
+    Every node holds a connection open, and the usual soft limit of open files is 1024: this takes what the hard limit
+    gives. Where that is too little, a fifth of the connections is for those that have not asked yet.
     """
+    connections = settings.max_nodes + OTHER_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + OTHER_FILES
+    wanted = connections + PENDING_CONNECTIONS + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return connections
-    log.warning("%d open files are allowed, %d may be needed; raise LimitNOFILE or ulimit -n", soft, wanted)
-    return max(1, soft - OTHER_FILES)
+    pending = PENDING_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        log.warning("%d open files are allowed, %d may be needed; raise LimitNOFILE or ulimit -n", soft, wanted)
+        room = max(2, soft - OTHER_FILES)
+        pending = min(PENDING_CONNECTIONS, max(1, room // 5))
+        connections = room - pending
+    return Limits(connections=connections, pending=pending, stop_seconds=settings.stop_seconds * 2 / 3)

@@ -47,6 +47,7 @@ from healthd.runner.settings import RunnerSettings
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 256
+CONTROL_CONNECTIONS = 64  # root alone connects there
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -134,6 +135,7 @@ async def _serve(
     runner.on_profile = profiles.keep
     each = settings.stop_seconds / 3  # for the requests of each port, and for the tasks
     limits = web.Limits(connections=CONNECTIONS, stop_seconds=each)
+    control_limits = web.Limits(connections=CONTROL_CONNECTIONS, pending=CONTROL_CONNECTIONS // 2, stop_seconds=each)
     control = ControlApi(store, scheduler, profiles, stopping)
     steps = StepReports(settings.run_dir, boot_seconds=clock.boot, spacing_seconds=settings.sync.wait_seconds)
     sync_clients = _sync_clients(settings, store, orders, clock, baselines, steps, tasks)
@@ -142,7 +144,7 @@ async def _serve(
     try:
         async with (
             web.Server(NodeApi(store, tasks.errors, steps.jobs), [tcp_socket], limits=limits),
-            web.Server(control.app, [control_socket], limits=limits, owner_only=True),
+            web.Server(control.app, [control_socket], limits=control_limits, owner_only=True),
         ):
             log.info("node %s answers on http://%s", settings.name, web.address_of(tcp_socket))
             tasks.supervise("passive checks", scheduler.run_passive)

@@ -19,7 +19,7 @@ from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.auth import Guard, Scope, new_token
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.settings import AggregatorSettings
-from healthd.core.http.server import Server, address_of, bind
+from healthd.core.http.server import Limits, Server, address_of, bind
 from healthd.core.model import Order, OrderReport, Quarantine, RankReport, SyncAnswer, SyncRequest
 from healthd.core.wire import decode, encode
 from tests.aggregator.lab import inventory
@@ -58,7 +58,9 @@ class Line:
 
 
 @contextlib.asynccontextmanager
-async def serving(tmp_path: Path, guard: Guard | None = None, **changes: Any) -> AsyncIterator[tuple[Fleet, Line]]:
+async def serving(
+    tmp_path: Path, guard: Guard | None = None, limits: Limits | None = None, **changes: Any
+) -> AsyncIterator[tuple[Fleet, Line]]:
     import healthd.aggregator.inventory.registry as module
 
     settings = AggregatorSettings(listen="127.0.0.1:0", state_dir=tmp_path, **changes)
@@ -66,7 +68,7 @@ async def serving(tmp_path: Path, guard: Guard | None = None, **changes: Any) ->
     sock = bind(settings.listen)
     app = SyncEndpoint(nothing_behind, fleet=registry, guard=guard or Guard(None), settings=settings)
     async with (
-        Server(app, [sock]),
+        Server(app, [sock], limits=limits),
         httpx.AsyncClient(base_url=f"http://{address_of(sock)}", timeout=60.0, verify=False) as client,
     ):
         yield registry, Line(registry, client)
@@ -299,6 +301,28 @@ def test_a_sync_needs_a_token_with_its_scope(tmp_path: Path) -> None:
         assert (await line.post(request, authorization=f"Bearer {sync}")).status_code == 200
 
     scenario(test, tmp_path, guard=Guard(file))
+
+
+def test_strangers_never_take_the_connection_of_a_node_that_has_synced(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = Limits(connections=4, pending=4, stop_seconds=0.1)
+        async with serving(tmp_path, limits=limits) as (_, line), contextlib.AsyncExitStack() as stack:
+            await line.join()
+            first = (await line.post(line.node.request(None))).extensions["network_stream"]
+            connected = first.get_extra_info("client_addr")
+            address = line.client.base_url
+            for text in (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"", b"GET") * 10:
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                stack.callback(writer.close)
+                writer.write(text)
+                if text.endswith(b"\r\n"):
+                    assert (await reader.readline()).startswith(b"HTTP/1.1 418 ")
+            before = await line.post(line.node.request(None))
+            assert before.status_code == 200
+            stream = before.extensions["network_stream"]
+            assert stream.get_extra_info("client_addr") == connected
+
+    asyncio.run(asyncio.wait_for(main(), 60 * PATIENCE))
 
 
 @pytest.mark.parametrize("nodes", [400])

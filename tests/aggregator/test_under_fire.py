@@ -299,6 +299,27 @@ def test_lost_database_admits_nothing_until_a_person_says_so_and_never_a_leased_
     assert "job train" in taken["reasons"][0]["message"]
 
 
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_journal_of_the_database_that_was_removed_is_noticed_and_loses_nothing(cluster: Cluster, suffix: str) -> None:
+    """The removal stops all writing within seconds; what was committed before is there after kill -9."""
+    aggregator = cluster.fleet("n1", "n2")
+    given = ask(aggregator.url, "train", ["n1"], wait=10)
+    assert given["decision"] == "admit"
+    (cluster.folder / "aggregator" / f"aggregator.db{suffix}").unlink()
+    until(lambda: aggregator.get("/readyz").status_code == 503)  # nobody asks anything meanwhile
+    told = f"its file aggregator.db{suffix} was deleted or replaced while in use"
+    assert told in aggregator.get("/readyz?verbose").text
+    question = {"job": "next", "nodes": ["n2"]}
+    answer = httpx.post(f"{aggregator.url}/v1/gates", json=question, trust_env=False, verify=False, timeout=60)
+    assert (answer.status_code, told in answer.json()["detail"]) == (503, True)
+    assert told in aggregator.said()
+    aggregator.kill()
+    aggregator.start()
+    assert aggregator.get(f"/v1/gates/{given['id']}").json() == given
+    until(lambda: ask(aggregator.url, "thief", ["n1"], wait=1)["decision"] == "hold")
+    assert ask(aggregator.url, "next", ["n2"], wait=10)["decision"] == "admit"
+
+
 def test_two_daemons_of_one_name_are_both_kept_out_by_name(cluster: Cluster) -> None:
     aggregator = cluster.fleet("n1", "n2")
     double = cluster.node("double", aggregator=aggregator.url, called="n1").start()

@@ -15,6 +15,7 @@ import asyncio
 import gc
 import os
 import resource
+import ssl
 import statistics
 import subprocess
 import sys
@@ -52,11 +53,18 @@ class GateRun:
     lost: int
 
 
-async def ask(port: int, number: int, count: int) -> tuple[float, float]:
-    """One gate: seconds up to the grant, and as its caller sees it; its nodes are given back."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 << 20)
-    body = encode(GateRequest(job=f"job-{number}", pool="bench", count=count))
+async def ask(
+    port: int, number: int, count: int, *, tls: ssl.SSLContext | None = None, connecting: bool = False
+) -> tuple[float, float]:
+    """
+    One gate: seconds up to the grant, and as its caller sees it; its nodes are given back.
+
+    `connecting`: the time to connect, with the TLS handshake, is a part of what the caller sees.
+    """
     began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 << 20, ssl=tls)
+    body = encode(GateRequest(job=f"job-{number}", pool="bench", count=count))
+    began = began if connecting else time.perf_counter()
     writer.write(b"POST /v1/gates?wait=25 HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     grant_ms, answer = await read_answer(reader)
     whole = time.perf_counter() - began

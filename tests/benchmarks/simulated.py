@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 import time
 from typing import Any
 
@@ -33,10 +34,14 @@ AGES = encode(dict.fromkeys((*PASSIVE, *QUICK), 1.0))
 
 
 class SimulatedNode:
-    """One node on one connection. `sync_seconds` is how long it lets the aggregator hold a sync."""
+    """
+    One node on one connection. `sync_seconds` is how long it lets the aggregator hold a sync; `gap_seconds` is the
+    longest time that lay between two answers.
+    """
 
-    def __init__(self, name: str, port: int, sync_seconds: float) -> None:
-        self.name, self.port, self.sync_seconds = name, port, sync_seconds
+    def __init__(self, name: str, port: int, sync_seconds: float, tls: ssl.SSLContext | None = None) -> None:
+        self.name, self.port, self.sync_seconds, self.tls = name, port, sync_seconds, tls
+        self.gap_seconds = 0.0
         self.seq, self.digest, self.received = 0, 0, 0.0
         self.answer: str | None = None
         self.leases: dict[str, Any] = {}
@@ -46,7 +51,7 @@ class SimulatedNode:
 
     async def open(self) -> None:
         """Connect, and be known to the aggregator."""
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20, ssl=self.tls)
         await self.sync(full=True, wait=0)
         await self.sync(wait=0)
 
@@ -87,7 +92,10 @@ class SimulatedNode:
     def heed(self, text: bytes) -> None:
         """Take the leases that an answer orders, and end those that it no longer lists."""
         answer = json.loads(text)
-        self.answer, self.received = answer["answer"], time.monotonic()
+        now = time.monotonic()
+        if self.answer is not None:
+            self.gap_seconds = max(self.gap_seconds, now - self.received)
+        self.answer, self.received = answer["answer"], now
         self.reports = {i: r for i, r in self.reports.items() if i not in answer["acknowledged"]}
         if answer["orders"] is None:
             return

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import checks
 from checks.contract import Check, Status
 from checks.discover import PACKAGES, builtin_checks
 from checks.host.kernel import parse_line, parse_record
@@ -26,6 +29,8 @@ NOT_HERE |= {"scheduled_events"}
 NOT_HERE |= {"job_steps"}  # nor does a job report its steps
 NOT_HERE |= {"neuron_cores", "neuron_topology", "device_permissions"}
 NOT_HERE |= {"efa", "gpu_memory", "gpu_throttle", "gpu_links", "gpu_driver"}
+
+CHECKS_FOLDER = Path(checks.__file__).parent
 
 
 @pytest.fixture
@@ -139,3 +144,42 @@ def test_parsers_make_readings_or_nothing_of_any_text_and_never_crash(text: str)
     assert all(parse_if_inet6(text))
     for stamp, _ in (parse_line(text), parse_record(text)):
         assert stamp is None or abs(stamp) < float("inf")
+
+
+def _may_pass(function: ast.AST, call: ast.Call) -> bool:
+    """Whether a finding that is made without a measurement may pass: its status is, or can become, a pass."""
+    given = dict(zip(("status", "reason"), call.args, strict=False))  # of `make_finding`
+    given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    reason = given["reason"]
+    if isinstance(reason, ast.Constant) and reason.value is not None:
+        return False  # a pass alone has none
+    text = ast.unparse(given["status"])
+    if "Status." in text:
+        return "Status.PASS" in text
+    text = ast.unparse(function)
+    return "Status.PASS" in text or "reason: str | None" in text
+
+
+def _passes_on_words(tree: ast.AST) -> Iterator[int]:
+    """The lines on which a finding without a measurement may pass."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or function.name == "make_finding":
+            continue
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("Finding", "make_finding"):
+                measured = {None, "measurements"} & {keyword.arg for keyword in call.keywords}  # None: **vars(finding)
+                if not measured and _may_pass(function, call):
+                    yield call.lineno
+
+
+def test_no_check_passes_on_words_alone() -> None:
+    """
+    A pass has a measurement. `Machine.run` holds every finding of every test to it; this holds what no test reaches.
+
+    A program that an operator names is asked for its word, which may come without a number.
+    """
+    files = sorted(CHECKS_FOLDER.rglob("*.py"))
+    found = [f"{file}:{line}" for file in files for line in _passes_on_words(ast.parse(file.read_text()))]
+    assert found == []
+    words = "def judge(tool):\n    yield make_finding(Status.PASS, None, 'it was not asked')"
+    assert list(_passes_on_words(ast.parse(words))) == [2]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,14 @@ from healthd.core.http import server as web
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.state.store import NodeStore
 from tests.node.node_kit import BOOT, MovedClock, settings, specs
+from tests.patience import PATIENCE
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 HOLD = b"GET /hold HTTP/1.1\r\nhost: x\r\n\r\n"
 LARGE = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n"
 BODY = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc"
+# The record of a ClientHello that is longer than what follows it: its sender is expected to go on.
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100
 MORE_THAN_ANY_BUFFER_BYTES = 16 << 20
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -40,6 +46,8 @@ class Full:
         if scope["path"] == "/hold":
             self.holding += 1
             await self.release.wait()
+        if scope["path"] == "/known":
+            web.keep_connection(scope)
         body = b"ok" if scope["path"] != "/large" else b"x" * MORE_THAN_ANY_BUFFER_BYTES
         length = (b"content-length", b"%d" % len(body))
         await send({"type": "http.response.start", "status": 200, "headers": [length]})
@@ -47,14 +55,15 @@ class Full:
 
 
 @contextlib.asynccontextmanager
-async def served(connections: int) -> AsyncIterator[tuple[Full, Any]]:
+async def served(connections: int, *, tls: Path | None = None) -> AsyncIterator[tuple[Full, Any]]:
+    """The application, and what connects to it, sends and reads. `tls`: certificate and key."""
     sock, app = web.bind("127.0.0.1:0"), Full()
-    limits = web.Limits(connections=connections, stop_seconds=0.1)
-    async with asyncio.timeout(30), web.Server(app, [sock], limits=limits):
+    limits = web.Limits(connections=connections, pending=8, header_seconds=60.0, stop_seconds=0.1)
+    async with asyncio.timeout(30), web.Server(app, [sock], limits=limits, tls_cert=tls, tls_key=tls):
         opened: list[asyncio.StreamWriter] = []
 
-        async def connect(text: bytes, *, read: bytes = b"") -> Streams:
-            reader, writer = await asyncio.open_connection(*sock.getsockname())
+        async def connect(text: bytes, *, read: bytes = b"", **more: Any) -> Streams:
+            reader, writer = await asyncio.open_connection(*sock.getsockname(), **more)
             opened.append(writer)
             writer.write(text)
             if read:
@@ -78,8 +87,8 @@ async def is_closed(streams: Streams) -> bool:
 
 @pytest.mark.parametrize(
     ("text", "read"),
-    [(b"", b""), (GET, b"ok"), (b"GET / HTTP/1.1\r\nhost:", b""), (BODY, b""), (LARGE, b"x")],
-    ids=["never asked", "keep-alive", "slow head", "slow body", "slow reader"],
+    [(GET, b"ok"), (BODY, b""), (LARGE, b"x")],
+    ids=["keep-alive", "slow body", "slow reader"],
 )
 def test_oldest_that_waits_for_its_peer_makes_room_for_a_question(text: bytes, read: bytes) -> None:
     async def main() -> None:
@@ -132,7 +141,7 @@ def test_idle_connections_do_not_keep_a_node_from_answering(tmp_path: Path) -> N
     async def main() -> None:
         sock = web.bind("127.0.0.1:0")
         book = NodeStore(settings(tmp_path), specs(), clock=MovedClock().clock, boot_id=BOOT)
-        limits = web.Limits(connections=64, stop_seconds=0.1)
+        limits = web.Limits(connections=64, pending=32, stop_seconds=0.1)
         async with asyncio.timeout(30), web.Server(NodeApi(book), [sock], limits=limits):
             idle = [await asyncio.open_connection(*sock.getsockname()) for _ in range(100)]
             for path, status in ((b"/livez", b"200"), (b"/health", b"503"), (b"/metrics", b"200")):
@@ -148,9 +157,135 @@ def test_idle_connections_do_not_keep_a_node_from_answering(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_connection_that_never_ends_its_tls_handshake_is_cut_off(tmp_path: Path) -> None:
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """The server's certificate with its key, and how a client connects that trusts it."""
     ca, pem = trustme.CA(), tmp_path / "server.pem"
     ca.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(pem))
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    return pem, {"ssl": context, "server_hostname": "localhost"}
+
+
+@pytest.mark.parametrize("begin", [b"", HELLO[:20]], ids=["never begin", "begin a handshake"])
+def test_tls_connections_count_from_accept_on(begin: bytes, tls: tuple[Path, dict[str, Any]]) -> None:
+    pem, trusting = tls
+
+    async def main() -> None:
+        async with served(3, tls=pem) as (_, connect):
+            idle = [await connect(begin) for _ in range(50)]
+            assert (await (await connect(GET, **trusting))[0].read(100)).endswith(b"ok")
+            assert all([await is_closed(one) for one in idle[:40]])
+            assert (await (await connect(GET, **trusting))[0].read(100)).endswith(b"ok")
+
+    asyncio.run(main())
+
+
+def test_address_that_has_most_connections_loses_them_first() -> None:
+    """A slow client of one address keeps its place while another address opens connection after connection."""
+
+    async def main() -> None:
+        async with served(3) as (_, connect):
+            slow = await connect(GET[:20])
+            flood = [await connect(b"G", local_addr=("127.0.0.2", 0)) for _ in range(40)]
+            assert all([await is_closed(one) for one in flood[:30]])
+            slow[1].write(GET[20:])
+            assert (await slow[0].read(100)).endswith(b"ok")
+
+    asyncio.run(main())
+
+
+def test_who_has_sent_a_byte_stays_before_those_who_have_not() -> None:
+    async def main() -> None:
+        async with served(3) as (_, connect):
+            slow = await connect(GET[:20])
+            idle = [await connect(b"") for _ in range(40)]
+            assert all([await is_closed(one) for one in idle[:30]])
+            slow[1].write(GET[20:])
+            assert (await slow[0].read(100)).endswith(b"ok")
+
+    asyncio.run(main())
+
+
+def test_peer_that_the_application_knows_keeps_its_connection() -> None:
+    async def main() -> None:
+        async with served(3) as (_, connect):
+            known = await connect(GET.replace(b"/", b"/known", 1), read=b"ok")
+            for _ in range(10):
+                await connect(GET, read=b"ok")
+            known[1].write(GET)
+            assert (await known[0].read(100)).endswith(b"ok")
+            known[1].write(GET)  # the last request was none of a known peer
+            assert (await known[0].read(100)).endswith(b"ok")
+            for _ in range(10):
+                await connect(GET, read=b"ok")
+            assert await is_closed(known)
+
+    asyncio.run(main())
+
+
+def test_end_of_the_server_is_the_end_of_pending_connections(tls: tuple[Path, dict[str, Any]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            async with served(3, tls=tls[0]) as (app, connect):
+                pending = [await connect(text) for text in (b"", HELLO[:20], HELLO)]
+                assert (await (await connect(GET, **tls[1]))[0].read(100)).endswith(b"ok")
+                assert app.begun.is_set()
+            for reader, _ in pending:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+
+    asyncio.run(main())
+
+
+SERVICE = """
+import asyncio, resource, sys
+from healthd.core.http import server as web
+
+async def hello(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+async def main(files, places):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    sock = web.bind("127.0.0.1:0", backlog=1000)
+    async with web.Server(hello, [sock], limits=web.Limits(connections=places, pending=places)):
+        print(sock.getsockname()[1], flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main(*map(int, sys.argv[1:])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("places", "lines"),
+    [(40, ["were closed to make room"]), (500, ["Too many open files", "were closed to make room"])],
+    ids=["files for all places", "fewer files than places"],
+)
+def test_burst_of_idle_connections_costs_a_line_and_keeps_nobody_out(places: int, lines: list[str]) -> None:
+    """The attack as it was seen: connections beyond the limit of files, accepted before any of them is counted."""
+    argv = [sys.executable, "-c", SERVICE, "140", str(places)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, text=True, **pipes) as process, contextlib.ExitStack() as stack:  # type: ignore[call-overload]
+        stack.callback(process.kill)
+        port = int(process.stdout.readline())
+        for _ in range(4):
+            for _ in range(200):
+                idle = stack.enter_context(socket.socket())
+                idle.setblocking(False)
+                idle.connect_ex(("127.0.0.1", port))
+            with socket.create_connection(("127.0.0.1", port), timeout=20 * PATIENCE) as asking:
+                asking.sendall(GET)
+                with asking.makefile("rb") as answer:
+                    assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+        _, said = process.communicate("", timeout=20 * PATIENCE)
+    assert len(said.splitlines()) == len(lines), said[:2000]
+    for line in lines:
+        assert line in said
+
+
+def test_connection_that_never_ends_its_tls_handshake_is_cut_off(tls: tuple[Path, dict[str, Any]]) -> None:
+    pem, trusting = tls
 
     async def main() -> None:
         sock = web.bind("127.0.0.1:0")
@@ -159,11 +294,7 @@ def test_connection_that_never_ends_its_tls_handshake_is_cut_off(tmp_path: Path)
             silent = await asyncio.open_connection(*sock.getsockname())
             assert await is_closed(silent)
             silent[1].close()
-            context = ssl.create_default_context()
-            ca.configure_trust(context)
-            reader, writer = await asyncio.open_connection(
-                *sock.getsockname(), ssl=context, server_hostname="localhost"
-            )
+            reader, writer = await asyncio.open_connection(*sock.getsockname(), **trusting)
             writer.write(GET)
             assert (await reader.read(100)).endswith(b"ok")
             writer.close()

@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checks.contract import Check, Context, Evidence, Finding, Limit, Measurement, Previous, Status, Tier, load_params
+from checks.contract import (
+    Check,
+    Context,
+    Evidence,
+    Finding,
+    Limit,
+    Measurement,
+    Previous,
+    Status,
+    Tier,
+    load_params,
+)
 from checks.host.machine import Host
 from tests.hosts.tree import Tree, read_tree, write_tree
 
@@ -88,7 +99,11 @@ class Machine:
         previous: Previous | None = None,
         **params: Any,
     ) -> list[Finding | Evidence]:
-        """Run a check on this machine; `inventory` changes members of the healthy one."""
+        """
+        Run a check on this machine; `inventory` changes members of the healthy one.
+
+        Whatever the machine is, what passes has measured something: a tool that is not there is never a pass.
+        """
         context = Context(
             host=self.host,
             params=load_params(check.params_type, params),
@@ -99,7 +114,11 @@ class Machine:
             inventory={**INVENTORY, **(inventory or {})},
             limits=limits or {},
         )
-        return [item for item in check(context) if isinstance(item, (Finding, Evidence))]
+        items = [item for item in check(context) if isinstance(item, (Finding, Evidence))]
+        for item in items:
+            empty = isinstance(item, Finding) and item.status is Status.PASS and not item.measurements
+            assert not empty, f"{check.name} passes without a measurement: {item}"
+        return items
 
     def findings(self, check: Check, **others: Any) -> list[Finding]:
         """What a check finds."""

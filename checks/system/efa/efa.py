@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from checks.catalog import find_type
 from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check, make_finding
@@ -66,7 +66,8 @@ def efa(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
              container the names in /dev/infiniband and /sys/class/infiniband_verbs.
     Judges:  fail MissingDevice, LinkDown, NetworkUnusable (libfabric offers none, or not all) | warn LinkErrors (a
              counter rises faster than its limit), MissingDevice (GPUs; none at all on a node by itself) | unknown
-             UnknownInstanceType, NoData, NoPermission, Timeout, Crashed | skip NotApplicable (none, and none needed).
+             UnknownInstanceType, NoData, NoPermission, Timeout, Crashed | skip NotApplicable (none, and none needed),
+             MissingTool (libfabric, where fi_info is not installed).
     Cost:    5 ms, with fi_info up to a second; harmless to jobs.
     Source:  aws/eks-node-monitoring-agent, efa.go (ids, limits of rates); checks/catalog.py (counts).
              Unverified on hardware: no EFA was at hand.
@@ -167,7 +168,8 @@ def _given(host: Host, names: list[str]) -> list[str]:
 
 def _ask_libfabric(ctx: Context[Params], names: list[str]) -> dict[str, Any]:
     """
-    What libfabric offered: `age_seconds`, `status`, `reason`, `message` and `missing` (names), as JSON values.
+    What libfabric offered: `age_seconds`, `status`, `reason`, `message`, `missing` (names) and `domains` (how many),
+    as JSON values.
 
     The last answer while it is younger than ten minutes and the interfaces are the same.
     """
@@ -178,7 +180,7 @@ def _ask_libfabric(ctx: Context[Params], names: list[str]) -> dict[str, Any]:
             age_seconds = last["age_seconds"] + max(0.0, previous.elapsed_seconds)
             if age_seconds < FI_INFO_EVERY_SECONDS:
                 return {**last, "age_seconds": age_seconds}
-    status, reason, message, missing = _run_fi_info(ctx.host, names)
+    status, reason, message, missing, domains = _run_fi_info(ctx.host, names)
     return {
         "age_seconds": 0.0,
         "names": names,
@@ -186,58 +188,66 @@ def _ask_libfabric(ctx: Context[Params], names: list[str]) -> dict[str, Any]:
         "reason": reason,
         "message": message,
         "missing": missing,
+        "domains": domains,
     }
 
 
-def _run_fi_info(host: Host, names: Sequence[str]) -> tuple[Status, str | None, str, list[str]]:
+def _run_fi_info(host: Host, names: Sequence[str]) -> tuple[Status, str | None, str, list[str], int | None]:
+    """Status, reason, message, missing names, and how many domains libfabric has (None: it was not asked)."""
     installed = host.exists(_AWS_FI_INFO)
     program = _AWS_FI_INFO if installed else "fi_info"
     try:
         done = host.run([program, "-p", "efa"], timeout_seconds=FI_INFO_TIMEOUT_SECONDS)
     except HostError as error:
         if error.reason == "MissingTool" and not installed:
-            return Status.PASS, None, "libfabric was not asked: fi_info is not installed", []
-        return Status.UNKNOWN, error.reason, f"libfabric cannot be asked: {error}", []
+            return Status.SKIP, "MissingTool", "libfabric was not asked: fi_info is not installed", [], None
+        return Status.UNKNOWN, error.reason, f"libfabric cannot be asked: {error}", [], None
     if done.returncode < 0:
-        return Status.UNKNOWN, "Crashed", f"fi_info -p efa was killed by signal {-done.returncode}", []
+        return Status.UNKNOWN, "Crashed", f"fi_info -p efa was killed by signal {-done.returncode}", [], None
     domains = parse_fi_info(done.stdout) if done.returncode == 0 else []
     if not domains:
         words = " ".join((done.stderr or done.stdout).split())[:200] or "it names no domain of efa"
         text = f"libfabric has no provider efa (fi_info -p efa: exit {done.returncode}, {words})"
         if not host.glob("/dev/infiniband", "uverbs*"):
             text += "; /dev/infiniband/uverbs* is not here: give the container these devices, or load ib_uverbs"
-            return Status.UNKNOWN, "NoData", text, []
+            return Status.UNKNOWN, "NoData", text, [], 0
         if not installed:  # of a distribution: jobs have AWS's own in their images
             text += f"; it is not {_AWS_FI_INFO}: install that, or set fi_info = false for this check"
-            return Status.UNKNOWN, "NoData", text, []
-        return Status.FAIL, "NetworkUnusable", f"{text}; install aws-efa-installer's libfabric anew", []
+            return Status.UNKNOWN, "NoData", text, [], 0
+        return Status.FAIL, "NetworkUnusable", f"{text}; install aws-efa-installer's libfabric anew", [], 0
     offered = [name for name in names if name in domains]
     if not offered and len(domains) < len(names):
         text = f"libfabric has {len(domains)} domains for {len(names)} interfaces, by other names: {some(domains)}"
-        return Status.UNKNOWN, "NoData", text, []
+        return Status.UNKNOWN, "NoData", text, [], len(domains)
     # Names of another form than sysfs has say nothing about single interfaces.
     missing = [name for name in names if name not in domains] if offered else []
     if missing:
-        return Status.FAIL, "NetworkUnusable", f"libfabric offers {len(offered)} of {len(names)} interfaces", missing
-    return Status.PASS, None, f"libfabric has the provider efa with {len(domains)} domains", []
+        text = f"libfabric offers {len(offered)} of {len(names)} interfaces"
+        return Status.FAIL, "NetworkUnusable", text, missing, len(domains)
+    return Status.PASS, None, f"libfabric has the provider efa with {len(domains)} domains", [], len(domains)
 
 
 def _fi_findings(asked: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings of an answer, which may have come back from where evidence is kept."""
-    known = {status.value: status for status in (Status.PASS, Status.FAIL)}
-    status = known.get(str(asked.get("status")), Status.UNKNOWN)
+    known = {status.value: status for status in (Status.PASS, Status.FAIL, Status.SKIP)}
+    status, domains = known.get(str(asked.get("status")), Status.UNKNOWN), asked.get("domains")
+    if status is Status.PASS and not _is_number(domains):
+        status = Status.UNKNOWN
     reason = None if status is Status.PASS else str(asked.get("reason") or "NoData")
     age = asked["age_seconds"]
     text = str(asked.get("message", "")) + (f" ({age:.0f} s ago)" if age else "")
     missing = asked.get("missing")
     targets = [f"efa:{name}" for name in missing] if isinstance(missing, list) and missing else ["node"]
     for target in targets:
-        yield make_finding(status, reason, text, target=target)
+        shown = float(domains) if _is_number(domains) else None
+        count = Measurement(name="efa_libfabric_domains_count", value=shown, lower=None, upper=None, origin="none")
+        measurements = () if shown is None else (count,)
+        yield Finding(status=status, reason=reason, message=text, target=target, measurements=measurements)
 
 
 def _is_up(port: Port) -> bool:
     return all(word in up for word, up in zip((port.state, port.phys_state), _UP, strict=True))
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from checks.contract import Context, Finding, Status, check, make_finding
+from checks.contract import Context, Finding, Measurement, Status, check, make_finding
 from checks.host.machine import Host, HostError
 from checks.host.nvml import Gpu, NvmlError, opened
 from checks.host.nvml_records import Versions
@@ -76,7 +76,9 @@ def _judge_versions(said: Versions, wanted: str | None) -> Finding:
         return make_finding(Status.UNKNOWN, "NoData", f"NVML tells no version of the driver: {', '.join(said.failed)}")
     if wanted is not None and not said.driver.startswith(wanted):
         return make_finding(Status.FAIL, "VersionMismatch", f"{text}; {wanted} is wanted")
-    return make_finding(Status.PASS, None, text)
+    told = float(sum(version is not None for version in (said.driver, said.nvml, said.cuda)))
+    shown = Measurement(name="gpu_driver_versions_count", value=told, lower=None, upper=None, origin="none")
+    return Finding(status=Status.PASS, reason=None, message=text, target="node", measurements=(shown,))
 
 
 def list_processes(host: Host, gpu: Gpu) -> tuple[tuple[int, ...] | None, list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Status, check, make_finding
+from checks.contract import NO_LIMIT, Context, Evidence, Finding, Limit, Measurement, Status, check, make_finding
 from checks.host.nvml import Gpu
 from checks.host.nvml_records import Clocks
 from checks.limits import within
@@ -67,11 +67,12 @@ def gpu_throttle(ctx: Context[Params]) -> Iterator[Finding | Evidence]:
 def _judge(ctx: Context[Params], reading: Reading[Clocks], slowed: list[str], seconds: float) -> Iterator[Finding]:
     said, target = reading.said, reading.target
     yield from not_told(target, said.failed)
+    warm = _named(said.reasons, _SOFTWARE)
     if slowed:
         lasting = seconds >= ctx.params.fail_seconds
         text = f"clocks are lowered: {', '.join(slowed)}" + (f", for {seconds:.0f} s" if lasting else "")
         yield make_finding(Status.FAIL if lasting else Status.WARN, "Throttled", text, target)
-    elif warm := _named(said.reasons, _SOFTWARE):
+    elif warm:
         yield make_finding(Status.WARN, "Throttled", f"clocks are lowered: {', '.join(warm)}", target)
     if said.temperature is not None:
         limit = ctx.limit("gpu_temperature_celsius", target)
@@ -88,8 +89,10 @@ def _judge(ctx: Context[Params], reading: Reading[Clocks], slowed: list[str], se
         )
     elif said.reasons is None and not said.failed:
         yield make_finding(Status.UNKNOWN, "NoData", "tells neither temperature nor why clocks are as they are", target)
-    elif said.reasons is not None and not slowed and not said.failed:
-        yield make_finding(Status.PASS, None, "clocks are not lowered; tells no temperature", target)
+    elif said.reasons is not None and not slowed and not warm and not said.failed:
+        none = Measurement(name="gpu_throttle_reasons_count", value=0.0, lower=None, upper=None, origin="none")
+        text = "clocks are not lowered; tells no temperature"
+        yield Finding(status=Status.PASS, reason=None, message=text, target=target, measurements=(none,))
 
 
 def _named(reasons: int | None, names: Mapping[int, str]) -> list[str]:

@@ -18,6 +18,7 @@ from healthd.aggregator.auth import Guard, Scope, key_hash
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import BadInputError, HealthdError
+from healthd.core.http.server import keep_connection
 from healthd.core.model import PROTOCOL, NodeState, SyncRequest
 from healthd.core.wire import decode, encode
 
@@ -110,8 +111,11 @@ class SyncEndpoint:
                 f"protocol {request.protocol} is not spoken here, only {PROTOCOL}; update the older side"
             )
         if executor is not None:
-            return encode(await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds))
+            executed = await self._fleet.sync_executor(node, executor, key_hash(key), request, wait_seconds)
+            keep_connection(scope)
+            return encode(executed)
         answer = await self._fleet.sync(node, key_hash(key), request, wait_seconds)
+        keep_connection(scope)
         # Not what was sent: of a node's former process, say, nothing is taken in.
         if request.state is not None and (taken := self._fleet.node(node)) is not None and taken.state is not None:
             self._on_state(taken.state)

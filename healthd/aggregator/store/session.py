@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +22,9 @@ from healthd.aggregator.store.databases import file_of, make_engine, place_of, r
 from healthd.aggregator.store.leadership import check_term
 from healthd.aggregator.store.locks import FileLock, inode_of, lock_server
 from healthd.core.errors import ConfigError, StoreError
+
+BESIDE = ("-wal", "-shm")
+"""What SQLite adds to the name of a database for its journal and the index of that."""
 
 Work = Callable[[sa.Connection], Any]
 
@@ -53,6 +57,10 @@ class Session:
         self._path = path
         self._lock = None if path is None else FileLock(path)
         self._connection: sa.Connection | None = None
+        # SQLite's files beside its database (device, inode), once this connection has them open; and the one that was
+        # taken from it.
+        self._beside: dict[Path, tuple[int, int]] = {}
+        self._taken: Path | None = None
         self._line = _Line()
         sa.event.listen(self._engine, "do_connect", self._line.connect)
 
@@ -93,7 +101,12 @@ class Session:
                 return self.transact(works, write=write)  # it was lost since the last transaction: nothing was begun
             failed = self.failed(error)
             raise (UnsureError(str(failed)) if committing else failed) from None
-        self._check_place()
+        try:
+            self._check_place()
+        except StoreError as error:
+            # In SQLite's journal it may be on disk all the same: closing the connection has saved what was there.
+            raise (UnsureError(str(error)) if write and self._taken is not None else error) from None
+        self._note_beside()
         return results
 
     def connect(self) -> sa.Connection:
@@ -133,6 +146,7 @@ class Session:
             return
         self._let_go(self._connection)
         self._connection = None
+        self._beside.clear()  # the last connection that closes removes them itself
 
     def _let_go(self, connection: sa.Connection | None) -> None:
         with contextlib.suppress(SQLAlchemyError):
@@ -142,12 +156,38 @@ class Session:
         self._line.forget()
 
     def _check_place(self) -> None:
-        """SQLite goes on writing into a file that was deleted; what is answered then is gone with this process."""
+        """
+        SQLite goes on writing into a file that was deleted; what is answered then is gone with this process.
+
+        So is what was committed since the last checkpoint when its journal is deleted. Until somebody opens the
+        database anew, closing it saves that: SQLite copies the journal that it still has into the database.
+        """
         if self._path is not None and self._lock is not None and inode_of(self._path) != self._lock.inode:
             raise StoreError(
                 f"{self.place} was deleted or replaced while in use; put it back and restart the aggregator, or "
                 "restart it as it is: nodes report their leases again"
             )
+        changed = [file for file, inode in self._beside.items() if inode_of(file) != inode]
+        if changed and self._taken is None:
+            self._taken = changed[0]
+            if not any(file.exists() for file in changed):
+                self._disconnect()
+        if self._taken is not None:
+            raise StoreError(
+                f"{self.place}: its file {self._taken.name} was deleted or replaced while in use; leave the files "
+                "beside the database to SQLite and restart the aggregator: nodes report their leases again"
+            )
+
+    def _note_beside(self) -> None:
+        """Remember the journal and its index, which SQLite makes with the first transaction and keeps open."""
+        if self._path is None or len(self._beside) == len(BESIDE):
+            return
+        real = self._path.resolve()  # SQLite follows symbolic links, too
+        for suffix in BESIDE:
+            file = real.with_name(real.name + suffix)
+            inode = inode_of(file)
+            if inode is not None:
+                self._beside[file] = inode
 
 
 class _Line:

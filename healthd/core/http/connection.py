@@ -1,9 +1,12 @@
 """
-One HTTP connection: what it may do to us without asking the application, and which ones go when there are too many.
+One HTTP connection that is read from: what it may do to us without asking the application, and which ones go when there
+are too many.
 
-A connection either waits for its peer (between two requests, for the rest of a head or a body, or for the peer to read
-an answer) or works: its request is whole, and the application has it, however long it holds the answer back. When a
-server is full, the one that has waited longest goes, so that idle and slow peers never keep a question from its answer.
+A connection either waits for its peer (between two requests, for the rest of a body or of a later head, or for the peer
+to read an answer) or works: its request is whole, and the application has it, however long it holds the answer back.
+When a server is full, the one that has waited longest goes, so that idle and slow peers never keep a question from its
+answer. Those whose application has said `scope["state"]["keep"] = True` go last, and not soon: a node that has synced
+keeps its connection, whoever else asks. Until its first head is whole a connection is `pending`: see `listener`.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from healthd.core.http.listener import LimitedLog, Limits, Listener, Pending
 
 log = logging.getLogger(__name__)
 
@@ -25,62 +31,113 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
+KEEP = "keep"
+"""The key of `scope["state"]` that an application sets for a peer that it knows."""
+KEPT_SECONDS = 10.0
+"""How long a connection that is kept may wait before it makes room: a node syncs again within milliseconds."""
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one client, and all of them together, may take."""
 
-    connections: int = 512
-    """
-    Open connections; one more takes the place of one that waits for its peer, and is answered 503 only when all of them
-    work. Prometheus, probes and people need a handful.
-    """
+def keep_connection(scope: Scope) -> None:
+    """Called by an application: the peer of this request is known, so its connection makes room last."""
+    scope.setdefault("state", {})[KEEP] = True
 
-    header_bytes: int = 32 * 1024
-    """Bytes of one request's line and headers; more is answered 431. Browsers with cookies send under 8 KiB."""
 
-    header_seconds: float = 10.0
-    """Time in which a request's headers must have arrived; connections that never send any are closed after it."""
+class Asking:
+    """The connections of one server that have asked something."""
 
-    keep_alive_seconds: float = 75.0
-    """Time that an idle connection is kept: longer than the 60 s between two scrapes or syncs."""
+    def __init__(self, limits: Limits, limited_log: LimitedLog) -> None:
+        self.limits = limits
+        self._log = limited_log
+        self._all: set[Connection] = set()
+        # Those that wait for their peer and since when, in the order in which they began to; and those that are kept.
+        self._waiting: dict[Connection, float] = {}
+        self._kept: dict[Connection, float] = {}
 
-    stop_seconds: float = 2.0
-    """Time that requests under way have to end when the server stops."""
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, one: Connection) -> None:
+        """It has asked something, and works."""
+        self._all.add(one)
+
+    def discard(self, one: Connection) -> None:
+        """It is lost."""
+        self._all.discard(one)
+        self._works(one)
+
+    def note(self, one: Connection, *, waits: bool, keep: bool) -> None:
+        """Whether it waits for its peer or works now. Who goes on waiting keeps the place in the order."""
+        if one not in self._all:
+            return
+        if not waits:
+            self._works(one)
+        elif one not in self._waiting and one not in self._kept:
+            (self._kept if keep else self._waiting)[one] = one.loop.time()
+
+    def make_room(self, asking: Connection) -> bool:
+        """Let another one go while there are too many; false when all others work."""
+        if len(self._all) <= self.limits.connections:
+            return True
+        oldest = next((one for one in self._waiting if one is not asking), None)
+        if oldest is None:
+            late = asking.loop.time() - KEPT_SECONDS
+            oldest = next((one for one, since in self._kept.items() if one is not asking and since <= late), None)
+        if oldest is None:
+            self._log.warn("full", lambda: f"{len(self._all)} connections work; what else asks is answered 503")
+            return False
+        self.discard(oldest)
+        oldest.transport.abort()  # not `close`, which waits until the peer has read what is left
+        return True
+
+    def _works(self, one: Connection) -> None:
+        self._waiting.pop(one, None)
+        self._kept.pop(one, None)
 
 
 class Connection(HttpToolsProtocol):
-    """With bounds on what comes before the application sees anything. A server has a subclass with its own values."""
-
-    limits: ClassVar[Limits] = Limits()
-    owner_only: ClassVar[bool] = False
-    waiting: ClassVar[dict[Connection, None]] = {}
-    """Those that wait for their peer, in the order in which they began to."""
+    """With bounds on what comes before the application sees anything."""
 
     _head_bytes = 0
     _in_head = True
     _refused = False
+    _keep = False
     _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: Mapping[str, Any],
+        *,
+        listener: Listener,
+        pending: Pending,
+        asking: Asking,
+        owner_only: bool,
+    ) -> None:
+        super().__init__(config, server_state, dict(app_state))
+        self._listener, self._asking, self._owner_only = listener, asking, owner_only
+        self._pending: Pending | None = pending
+        self._limits = asking.limits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.owner_only and not _peer_is_owner(transport):
+        if self._pending is not None:
+            self._pending.transport = transport
+        if self._owner_only and not _peer_is_owner(transport):
             transport.abort()
-            return
-        self._await_head()
-        self._note_state()
-        self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_done()
-        self.waiting.pop(self, None)
+        self._asking.discard(self)
+        if self._pending is not None:
+            self._listener.gone(self._pending)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
         # Only pieces before this one count: a body may follow its head in the same piece.
-        if self._in_head and self._head_bytes > self.limits.header_bytes:
+        if self._in_head and self._head_bytes > self._limits.header_bytes:
             self._refuse()
             return
         self._head_bytes += len(data)
@@ -92,13 +149,18 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_done()
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.limits.header_bytes:
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self._limits.header_bytes:
             self._refuse()
             return
+        if self._pending is not None:
+            self._listener.asked(self._pending)
+            self._pending = None
+            self._asking.add(self)
         # Requests of peers that are gone take a moment to end, or are held back to their time.
-        full = not self._make_room() or len(self.tasks) >= 2 * self.limits.connections
+        full = not self._asking.make_room(self) or len(self.tasks) >= 2 * self._limits.connections
         self.limit_concurrency = 0 if full else None  # with 0 uvicorn answers this one request 503
         super().on_headers_complete()
+        self._note_state()
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -122,29 +184,17 @@ class Connection(HttpToolsProtocol):
         self._note_state()
 
     def _note_state(self) -> None:
-        """Whether it waits for its peer or works now. Who goes on waiting keeps the place in the order."""
+        """Say whether it waits for its peer or works now."""
         cycle = self.cycle
         working = cycle is not None and not cycle.response_complete and not cycle.more_body
-        if working and not self.flow.write_paused:
-            self.waiting.pop(self, None)
-        else:
-            self.waiting.setdefault(self)
-
-    def _make_room(self) -> bool:
-        """Let another one go while there are too many; false when all others work."""
-        if len(self.connections) <= self.limits.connections:
-            return True
-        oldest = next((one for one in self.waiting if one is not self), None)
-        if oldest is None:
-            return False
-        del self.waiting[oldest]
-        oldest.transport.abort()  # not `close`, which waits until the peer has read what is left
-        return True
+        if cycle is not None and cycle.response_complete:
+            self._keep = bool(cycle.scope["state"].get(KEEP))
+        self._asking.note(self, waits=not working or self.flow.write_paused, keep=self._keep)
 
     def _await_head(self) -> None:
         self._head_done()
         self._in_head, self._head_bytes = True, 0
-        self._deadline = self.loop.call_later(self.limits.header_seconds, self._too_late)
+        self._deadline = self.loop.call_later(self._limits.header_seconds, self._too_late)
 
     def _head_done(self) -> None:
         self._in_head = False

@@ -2,12 +2,12 @@
 A quiet HTTP server for both services: uvicorn without its idle tick, its own signals, access log and extra headers.
 
 At rest it wakes nobody up. Sockets are bound before anything else starts, so that a port in use is one clear line. What
-one client may take of it is bounded in `healthd.core.http.connection`.
+one client may take of it is bounded in `healthd.core.http.listener`, until it has asked something, and from then on in
+`healthd.core.http.connection`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import math
@@ -20,7 +20,8 @@ from pathlib import Path
 import uvicorn
 
 from healthd.core.http.addresses import ListenError, parse_listen
-from healthd.core.http.connection import App, Connection, Limits
+from healthd.core.http.connection import App, Asking, Connection, keep_connection
+from healthd.core.http.listener import LimitedLog, Limits, Listener, Pending, address_of
 
 __all__ = [
     "App",
@@ -31,6 +32,7 @@ __all__ = [
     "bind",
     "bind_unix",
     "closing_on_error",
+    "keep_connection",
     "parse_listen",
 ]
 
@@ -104,14 +106,6 @@ def bind_unix(path: Path, *, backlog: int = 16) -> socket.socket:
     return sock
 
 
-def address_of(sock: socket.socket) -> str:
-    """`HOST:PORT` that a bound socket really has; the path of a Unix socket."""
-    name = sock.getsockname()
-    if sock.family == socket.AF_UNIX:
-        return str(name)
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
-
-
 class Server:
     """
     One ASGI application on sockets that are bound already.
@@ -135,12 +129,12 @@ class Server:
         self._sockets = list(sockets)
         self._config = uvicorn.Config(
             app,
-            http=type("Bounded", (Connection,), {"limits": self._limits, "owner_only": owner_only, "waiting": {}}),
+            http=Connection,
             ws="none",
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # its warnings are a line for each bad request, without an address
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -152,6 +146,16 @@ class Server:
             ssl_keyfile=tls_key,
         )
         self._server = uvicorn.Server(self._config)
+        self._owner_only = owner_only
+        limited_log = LimitedLog()
+        self._asking = Asking(self._limits, limited_log)
+        self._listener = Listener(
+            self._sockets,
+            self._limits,
+            make_protocol=self._connection,
+            others=self._asking.__len__,
+            limited_log=limited_log,
+        )
 
     async def __aenter__(self) -> Server:
         await self.start()
@@ -172,25 +176,23 @@ class Server:
         # uvicorn's own loop would wake up ten times a second to do what these three lines do once.
         self._server.lifespan = self._config.lifespan_class(self._config)
         self._server.server_state.default_headers = self._config.encoded_headers
-        self._server.servers = [await self._listen(sock) for sock in self._sockets]
+        self._server.servers = []  # the sockets are not uvicorn's
+        self._listener.start(self._config.ssl)
 
-    async def _listen(self, sock: socket.socket) -> asyncio.Server:
-        """As uvicorn does, with less than its minute for TLS handshakes: until its end a connection does not count."""
-        config, loop = self._config, asyncio.get_running_loop()
-        return await loop.create_server(
-            lambda: config.http_protocol_class(  # type: ignore[call-arg]
-                config=config,
-                server_state=self._server.server_state,
-                app_state=self._server.lifespan.state,
-            ),
-            sock=sock,
-            ssl=config.ssl,
-            backlog=config.backlog,
-            ssl_handshake_timeout=self._limits.header_seconds if config.ssl is not None else None,
+    def _connection(self, pending: Pending) -> Connection:
+        return Connection(
+            self._config,
+            self._server.server_state,
+            self._server.lifespan.state,
+            listener=self._listener,
+            pending=pending,
+            asking=self._asking,
+            owner_only=self._owner_only,
         )
 
     async def stop(self) -> None:
         """Close the sockets, let requests under way end, then cut them off."""
+        await self._listener.stop()
         await self._server.shutdown(sockets=self._sockets)
         for connection in list(self._server.server_state.connections):
             connection.transport.close()
