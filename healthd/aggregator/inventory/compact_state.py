@@ -56,10 +56,10 @@ class CompactState:
         "_received_at",
         "_rest",
         "at",
+        "drill",
         "failing",
         "health",
         "judged",
-        "drill",
         "machine",
         "stale_at",
     )

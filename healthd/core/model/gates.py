@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checks.contract import Tier
+from checks.contract import Blame, Status, Tier
 from healthd.core.model.modes import Mode, ValidationKind, Verdict
 from healthd.core.model.results import Reason
 
@@ -104,3 +104,12 @@ class Decision:
     decided_at: float
     duration_seconds: float
     would: Verdict | None = None
+
+    @property
+    def drill(self) -> bool:
+        """Whether it stopped the job, or would have, and all the faults that it names were injected."""
+        named = [reason for one in self.excluded for reason in one.reasons] + list(self.reasons)
+        faults = [one for one in named if one.status is Status.FAIL and one.blame in (Blame.NODE, Blame.PATH)]
+        faults += [one for one in named if one.injected]
+        stopped = self.decision is not Verdict.ADMIT or self.would not in (None, Verdict.ADMIT)
+        return stopped and bool(faults) and all(one.injected for one in faults)
