@@ -14,6 +14,7 @@ import pytest
 
 # Program -> Debian package, where the name differs.
 PACKAGES = {
+    "amtool": "prometheus-alertmanager",
     "check_dummy": "monitoring-plugins-basic",
     "ip": "iproute2",
     "mpirun": "openmpi-bin",

@@ -104,7 +104,13 @@ def test_every_metric_of_the_contract_is_there_and_every_reader_is_content(clust
     }
     assert {labels["dtype"] for labels in found["healthd_device_matmul_flops_per_second"]} == {"fp32", "bf16"}
     (finding,) = found["healthd_finding"]
-    assert finding == {"check": "proof", "target": "node", "reason": "SlowDevice", "status": "fail"}
+    assert finding == {
+        "check": "proof",
+        "target": "node",
+        "reason": "SlowDevice",
+        "status": "fail",
+        "injected": "false",
+    }
     assert sum(map(len, found.values())) <= 500
     assert not OF_AGGREGATOR - samples(aggregator).keys()
     for service in (node, aggregator):
@@ -161,7 +167,7 @@ def test_prometheus_finds_the_nodes_through_the_aggregator_and_sees_their_health
     found = query('healthd_node_health{health="healthy"} == 1')
     ports = {cluster.services[name].url.rpartition("/")[2] for name in names}
     assert {row["instance"] for row in found} == ports
-    until(lambda: bool(query('healthd_fleet_nodes{health="healthy"} == 2')), 10)
+    until(lambda: bool(query('healthd_fleet_nodes{health="healthy",injected="false"} == 2')), 10)
     targets = httpx.get(f"{url}/api/v1/targets", trust_env=False, verify=False, timeout=30).json()["data"][
         "activeTargets"
     ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from deploy.release import sbom, tag
 from docs import site
 from healthd import __version__
 from tests.aggregator.described import description
+from tests.ui.stage import chromium
 
 ROOT = Path(__file__).parent.parent
 MKDOCS = Path(sys.executable).parent / "mkdocs"
@@ -56,10 +61,51 @@ def build(pages: Path, *, nav: bool = True) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_site_builds_and_leads_to_everything(pages: Path) -> None:
+@pytest.fixture(scope="module")
+def made(pages: Path) -> Path:
     code, said = build(pages)
     assert code == 0, said
-    made = pages.parent / "site"
+    return pages.parent / "site"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing is to be read of it."""
+
+
+@pytest.fixture
+def served(made: Path) -> Iterator[str]:
+    """The URL of the site: the clipboard is for pages of a server alone."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(made))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.system("chromium")
+def test_code_of_the_site_is_whole_and_what_is_copied_can_be_typed(served: str) -> None:
+    """No line is cut at the width of a notebook, and a command is copied without its prompt and without its output."""
+    with chromium() as browser:
+        allowed = ["clipboard-read", "clipboard-write"]
+        page = browser.new_context(viewport={"width": 1280, "height": 900}, permissions=allowed).new_page()
+        for name in ("index.html", "docs/aggregator.html", "docs/operations.html", "docs/settings.html"):
+            page.goto(f"{served}/{name}")
+            cut = "[...document.querySelectorAll('pre > code')].filter(one => one.scrollWidth > one.clientWidth + 1)"
+            assert page.evaluate(f"{cut}.map(one => one.innerText.slice(0, 80))") == [], name
+        page.goto(f"{served}/docs/aggregator.html")
+        block = page.locator("pre", has_text="healthd tls init")
+        block.hover()
+        block.locator("button").click()
+        page.get_by_text("Copied to clipboard").wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()").splitlines()
+        assert copied[0].startswith("mkdir -p /etc/healthd")
+        assert copied[-1] == "chmod 600 tokens.toml"
+        assert not [line for line in copied if line.startswith("$")]
+
+
+def test_site_builds_and_leads_to_everything(pages: Path, made: Path) -> None:
     assert (made / "docs/kubernetes.html").is_file()
     assert (made / "docs/pictures/fleet.png").is_file()
     assert (made / "deploy/kubernetes/examples/gated-job.yaml").is_file()

@@ -98,7 +98,7 @@ STRAGGLERS = Row(
             description="Findings of collectives now; the reason leads to what to do.",
             queries=(Query(expr=f'healthd_finding{{{NODES},reason=~"{REASONS}"}}'),),
             look=Look.TABLE,
-            columns=("node", "status", "check", "target", "reason"),
+            columns=("node", "status", "check", "target", "reason", "injected"),
             no_value="Nothing.",
         ),
         Panel(

@@ -55,7 +55,7 @@ HEALTH = Row(
             look=Look.TABLE,
             width=16,
             height=10,
-            columns=("node", "pool", "status", "check", "target", "reason"),
+            columns=("node", "pool", "status", "check", "target", "reason", "injected"),
             no_value="Nothing failed, and everything is known.",
         ),
         Panel(

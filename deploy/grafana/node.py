@@ -58,7 +58,7 @@ NOW = Row(
             description="The findings behind the health, at most 48; the reason leads to what to do.",
             queries=(Query(expr=f"healthd_finding{{{NODE}}}"),),
             look=Look.TABLE,
-            columns=("status", "check", "target", "reason"),
+            columns=("status", "check", "target", "reason", "injected"),
             no_value="Nothing.",
         ),
         Panel(

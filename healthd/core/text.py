@@ -17,6 +17,11 @@ def plain(text: str, most: int) -> str:
     return "".join(one if one.isprintable() else " " for one in text[:most])
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `3 nodes`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def span(seconds: float) -> str:
     """A length of time in one unit: `350 ms`, `2.5 s`, `90 s`, `10 min`, `2.7 h`, `28 d`; `0 s` for what is none."""
     if not math.isfinite(seconds) or seconds <= 0:

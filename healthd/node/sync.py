@@ -230,6 +230,7 @@ class SyncClient:
             issuer=self._store.issuer,
             baseline=self._baselines.digest if self._baselines is not None else None,
             steps=self._steps.waiting() if self._steps is not None else (),
+            step_jobs=tuple(self._steps.jobs) if self._steps is not None else (),
         )
 
     def apply(self, request: SyncRequest, answer: SyncAnswer, sent_at: float) -> bool:

@@ -2,9 +2,11 @@
 The datagram by which a rank reports one step: one line of text, so that any program can write it.
 
     step1 JOB RANK SIZE STEP OWN_SECONDS WAIT_SECONDS [WORK]
+    end1 JOB RANK
 
 JOB has no blanks. SIZE is the number of ranks. OWN_SECONDS is the rank's own work, WAIT_SECONDS what it waited for
 others. WORK, if given, is how much there was to do (tokens, samples): then own time for each unit of it is compared.
+`end1` says that the rank reports no more steps.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PREFIX = b"step1"
+END_PREFIX = b"end1"
 MAX_BYTES = 512
 MAX_JOB_CHARACTERS = 128
 MAX_RANKS = 1 << 20
@@ -31,6 +34,26 @@ class StepReport:
     own_seconds: float
     wait_seconds: float
     work: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """A rank reports no more steps."""
+
+    job: str
+    rank: int
+
+
+def parse_end(data: bytes) -> RankEnd | None:
+    """The end of a rank's reports in a datagram; None for anything else."""
+    words = data.split() if len(data) <= MAX_BYTES else []
+    if len(words) != 3 or words[0] != END_PREFIX:
+        return None
+    try:
+        job, rank = words[1].decode("ascii"), int(words[2])
+    except ValueError:
+        return None
+    return RankEnd(job, rank) if 0 <= rank < MAX_RANKS else None
 
 
 def parse(data: bytes) -> StepReport | None:

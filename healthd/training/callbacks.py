@@ -71,6 +71,10 @@ class LightningCallback(_Silent):
         """The step is over."""
         self.reporter.end(int(trainer.global_step))
 
+    def on_train_end(self, *_: object) -> None:
+        """The job's training is over, though its process may go on."""
+        self.reporter.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Nothing of it belongs into a checkpoint."""
         return {}
@@ -89,3 +93,7 @@ class TrainerCallback(_Silent):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         """The step is over."""
         self.reporter.end(int(state.global_step))
+
+    def on_train_end(self, *_: object, **__: object) -> None:
+        """The job's training is over, though its process may go on."""
+        self.reporter.close()

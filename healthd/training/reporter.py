@@ -6,6 +6,8 @@ It never blocks, never raises and starts no thread: where no daemon listens, or 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import socket
 import time
@@ -32,6 +34,7 @@ class StepReporter:
                 all_reduce_gradients()
             optimizer.step()
             reporter.end(step)
+        reporter.close()                    # the end of the process does it too
 
     Work on an accelerator is done later than it is asked for: either synchronize before `waiting`, or measure own time
     with the device's events and call `report`.
@@ -48,7 +51,7 @@ class StepReporter:
         """
         What is None comes from the environment: RANK and WORLD_SIZE, else Slurm's or Open MPI's; HEALTHD_STEPS_SOCKET;
         and as the job's name the first of HEALTHD_JOB, SLURM_JOB_ID, TORCHELASTIC_RUN_ID, AWS_BATCH_JOB_ID,
-        TRAINING_JOB_NAME.
+        TRAINING_JOB_NAME; without any of them "job".
         """
         environ = os.environ
         name = job or _first(environ, _JOB_VARIABLES) or "job"
@@ -56,6 +59,7 @@ class StepReporter:
         size = _number(_first(environ, _SIZE_VARIABLES), rank + 1) if size is None else size
         plain = "".join(char if char.isascii() and char.isprintable() and char != " " else "_" for char in name)[:128]
         self._head = f"step1 {plain} {rank} {max(size, rank + 1)} "
+        self._end = f"end1 {plain} {rank}".encode()
         self._path = path or environ.get("HEALTHD_STEPS_SOCKET") or DEFAULT_SOCKET
         self._socket: socket.socket | None = None
         self._retry_at = 0.0
@@ -63,6 +67,8 @@ class StepReporter:
         self._ready_at: float | None = None
         self.dropped = 0
         """Reports that nobody took."""
+        self._process = os.getpid()
+        atexit.register(self.close)
 
     # --- the clock of a step ------------------------------------------------------------------------------------------
 
@@ -116,14 +122,20 @@ class StepReporter:
             self.dropped += 1
         except OSError:  # it is gone
             self.dropped += 1
-            self.close()
+            self._give_back()
+            self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def close(self) -> None:
-        """Give the socket back. A later report opens it again."""
+        """Tell the daemon that this rank is done, and give the socket back. A later report begins anew."""
+        if self._socket is not None and os.getpid() == self._process:  # a fork of the rank is not the rank
+            with contextlib.suppress(OSError):  # it is busy or gone: it sees the end of the process, or the silence
+                self._socket.send(self._end)
+        self._give_back()
+
+    def _give_back(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _connect(self) -> socket.socket | None:
         if time.monotonic() < self._retry_at:

@@ -16,7 +16,7 @@ from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.model import validations
 from healthd.aggregator.model.gates import Decided, Gate, OrderedRun, Terms
-from healthd.core.model import Decision, ExcludedNode, GateRequest, Mode, Quarantine, Reason, Verdict
+from healthd.core.model import Decision, ExcludedNode, GateRequest, Health, Mode, Quarantine, Reason, Verdict
 from healthd.localize.model import Outcome
 from tests.aggregator.parts import Clock, Node, fleet, state
 
@@ -121,14 +121,26 @@ def test_the_fleet_is_counted_by_health_age_and_owner_of_quarantine() -> None:
         registry = fleet(clock)
         for name in ("a", "b"):
             await Node(registry, clock, name=name).join(state(name, status=Status.FAIL if name == "b" else Status.PASS))
+        drilled = dataclasses.replace(state("d", status=Status.FAIL), faults=("matmul=fail",))
+        await Node(registry, clock, name="d").join(drilled)
         registry.load("never", key_hash=None, pool=None)
         registry.set_quarantine("b", Quarantine(reason="x", owner="o", owner_kind="rule", since=0.0, until=None))
         clock.now += 12
         found = samples(make(registry))
-        counts = {key[1][0][1]: value for key, value in found.items() if key[0] == "healthd_fleet_nodes"}
-        assert counts == {"healthy": 1, "degraded": 0, "unknown": 1, "unhealthy": 1}
+        counts = {
+            tuple(label for _, label in labels): value
+            for (name, labels), value in found.items()
+            if name == "healthd_fleet_nodes"
+        }
+        assert counts == {
+            **{(health.value, injected): 0 for health in Health for injected in ("true", "false")},
+            ("healthy", "false"): 1,
+            ("unknown", "false"): 1,
+            ("unhealthy", "false"): 1,
+            ("unhealthy", "true"): 1,
+        }
         assert found["healthd_fleet_nodes_heard", (("within_seconds", "10"),)] == 0
-        assert found["healthd_fleet_nodes_heard", (("within_seconds", "15"),)] == 2
+        assert found["healthd_fleet_nodes_heard", (("within_seconds", "15"),)] == 3
         assert found["healthd_fleet_node_age_max_seconds", ()] == 12
         assert found["healthd_quarantined_nodes", (("owner_kind", "rule"),)] == 1
         assert found["healthd_quarantined_nodes", (("owner_kind", "person"),)] == 0

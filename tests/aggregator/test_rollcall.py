@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import httpx
 import pytest
 
 from healthd.aggregator.auth import Scope, new_token
-from healthd.aggregator.controller.roll_call import RollCall, RollCallBody, difference
+from healthd.aggregator.controller.roll_call import MOST_ASKED, RollCall, RollCallBody, difference
 from healthd.core.errors import BadInputError
+from healthd.hooks.preflight import with_hosts
 from tests.aggregator.test_api import living, scenario
 
 
@@ -140,3 +142,17 @@ def test_roll_call_needs_a_token_where_there_are_some(tmp_path: Path) -> None:
         assert (await client.post("/v1/preflight/ranks", json=body)).status_code == 401
 
     scenario(test, tmp_path, preflight=True, token_file=tmp_path / "tokens.toml")
+
+
+def test_ranks_are_told_the_hosts_that_they_ask_for_as_far_as_they_are_known() -> None:
+    call = RollCall()
+    for number, host in enumerate(("gpu-17.local", "", "gpu-18")):
+        call.answer(RollCallBody(node=f"rank-{number}", rank=number, options={}, host=host))
+    call.answer(RollCallBody(node="rank-0", rank=0, local_rank=1, options={}, host="of-another-process"))
+    body = RollCallBody(node="rank-2", rank=2, options={}, host="gpu-18", asked=(0, 1, 2, 3))
+    answer = call.answer(body)
+    assert answer.hosts == {"0": "gpu-17.local", "2": "gpu-18"}
+    assert with_hosts("rank-0: x; rank-1, rank-22", answer.hosts) == "gpu-17.local (rank 0): x; rank-1, rank-22"
+    for wrong in ({"host": "a b"}, {"host": "[red]"}, {"asked": tuple(range(MOST_ASKED + 1))}):
+        with pytest.raises(BadInputError):
+            call.answer(dataclasses.replace(body, **wrong))

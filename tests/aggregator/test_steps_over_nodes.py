@@ -55,7 +55,7 @@ class Nodes:
         self.names = [f"n{i}" for i in range(names)]
         self._seq = 0
 
-    def say(self, node: str, *blocks: StepBlock) -> None:
+    def say(self, node: str, *blocks: StepBlock, jobs: tuple[str, ...] | None = None) -> None:
         self._seq += 1
         request = SyncRequest(
             protocol=1,
@@ -69,6 +69,7 @@ class Nodes:
             orders={},
             issuer=None,
             steps=blocks,
+            step_jobs=jobs,
         )
         asyncio.run(self.fleet.sync(node, key_hash(KEY), request, 0.0))
 
@@ -129,6 +130,24 @@ def test_the_warning_goes_when_the_node_is_slow_no_more_and_when_the_job_is_over
     assert not nodes.fleet.peers.jobs.jobs
     nodes.say("n1")
     assert nodes.health("n1")[1] == []
+
+
+def test_a_node_that_has_the_job_no_more_is_warned_of_no_more_and_the_last_one_ends_it() -> None:
+    nodes = Nodes(4)
+    nodes.run(5, slow="n2")
+    assert nodes.health("n2")[0] is Health.DEGRADED
+    nodes.say("n2", jobs=("train", "other"))
+    assert nodes.health("n2")[0] is Health.DEGRADED
+    nodes.say("n2", jobs=("other",))
+    assert nodes.health("n2") == (Health.HEALTHY, [])
+    nodes.judge()  # what was told before its end accuses it no more
+    assert nodes.health("n2") == (Health.HEALTHY, [])
+    for node in ("n0", "n1"):
+        nodes.say(node, jobs=())
+    assert set(nodes.fleet.peers.jobs.jobs) == {"train"}
+    nodes.say("n3", jobs=())
+    assert not nodes.fleet.peers.jobs.jobs
+    assert not nodes.fleet.peers.jobs.slow
 
 
 def test_what_strangers_tell_is_bounded() -> None:

@@ -165,6 +165,78 @@ def test_a_warning_accuses_nobody_where_a_gate_says_no() -> None:
     assert not any("left out" in line for line in said)
 
 
+def rejected(*reasons: Reason, decision: Verdict = Verdict.REJECT, would: Verdict | None = None) -> Decision:
+    return Decision(
+        id="g-1",
+        decision=decision,
+        nodes=(),
+        excluded=tuple(ExcludedNode(node=one.node or "", reasons=(one,)) for one in reasons),
+        reasons=reasons,
+        policy={},
+        retryable=True,
+        decided_at=0.0,
+        duration_seconds=1.0,
+        would=would,
+    )
+
+
+WRONG = replace(
+    reason("n2", "cpu:1", "product is wrong (injected)", Status.FAIL, "matmul"),
+    code="WrongResult",
+    action=Action.REPLACE,
+    injected=True,
+)
+
+
+def test_a_drill_is_said_first_and_nobody_is_told_to_replace_a_node() -> None:
+    first, why = plain(*fleet_view.decision_report(rejected(WRONG)))
+    assert first.startswith("✗ REJECT  DRILL  no node")
+    assert why == "  ✗ DRILL n2: WrongResult matmul cpu:1: product is wrong (injected)"
+    first, second, *_ = plain(
+        *fleet_view.decision_report(rejected(WRONG, decision=Verdict.ADMIT, would=Verdict.REJECT))
+    )
+    assert first.startswith("✓ ADMIT  no node")
+    assert second.endswith("✗ REJECT  DRILL")
+
+
+@pytest.mark.parametrize("would", [Verdict.ADMIT, Verdict.REJECT])
+def test_a_gate_that_only_watched_says_so_once(would: Verdict) -> None:
+    watched = Reason(
+        code="Observed",
+        message="observe mode: enforce would have admitted too",
+        status=Status.PASS if would is Verdict.ADMIT else Status.WARN,
+        blame=Blame.CONTROL,
+        action=Action.NONE,
+    )
+    why = () if would is Verdict.ADMIT else (replace(WRONG, injected=False),)
+    decision = replace(rejected(*why, decision=Verdict.ADMIT, would=would), reasons=(watched, *why))
+    said = plain(*fleet_view.decision_report(decision))
+    signs = {Verdict.ADMIT: "✓ ADMIT", Verdict.REJECT: "✗ REJECT"}
+    assert said[1] == f"  observe mode; enforce mode would have said: {signs[would]}"
+    assert len(said) == 2 + len(why)
+    assert plain(*render.reason_lines([replace(watched, status=Status.PASS)]))[0].startswith("✓ Observed")
+
+
+def test_a_real_fault_beside_a_drill_is_no_drill_and_keeps_its_advice() -> None:
+    real = replace(WRONG, node="n3", injected=False, message="matmul cpu:1: product is wrong")
+    first, *whys = plain(*fleet_view.decision_report(rejected(WRONG, real)))
+    assert "DRILL" not in first
+    assert whys[0].startswith("  ✗ DRILL n2: ")
+    assert whys[1] == "  ✗ n3: WrongResult matmul cpu:1: product is wrong → replace"
+
+
+def test_the_report_of_a_node_in_a_drill_says_so_in_its_first_line_and_before_each_check(tmp_path: Path) -> None:
+    ill = state("n2", faults=("matmul=corrupt",), status=Status.FAIL)
+    ill = replace(ill, results=(ill.results[0], replace(ill.results[1], injected=True)), reasons=(WRONG,))
+    console = Console(file=io.StringIO(), width=200)
+    render.show(console, render.node_report(ill))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith("n2  ✗ unhealthy  DRILL  ")
+    assert [line.split("  ")[0] for line in lines if "matmul" in line][1] == "DRILL matmul"
+    assert not any("replace" in line for line in lines)
+
+
 @pytest.mark.parametrize("columns", [0, 10, 20, 40, 60, 80, 200])
 def test_narrow_terminal_shows_all_of_a_table(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The name of a host alone may be as wide as a terminal; why it is out must stand beside it."""

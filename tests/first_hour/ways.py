@@ -84,7 +84,7 @@ WAYS = (
         name="aggregator",
         page="docs/aggregator.md",
         sections=("1. Install it", "2. A certificate and tokens", "3. Start it", "4. Nodes", "5. Look, and ask"),
-        own={"/opt/healthd": "{folder}/opt", "cd /etc/healthd": "mkdir {folder}/etc && cd {folder}/etc"},
+        own={"/opt/healthd": "{folder}/opt", "/etc/healthd": "{folder}/etc"},
     ),
     Way(
         name="preflight",

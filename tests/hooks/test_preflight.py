@@ -37,7 +37,8 @@ def test_one_bad_device_keeps_all_from_starting_and_all_say_which_and_why(job: J
         ended = job.end(rank)
         assert (ended.code, ended.out) == (75, ""), ended.err
         assert "REJECT" in ended.err
-        assert "rank-1: WrongResult matmul cpu:0" in " ".join(ended.err.split())
+        assert f"{socket.gethostname()} (rank 1): WrongResult matmul cpu:0" in " ".join(ended.err.split())
+        assert "rank-" not in ended.err.partition("REJECT")[2], "people know the host, not the number"
         assert "cannot be reached" not in ended.err
         assert "open files" not in ended.err
     job.nothing_left()

@@ -177,6 +177,6 @@ def test_the_main_node_does_not_wait_for_one_that_has_withdrawn(job: Job) -> Non
     job.start(1, *PASSIVE, "--json", full_stdout=True)
     ended = job.end(0, timeout=15)
     assert (ended.code, ended.out) == (75, ""), ended.err
-    assert "rank-1 did not" in " ".join(ended.err.split())
+    assert "(rank 1) did not" in " ".join(ended.err.split())
     assert job.end(1).code == 75
     job.nothing_left()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -259,7 +260,8 @@ def test_rival_fault_10_unknown_is_visible_as_itself(tmp_path: Path) -> None:
     assert found['healthd_node_health{health="healthy"}'] == 0
     assert found['healthd_check_status{check="matmul",status="unknown"}'] == 1
     assert found['healthd_check_status{check="matmul",status="pass"}'] == 0
-    assert found['healthd_finding{check="matmul",reason="NotYetRun",status="unknown",target="node"}'] == 1
+    never = 'check="matmul",injected="false",reason="NotYetRun",status="unknown",target="node"'
+    assert found[f"healthd_finding{{{never}}}"] == 1
 
 
 def test_metrics_tell_what_health_tells(tmp_path: Path) -> None:
@@ -307,6 +309,20 @@ def large(folder: Path) -> NodeStore:
         faults = [finding(Status.FAIL if number == 24 else Status.WARN, target=core) for core in cores]
         book.record(result(f"check_{number}", *faults))
     return book
+
+
+def test_findings_of_a_drill_are_marked_and_hide_no_real_ones(tmp_path: Path) -> None:
+    """More targets fail by injected faults than findings have series; the one that is real is among them."""
+    catalogue = {name: info(name) for name in ("a_drill", "z_real")}
+    book = node(tmp_path, chosen=enabled_checks(catalogue, settings(tmp_path)))
+    faults = [finding(Status.FAIL, target=f"cpu:{number}") for number in range(60)]
+    book.record(dataclasses.replace(result("a_drill", *faults), injected=True))
+    book.record(result("z_real", finding(Status.FAIL, target="cpu:7")))
+    found = [name for name in samples(ask(book, "/metrics").text) if 'status="fail"' in name]
+    assert [name for name in found if 'injected="false"' in name] == [
+        'healthd_finding{check="z_real",injected="false",reason="WrongResult",status="fail",target="cpu:7"}'
+    ]
+    assert len([name for name in found if 'injected="true"' in name]) == 47
 
 
 def test_at_most_500_series_at_32_cores_and_the_worst_findings_are_kept(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ from tests.patience import PATIENCE
 
 WAIT_SECONDS = 15.0 * PATIENCE
 Seen = set[tuple[str, str, str]]  # check, code, target
-FINDING = re.compile(r'healthd_finding\{check="(.*?)",reason="(.*?)",status="fail",target="(.*?)"\} 1\.0')
+FINDING = re.compile(
+    r'healthd_finding\{check="(.*?)",injected="false",reason="(.*?)",status="fail",target="(.*?)"\} 1\.0'
+)
 
 
 class Daemon:

@@ -167,6 +167,68 @@ def test_a_job_that_says_nothing_more_is_forgotten_although_no_other_reports(
     asyncio.run(follow(tmp_path, is_over, 30))
 
 
+STEP = """
+import sys
+from healthd.training import StepReporter
+reporter = StepReporter(job="train", rank=int(sys.argv[1]), size=4, path=sys.argv[2])
+reporter.report(1, 0.1, 0.0)
+sys.stdin.read()  # for ever
+"""
+
+
+def test_a_job_is_over_when_its_last_process_is_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    """All ranks are killed: none says a word of its end. The slow one is named until then, and not after."""
+    ranks: list[prepared.ScriptPopen] = []
+    seen: list[str] = []
+
+    def kill(rank: prepared.ScriptPopen) -> None:
+        rank.kill()
+        rank.wait()
+
+    def is_over(reports: StepReports) -> bool:
+        job = reports.jobs.get("train")
+        if not ranks and reports.path.is_socket():
+            for rank in range(4):
+                command = [sys.executable, "-c", STEP, str(rank), str(reports.path)]
+                ranks.append(prepared.ScriptPopen(command, stdin=subprocess.PIPE))
+        elif not seen and job is not None and len(reports._senders["train"]) == len(ranks):
+            for step in range(100, 100 + 6 * WINDOW_STEPS):
+                for rank in range(4):
+                    own = 0.1 * (1.2 if rank == 2 else 1) * (1 + (step * 7 + rank * 3) % 5 / 500)
+                    reports.take(f"step1 train {rank} 4 {step} {own} 0.0".encode(), ranks[rank].pid)
+            reports.write()
+            seen.append(" ".join(str(one.reason) for one in findings(tmp_path / FILE)))
+            for rank in range(3):
+                kill(ranks[rank])
+        elif len(seen) == 1 and reports._senders["train"] == {(ranks[3].pid, 3)}:
+            seen.append("goes on")
+            kill(ranks[3])
+        return len(seen) == 2 and not reports.jobs and json.loads((tmp_path / FILE).read_text())["jobs"] == []
+
+    try:
+        asyncio.run(follow(tmp_path, is_over, 60))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert seen == ["None SlowRank", "goes on"]
+
+
+def test_only_the_rank_itself_says_that_it_is_done(tmp_path: Path) -> None:
+    """A rank in a container of its own: its process is not to be seen, and it says when it is done."""
+    reports = StepReports(tmp_path, boot_seconds=lambda: 1.0)
+    for rank in range(2):
+        reports.take(f"step1 j {rank} 2 1 0.1 0.0".encode())
+    assert not reports.take(b"end1 j 0", process=4711)  # any process of the host may write there
+    assert not reports.take(b"end1 j 5")
+    assert not reports.take(b"end1 k 0")
+    assert not reports.take(b"end1 j 0")
+    assert "j" in reports.jobs
+    assert reports.take(b"end1 j 1")
+    assert not reports.jobs
+    assert reports.refused == 0
+
+
 def test_socket_that_cannot_be_made_leaves_the_daemon_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "steps.sock").mkdir()
 

@@ -95,7 +95,9 @@ def test_daemon_shows_the_faults_in_health_and_metrics(daemon: str) -> None:
     health, metrics = asyncio.run(ask())
     assert (health["status"], health["health"]) == ("fail", "unhealthy")
     for check, target, reason in wanted:
-        line = f'healthd_finding{{check="{check}",reason="{reason}",status="fail",target="{target}"}} 1.0'
+        line = (
+            f'healthd_finding{{check="{check}",injected="false",reason="{reason}",status="fail",target="{target}"}} 1.0'
+        )
         assert line in metrics
     assert 'accelerator="neuron"' in metrics
     assert "healthd_node_allocated 0.0" in metrics  # nobody's job: the owner is gone

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from healthd.steps.datagram import StepReport, parse
+from healthd.steps.datagram import RankEnd, StepReport, parse, parse_end
 from healthd.training import StepReporter
 from healthd.training.callbacks import LightningCallback, TrainerCallback
 from tests import prepared
@@ -135,6 +135,37 @@ def test_a_fork_of_the_job_does_not_confuse_the_reports(daemon: socket.socket, m
     assert [received(daemon).step, received(daemon).step] == [1, 2]
 
 
+END = """
+import os, sys
+from healthd.training import StepReporter
+reporter = StepReporter(job="j", rank=3, size=4, path=sys.argv[1])
+reporter.report(1, 0.1, 0.0)
+if os.fork() == 0:
+    sys.exit()  # a child of the rank ends as any program does, and is not the rank
+os.wait()
+reporter.report(2, 0.1, 0.0)
+"""
+
+
+def test_the_end_of_the_rank_is_said_once_by_close_by_the_frameworks_and_by_the_process(
+    daemon: socket.socket, tmp_path: Path, mine: StepReporter
+) -> None:
+    mine.close()  # nothing was reported
+    mine.report(1, 0.1, 0.0)
+    mine.close()
+    mine.close()
+    LightningCallback(mine).on_train_end(None, None)
+    mine.report(2, 0.1, 0.0)  # a second training in the same process
+    TrainerCallback(mine).on_train_end(None, None, None, model=None)
+    said = [daemon.recv(512) for _ in range(4)]
+    assert [parse_end(one) for one in said] == [None, RankEnd("train_1", 2), None, RankEnd("train_1", 2)]
+    subprocess.run([sys.executable, "-c", END, str(tmp_path / "steps.sock")], check=True, timeout=60)
+    said = [daemon.recv(512) for _ in range(3)]
+    assert [parse_end(one) for one in said] == [None, None, RankEnd("j", 3)]
+    with pytest.raises(BlockingIOError):
+        daemon.recv(512)
+
+
 DDP = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
@@ -182,7 +213,9 @@ def test_hook_of_gradients_averages_as_the_default_and_tells_waiting_from_own_wo
     for rank in ranks:
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == 0, errors
-    found = [received(daemon) for _ in range(8)]
+    said = [daemon.recv(512) for _ in range(10)]  # of each rank four steps and its end
+    found = [one for text in said if (one := parse(text)) is not None]
+    assert len(found) == 8
     hooked = {rank: [one for one in found if one.rank == rank] for rank in range(2)}
     # Rank 1 comes half a second later in each step; rank 0 waits for it, and is not slower by its own time. In the
     # forward pass of the second step all ranks agree on new buckets, which is a wait that no hook sees.

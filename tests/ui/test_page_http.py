@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from checks.contract import Status
+from checks.contract import Status, Tier
 from healthd.aggregator.auth import Scope
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.core.errors import ConfigError
+from tests.aggregator.parts import result
 from tests.ui.stage import Stage, stage, tokens
 
 PATHS = ("/", "/?part=top", "/nodes/n1", "/gates", "/reasons", "/reasons/WrongResult", "/docs")
@@ -86,6 +88,41 @@ def test_a_gate_that_ended_before_its_collectives_is_not_shown_as_validated(open
             text = client.get(path).text
             assert "TooFewNodes" in text
             assert "alidat" not in text
+
+
+def text_of(markup: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", markup).split())
+
+
+def test_a_drill_is_said_first_on_every_page_and_nobody_is_told_what_to_do(tmp_path: Path) -> None:
+    """n2 gives wrong results by an injected fault, n3 by itself: the one is a drill, the other to be replaced."""
+    wrong = (result("memory_free", tier=Tier.PASSIVE), result("matmul", status=Status.FAIL))
+    drilled = (wrong[0], dataclasses.replace(wrong[1], injected=True))
+    with stage(tmp_path) as found, found.http() as client:
+        found.say("n1")
+        found.say("n2", results=drilled, faults=("matmul=corrupt",))
+        fleet = client.get("/").text
+        assert "A drill is on; no node needs a look" in text_of(fleet)
+        asked = {"job": "drilled", "nodes": ["n1", "n2"], "collective": False}
+        gate = client.post("/v1/gates?wait=5", json={**asked, "lease": False}).json()
+        assert gate["decision"] == "reject"
+        texts = {path: text_of(client.get(path).text) for path in ("/", "/nodes/n2", "/gates", f"/gates/{gate['id']}")}
+        for path, text in texts.items():
+            assert "Replace the node" not in text, path
+        assert "Drill ✕ unhealthy WrongResult" in texts["/"]
+        assert "Nothing: a drill" in texts["/"]
+        assert "n2 Drill ✕ unhealthy" in texts["/nodes/n2"]
+        assert "Drill ✕ fail WrongResult" in texts["/nodes/n2"]
+        assert "drilled Drill ✕ reject" in texts[f"/gates/{gate['id']}"]
+        assert "drilled Drill ✕ reject" in texts["/gates"]
+
+        found.say("n3", results=wrong)
+        text = text_of(client.get("/").text)
+        assert "1 of 3 nodes needs a look" in text
+        assert text.index("✕ unhealthy WrongResult") < text.index("Drill ✕ unhealthy"), "what is real comes first"
+        assert "→ Replace the node" in text
+        both = client.post("/v1/gates?wait=5", json={**asked, "job": "both", "nodes": ["n2", "n3"]}).json()
+        assert "both ✕ reject" in text_of(client.get(f"/gates/{both['id']}").text)
 
 
 @pytest.mark.parametrize(

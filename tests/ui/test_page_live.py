@@ -60,7 +60,7 @@ def test_a_fault_is_in_the_grid_soon_after_its_sync_and_its_page_tells_why_and_w
     until(lambda: health_of(cluster, "n2") == "unhealthy")
     began = time.monotonic()
     page.wait_for_selector("#c-n2.unhealthy", timeout=1000 * SEEN_SECONDS)
-    page.wait_for_selector("h1:has-text('1 of 3 nodes needs a look')", timeout=1000 * SEEN_SECONDS)
+    page.wait_for_selector("h1:has-text('A drill is on; no node needs a look')", timeout=1000 * SEEN_SECONDS)
     assert time.monotonic() - began < SEEN_SECONDS
     assert "n2: unhealthy" in page.get_attribute("#c-n2", "aria-label")
     assert page.locator("#c-n1.healthy, #c-n3.healthy").count() == 2
@@ -68,7 +68,9 @@ def test_a_fault_is_in_the_grid_soon_after_its_sync_and_its_page_tells_why_and_w
     page.wait_for_selector("h1:has-text('n2')")
     why = page.inner_text(".why >> nth=0")
     assert "proof" in why
-    assert "injected" in why
+    assert why.startswith("DRILL")
+    assert "Nothing to repair: the fault was injected" in why
+    assert page.locator("h1 .tag.drill").count() == 1
     assert page.locator(".why a.code").count() >= 1
     assert "A drill is on" in page.inner_text("#head")
     assert page.locator(".device").count() == 1

@@ -20,7 +20,7 @@ from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.model.gates import Decided, Gate
 from healthd.aggregator.ui import charts, fleet_grid, formatting, gate_view, node_view, rendering, samples
 from healthd.aggregator.ui.events import FLEET, MOST_STREAMS, Feed, FullError
-from healthd.aggregator.ui.overview.heat_map import heat_map
+from healthd.aggregator.ui.overview.heat_map import HeatCell, heat_map
 from healthd.aggregator.ui.overview.readings import Reading
 from healthd.aggregator.ui.ring import RING
 from healthd.aggregator.ui.session import local_path
@@ -121,6 +121,42 @@ def test_the_heat_map_marks_what_was_measured_before_a_node_became_unknown() -> 
         assert (silent.old, heard.old, heard.label) == (True, False, "n2: 5 GFLOP/s")
 
     asyncio.run(run())
+
+
+async def heat(values: dict[str, float], **nodes: Any) -> dict[str, HeatCell]:
+    registry, _ = await filled(**({name: {} for name in values} | nodes))
+    cells = fleet_grid.FleetGrid(registry).cells(registry.names())
+    readings = {name: Reading(value=value, outside=False) for name, value in values.items()}
+    (group,) = heat_map(cells, readings, "matmul_flops_per_second", "none").groups
+    return {cell.node: cell for cell in group.cells}
+
+
+def test_the_heat_map_shows_noise_in_one_colour_and_what_is_slow_in_another() -> None:
+    """Six percent between the fastest and the slowest is how healthy devices differ."""
+    noise = {f"n{i}": 1e12 * (0.97 + 0.01 * i) for i in range(7)}
+    assert {cell.step for cell in asyncio.run(heat(noise)).values()} == {3}
+    found = asyncio.run(heat(noise | {"slow": 0.75e12}))
+    assert found["slow"].step == 0
+    assert {cell.step for node, cell in found.items() if node != "slow"} <= {2, 3}
+    assert {cell.step for cell in asyncio.run(heat({"a": 0.0, "b": 0.0})).values()} == {3}
+
+
+def test_the_heat_map_marks_a_bad_node_whatever_the_measurement_is() -> None:
+    values = dict.fromkeys(("good", "bad", "warned"), 5e9)
+    ill: dict[str, Any] = {
+        "bad": {"status": Status.FAIL, "faults": ("matmul=corrupt",)},
+        "dark": {"status": Status.FAIL},
+    }
+    found = asyncio.run(heat(values, **ill, warned={"status": Status.WARN}))
+    signs = {node: (cell.sign, cell.bad, cell.step) for node, cell in found.items()}
+    assert signs == {
+        "good": ("", False, 3),
+        "bad": ("✕", True, 3),
+        "warned": ("!", False, 3),
+        "dark": ("✕", True, None),
+    }
+    assert found["bad"].label == "bad: 5 GFLOP/s, unhealthy (WrongResult), drill"
+    assert found["dark"].label == "dark: not measured, unhealthy (WrongResult)"
 
 
 def test_a_fleet_that_is_bad_all_at_once_is_read_in_portions() -> None:

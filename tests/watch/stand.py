@@ -6,8 +6,10 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +28,7 @@ GRAFANA = ROOT / "deploy/grafana"
 RUNBOOKS = ROOT / "docs/runbooks"
 RECORDING, ALERTS = PROMETHEUS / "healthd-recording.yml", PROMETHEUS / "healthd-alerts.yml"
 CASES = PROMETHEUS / "healthd-alerts.test.yml"
+ROUTES = PROMETHEUS / "alertmanager.yml"
 _SUFFIX = re.compile(r"_(bucket|count|sum|total)$")
 _RAW = re.compile(r"\bhealthd_[a-z_]+")
 _RECORDED = re.compile(r"\bhealthd:[a-z_:]+")
@@ -129,7 +132,51 @@ def shipped_configuration(folder: Path, address: str, changes: Mapping[str, str]
     return text
 
 
-def start_prometheus(cluster: Cluster, aggregator: str, secured: Secured) -> Prometheus:
+class Receivers:
+    """Where Alertmanager sends what the routes choose: a real HTTP server, which remembers it by receiver."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[str, str, str, str]] = []
+        """Receiver, name of the alert, node, firing or resolved."""
+        received = self.received
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                for alert in told["alerts"]:
+                    labels = alert["labels"]
+                    received.append((self.path[1:], labels["alertname"], labels.get("node", ""), alert["status"]))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Nothing is to be read of it."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def start_alertmanager(cluster: Cluster, receivers: Receivers) -> str:
+    """The sample configuration as it is shipped, sent to these receivers at once. Its URL; it ends with the cluster."""
+    folder = cluster.folder / "alertmanager"
+    folder.mkdir()
+    text = ROUTES.read_text().replace("http://alerts.example.com", receivers.url)
+    assert text.count(receivers.url) == 3
+    (folder / "alertmanager.yml").write_text(re.sub(r"(?m)^( +group_(?:wait|interval):) .*$", r"\1 1s", text))
+    url = f"http://127.0.0.1:{free_port()}"
+    command = ["prometheus-alertmanager", f"--config.file={folder / 'alertmanager.yml'}", "--cluster.listen-address="]
+    command += [f"--storage.path={folder / 'data'}", f"--web.listen-address={url.removeprefix('http://')}"]
+    with (folder / "log").open("wb") as log:
+        cluster.others.append(subprocess.Popen(command, stdout=log, stderr=log, env=cluster.env))
+    return url
+
+
+def start_prometheus(cluster: Cluster, aggregator: str, secured: Secured, alertmanager: str) -> Prometheus:
     """
     The configuration as it is shipped, with addresses, intervals of one or two seconds, and no alert waiting
     longer than three.
@@ -143,7 +190,8 @@ def start_prometheus(cluster: Cluster, aggregator: str, secured: Secured) -> Pro
         (secured.folder / "ca.pem", "healthd-ca.pem"),
     ):
         shutil.copy(source, folder / name)
-    (folder / "prometheus.yml").write_text(shipped_configuration(folder, aggregator.removeprefix("https://"), FASTER))
+    changes = {**FASTER, "targets: []": f"targets: [{alertmanager.removeprefix('http://')!r}]"}
+    (folder / "prometheus.yml").write_text(shipped_configuration(folder, aggregator.removeprefix("https://"), changes))
     (folder / RECORDING.name).write_text(RECORDING.read_text())
     (folder / ALERTS.name).write_text(re.sub(r"(?m)^( +for:) .*$", r"\1 3s", ALERTS.read_text()))
     url = f"http://127.0.0.1:{free_port()}"

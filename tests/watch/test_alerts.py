@@ -16,6 +16,7 @@ from tests.watch.stand import (
     PROMETHEUS,
     RECORDING,
     ROOT,
+    ROUTES,
     RUNBOOKS,
     alerts,
     recorded_metrics,
@@ -27,7 +28,9 @@ needs_promtool = pytest.mark.system("promtool")
 
 
 def promtool(*arguments: str, folder: Path = PROMETHEUS) -> None:
-    done = subprocess.run(["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -44,6 +47,37 @@ def test_promtool_is_content_with_the_configuration(tmp_path: Path) -> None:
         shutil.copy(file, tmp_path)
     (tmp_path / "prometheus.yml").write_text(shipped_configuration(tmp_path, "aggregator.example.com:8090"))
     promtool("check", "config", "--syntax-only", "prometheus.yml", folder=tmp_path)
+
+
+def amtool(*arguments: str) -> str:
+    done = subprocess.run(
+        ["amtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.system("amtool")
+def test_amtool_is_content_with_the_sample_of_alertmanager() -> None:
+    amtool("check-config", ROUTES.name)
+
+
+@pytest.mark.system("amtool")
+@pytest.mark.parametrize("name", sorted(alerts()))
+def test_drills_and_severities_have_their_receivers(name: str) -> None:
+    severity = alerts()[name]["labels"]["severity"]
+    wanted = {"critical": "on-call", "warning": "team", "info": "nobody"}[severity]
+    labels = (f"alertname={name}", f"severity={severity}", "node=n1")
+    said = amtool("config", "routes", "test", f"--config.file={ROUTES.name}", *labels)
+    assert said.strip() == ("drills" if name == "HealthdFaultInjected" else wanted)
+
+
+def test_what_a_drill_keeps_quiet_is_an_alert_that_there_is_and_never_a_critical_one() -> None:
+    (rule,) = yaml.safe_load(ROUTES.read_text())["inhibit_rules"]
+    (matcher,) = rule["target_matchers"]
+    names = re.findall(r"Healthd\w+", matcher)
+    assert names
+    assert {alerts()[name]["labels"]["severity"] for name in names} <= {"warning", "info"}
 
 
 @needs_promtool

@@ -60,7 +60,7 @@ async def fleet(request: Request) -> Answer[FleetSummary]:
     parts = parts_of(request)
     healths: Counter[Health] = Counter()
     quarantined = 0
-    for health, _, quarantine in parts.fleet.survey():
+    for health, _, quarantine, _ in parts.fleet.survey():
         healths[health] += 1
         quarantined += quarantine is not None
     return Answer(

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from healthd.core.errors import BadInputError, ConflictError
+from healthd.core.node_name import can_name
 
 MOST_PROCESSES = 100_000
 """Processes that may answer: some thousand nodes, each with a process for every device."""
 MOST_OPTIONS = 16
 LONGEST_TEXT = 300
+MOST_ASKED = 64
+"""Ranks whose hosts one process asks for: those that one decision names."""
 MOST_NAMED = 8
 """Ranks that one sentence names; the others are counted."""
 
@@ -26,6 +29,7 @@ class RollCallBody:
     One process of a preflight: it runs `node`, number `rank`, and was started with `options`, each as people write it.
 
     `local_rank` counts the processes of a node. `wait_seconds` is how long the gate is to hold; the main node says it.
+    `host` is what its machine calls itself; empty: not known. `asked` are ranks whose hosts it wants to know.
     """
 
     node: str
@@ -33,18 +37,22 @@ class RollCallBody:
     options: Mapping[str, str]
     local_rank: int = 0
     wait_seconds: float | None = None
+    host: str = ""
+    asked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RollCallAnswer:
     """
     `difference` says which ranks were started otherwise than others; None while all are alike. `wait_seconds` is None
-    until the main node has come. `all_told`: there is a difference, and all who have come know it.
+    until the main node has come. `all_told`: there is a difference, and all who have come know it. `hosts` are those of
+    the ranks that were asked for, by rank, as far as they are known.
     """
 
     difference: str | None
     wait_seconds: float | None
     all_told: bool
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,7 +81,13 @@ class RollCall:
         if self._difference is not None:
             self.told.add(key)
         all_told = self._difference is not None and len(self.told) == len(self.came)
-        return RollCallAnswer(difference=self._difference, wait_seconds=self.wait_seconds, all_told=all_told)
+        asked = {rank: self.came.get((rank, 0)) for rank in body.asked}
+        return RollCallAnswer(
+            difference=self._difference,
+            wait_seconds=self.wait_seconds,
+            all_told=all_told,
+            hosts={str(rank): one.host for rank, one in asked.items() if one is not None and one.host},
+        )
 
     def _compare(self, key: tuple[int, int], options: Mapping[str, str]) -> None:
         """With the first that came; all are gone through only for one that differs, or has changed its options."""
@@ -108,6 +122,10 @@ def _check(body: RollCallBody) -> None:
     texts = (body.node, *body.options, *body.options.values())
     if len(body.options) > MOST_OPTIONS or not all(len(text) <= LONGEST_TEXT and text.isprintable() for text in texts):
         raise BadInputError(f"at most {MOST_OPTIONS} options of at most {LONGEST_TEXT} printable characters each")
+    if body.host and not can_name(body.host):
+        raise BadInputError(f"host {body.host[:80]!r} is no host's name")
+    if len(body.asked) > MOST_ASKED:
+        raise BadInputError(f"asked: at most {MOST_ASKED} ranks, not {len(body.asked)}")
     if not 0 <= body.rank < MOST_PROCESSES or not 0 <= body.local_rank < MOST_PROCESSES:
         raise BadInputError(f"rank and local_rank must be from 0 to {MOST_PROCESSES - 1}")
     if body.wait_seconds is not None and body.wait_seconds < 0:

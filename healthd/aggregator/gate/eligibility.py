@@ -60,9 +60,17 @@ class Assessment:
     """When this changes if nothing is heard."""
 
 
-def _out(name: str, code: str, text: str, *, status: Status = Status.UNKNOWN, wake_at: float = math.inf) -> Assessment:
+def _out(
+    name: str,
+    code: str,
+    text: str,
+    *,
+    status: Status = Status.UNKNOWN,
+    wake_at: float = math.inf,
+    injected: bool = False,
+) -> Assessment:
     """EXCLUDED for one reason."""
-    why = reason(code, text, node=name, status=status)
+    why = reason(code, text, node=name, status=status, injected=injected)
     return Assessment(node=name, eligibility=Eligibility.EXCLUDED, reasons=(why,), wake_at=wake_at)
 
 
@@ -148,7 +156,8 @@ def _quarantined_or_duplicate(now: float, node: FleetNode) -> Assessment | None:
     kept = node.quarantine
     if kept is not None and (kept.until is None or kept.until > now):
         text = f"{node.node} is quarantined by {kept.owner}: {kept.reason}"
-        return _out(node.node, "Quarantined", text, status=Status.FAIL, wake_at=kept.until or math.inf)
+        wake_at = kept.until or math.inf
+        return _out(node.node, "Quarantined", text, status=Status.FAIL, wake_at=wake_at, injected=kept.injected)
     if node.duplicate:
         text = (
             f"two daemons call themselves {node.node}: stop the wrong one, then 'healthd fleet forget {node.node}'; "

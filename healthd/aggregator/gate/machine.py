@@ -45,6 +45,7 @@ from healthd.aggregator.model.nodes import Snapshot
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import reason
 from healthd.core.model import Mode, Reason, Verdict
+from healthd.core.text import counted
 
 
 class Step(NamedTuple):
@@ -181,7 +182,7 @@ def _never_possible(context: StepContext) -> tuple[Reason, ...]:
         if not there:
             return (reason("UnknownPool", f"no node has ever reported pool {request.pool}"),)
         if there < context.gate.terms.needed:
-            text = f"{context.gate.terms.needed} nodes of pool {request.pool} are asked for, there are {there}"
+            text = f"pool {request.pool} has {counted(there, 'node')}, {context.gate.terms.needed} are asked for"
             return (reason("TooFewNodes", text),)
         return ()
     unheard = [
@@ -257,8 +258,9 @@ def _waiting_for(context: StepContext) -> tuple[Reason, ...]:
             text = f"{claimed} of {len(pool)} nodes of pool {context.gate.request.pool} are taken by other jobs"
             return (reason("Reserved", text), *decisions.worst_reasons(found)[: decisions.MOST_REASONS - 1])
         if context.gate.request.pool is not None and not found:
+            there, needed = counted(len(pool), "node"), context.gate.terms.needed
             text = (
-                f"pool {context.gate.request.pool} has {len(pool)} nodes so far, {context.gate.terms.needed} are needed"
+                f"pool {context.gate.request.pool} has {there} so far, {needed} {'is' if needed == 1 else 'are'} needed"
             )
             return (reason("TooFewNodes", f"{text}; {context.snapshot.settling or 'waiting for more'}"),)
     return decisions.worst_reasons(found)

@@ -56,6 +56,7 @@ class CompactState:
         "_received_at",
         "_rest",
         "at",
+        "drill",
         "failing",
         "health",
         "judged",
@@ -73,6 +74,7 @@ class CompactState:
         self.health = state.health
         self.machine = machine_of(state)
         self.failing = failing(state)
+        self.drill = bool(state.faults)
         bounds = {
             spec.name: spec.expires_seconds
             for spec in state.checks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from checks.contract import Finding, Measurement, Status
@@ -123,10 +123,7 @@ class JobComparison:
         told = self._told.get(node, {})
         if block.job not in told and len(told) >= MOST_JOBS_OF_NODE:
             oldest = next(iter(told))
-            del told[oldest]
-            self._tellers[oldest].discard(node)
-            if not self._tellers[oldest]:
-                self._ended |= self._end(oldest)
+            self._ended |= self._leave(node, oldest)
         job = self._jobs.get(block.job)
         if job is None:
             if len(self._jobs) >= MOST_JOBS:
@@ -138,6 +135,22 @@ class JobComparison:
         told[block.job] = None
         self._tellers[block.job].add(node)
         return job
+
+    def keep(self, node: str, jobs: Collection[str]) -> set[str]:
+        """A node says which jobs it has: it leaves all others. Returns as `judge`."""
+        changed = set[str]()
+        for job in [one for one in self._told.get(node, ()) if one not in jobs]:
+            changed |= self._leave(node, job)
+        return changed
+
+    def _leave(self, node: str, job: str) -> set[str]:
+        if self._tellers[job] == {node}:
+            return self._end(job)
+        self._tellers[job].discard(node)
+        del self._told[node][job]
+        if not self._told[node]:
+            del self._told[node]
+        return self._replace(job, {who: one for who, one in self._slow.get(job, {}).items() if who != node})
 
     def _end(self, job: str) -> set[str]:
         for node in self._tellers.pop(job):
@@ -171,6 +184,7 @@ class JobComparison:
         slow = {
             node: SlowNode(job=name, node=node, ranks=job.ranks[node], slow=one, nodes=len(job.ranks))
             for node, one in job.slow.items()
+            if node in self._tellers[name]
         }
         return self._replace(name, slow)
 

@@ -62,6 +62,10 @@ class PeerFindings:
         """Take in the steps of running jobs that a node tells; they are judged a moment later."""
         self.jobs.put(node, blocks)
 
+    def keep_jobs(self, node: str, jobs: tuple[str, ...]) -> None:
+        """These jobs report their steps on a node; every other one is over there."""
+        self._apply_soon(self.jobs.keep(node, jobs))
+
     def forget(self, node: str) -> None:
         """The node is gone."""
         changed = self.digests.forget(node)

@@ -145,6 +145,8 @@ class Fleet(Instructions):
                 self.peers.take(node, request.state)
             elif request.state is not None:
                 self.peers.take_executor(node)
+            if request.step_jobs is not None:
+                self.peers.keep_jobs(node, request.step_jobs)
             if request.steps:
                 self.peers.take_steps(node, request.steps)
             self._notify(node)

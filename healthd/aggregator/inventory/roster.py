@@ -106,12 +106,16 @@ class Roster:
         record = self._records.get(name)
         return Health.UNKNOWN if record is None else record.shown.health(self.clock(), self.silent_seconds)
 
-    def survey(self) -> Iterator[tuple[Health, float | None, Quarantine | None]]:
-        """Of every member its health, the seconds since it was heard, and its quarantine: for counting."""
+    def survey(self) -> Iterator[tuple[Health, float | None, Quarantine | None, bool]]:
+        """
+        Of every member its health, the seconds since it was heard, its quarantine, and whether faults are injected there:
+        for counting.
+        """
         now, silent = self.clock(), self.silent_seconds
         for record in (one.shown for one in self._records.values() if one.listed):
             heard = None if record.heard_at is None else max(0.0, now - record.heard_at)
-            yield record.health(now, silent), heard, record.quarantine
+            drill = record.state is not None and record.state.drill
+            yield record.health(now, silent), heard, record.quarantine, drill
 
     def states(self) -> Iterator[NodeState]:
         """What every node says of itself, by name, of those that have."""

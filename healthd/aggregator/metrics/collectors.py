@@ -51,21 +51,26 @@ class FleetCollector(Collector):
         self._fleet, self._words, self._errors, self._task_errors, self._now = fleet, words, errors, task_errors, now
 
     def collect(self) -> Iterator[Metric]:
-        counts = dict.fromkeys(Health, 0)
+        counts = {(health, drill): 0 for health in Health for drill in (False, True)}
         within = [0] * (len(AGE_BOUNDS) + 1)
         longest, now = 0.0, self._now()
         owners, ages = dict.fromkeys(OWNER_KINDS, 0), dict.fromkeys(OWNER_KINDS, 0.0)
-        for health, heard_seconds, quarantine in self._fleet.survey():
-            counts[health] += 1
+        for health, heard_seconds, quarantine, drill in self._fleet.survey():
+            counts[health, drill] += 1
             if heard_seconds is not None:
                 within[bisect_left(AGE_BOUNDS, heard_seconds)] += 1
                 longest = max(longest, heard_seconds)
             if quarantine is not None and (kind := quarantine.owner_kind) in owners:
                 owners[kind] += 1
                 ages[kind] = max(ages[kind], now - quarantine.since)
-        yield _labelled(
-            "healthd_fleet_nodes", "Known nodes by health.", "health", {h.value: n for h, n in counts.items()}
+        nodes = GaugeMetricFamily(
+            "healthd_fleet_nodes",
+            "Known nodes by health, and by whether faults are injected there, in a drill.",
+            labels=("health", "injected"),
         )
+        for (health, drill), number in counts.items():
+            nodes.add_metric((health.value, str(drill).lower()), number)
+        yield nodes
         yield _labelled(
             "healthd_fleet_nodes_heard",
             "Nodes that were heard within so many seconds.",

@@ -131,4 +131,5 @@ def quarantine_of(word: RuleVerdict) -> Quarantine:
         owner_kind="rule",
         since=word.since,
         until=word.until if word.clear else None,
+        injected=word.injected,
     )

@@ -32,8 +32,8 @@ NO_VALUE = "(none)"
 class Cell:
     """
     One node in the grid. `reason` and `message` are its first reason's, empty where it has none or nobody has looked
-    yet. `taken` says by whom (job, process, scheduler), None: free. `found_by` is what a search looks through, in small
-    letters.
+    yet. `taken` says by whom (job, process, scheduler), None: free. `injected`: faults are injected there, and `drill`:
+    its first reason was made by one. `found_by` is what a search looks through, in small letters.
     """
 
     node: str
@@ -44,6 +44,7 @@ class Cell:
     quarantined: bool
     taken: str | None
     injected: bool
+    drill: bool
     pool: str
     instance_type: str
     labels: Mapping[str, str] = field(compare=False)
@@ -68,7 +69,7 @@ class Cell:
         words += [self.reason] if self.reason else []
         words += ["quarantined"] if self.quarantined else []
         words += [f"taken by {self.taken}"] if self.taken else []
-        words += ["fault injected"] if self.injected else []
+        words += ["drill"] if self.injected else []
         return ", ".join(words)
 
 
@@ -96,9 +97,10 @@ class _Reasons(NamedTuple):
     message: str
     action: str
     all_codes: str
+    injected: bool
 
 
-_NO_REASONS = _Reasons("", "", "", "")
+_NO_REASONS = _Reasons("", "", "", "", injected=False)
 
 
 class FleetGrid:
@@ -147,7 +149,7 @@ class FleetGrid:
             return _NO_REASONS
         first = view.reasons[0]
         codes = " ".join(dict.fromkeys(brief(one.code, 64) for one in view.reasons))
-        return _Reasons(brief(first.code, 64), brief(first.message, 240), first.action.value, codes)
+        return _Reasons(brief(first.code, 64), brief(first.message, 240), first.action.value, codes, first.injected)
 
 
 def _key(node: FleetNode, health: Health) -> tuple[object, ...]:
@@ -172,6 +174,7 @@ def _cell(node: FleetNode, health: Health, reasons: _Reasons) -> Cell:
         quarantined=(node.quarantine or (state.quarantine if state else None)) is not None,
         taken=_taken(node),
         injected=bool(state and state.faults),
+        drill=reasons.injected,
         pool=pool,
         instance_type=kind,
         labels=labels,
@@ -266,9 +269,13 @@ def _value(cell: Cell, by: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """Nodes that have the same first reason; `message` is what one of them says, `tone` the worst health among them."""
+    """
+    Nodes that have the same first reason; `message` is what one of them says, `health` the worst among them. `drill`:
+    injected faults made it, on all of them.
+    """
 
     reason: str
+    drill: bool
     action: str
     health: Health
     cells: tuple[Cell, ...]
@@ -276,22 +283,25 @@ class Trouble:
 
 
 def troubles(cells: Iterable[Cell]) -> list[Trouble]:
-    """What is wrong, by reason: the worst first, then what most nodes have; in each, those kept out already last."""
-    found: dict[str, list[Cell]] = {}
+    """
+    What is wrong, by reason: the worst first, then what most nodes have, drills last; in each, those kept out last.
+    """
+    found: dict[tuple[bool, str], list[Cell]] = {}
     for cell in cells:
         if cell.health is not Health.HEALTHY:
-            found.setdefault(cell.reason, []).append(cell)
+            found.setdefault((cell.drill, cell.reason), []).append(cell)
     made = []
-    for reason, alike in found.items():
+    for (drill, reason), alike in found.items():
         alike.sort(key=lambda cell: (cell.quarantined, WORST_FIRST.index(cell.health), natural(cell.node)))
         made.append(
             Trouble(
                 reason=reason,
+                drill=drill,
                 action=alike[0].action,
                 health=min((cell.health for cell in alike), key=WORST_FIRST.index),
                 cells=tuple(alike),
                 message=next((cell.message for cell in alike if cell.message), ""),
             )
         )
-    made.sort(key=lambda trouble: (WORST_FIRST.index(trouble.health), -len(trouble.cells), trouble.reason))
+    made.sort(key=lambda one: (one.drill, WORST_FIRST.index(one.health), -len(one.cells), one.reason))
     return made

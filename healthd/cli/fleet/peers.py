@@ -8,6 +8,7 @@ import click
 
 from checks.limits import quantity
 from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
+from healthd.core.text import counted
 
 
 @click.command(short_help="Nodes whose training step gives other bits than their peers'.")
@@ -51,7 +52,8 @@ def steps(as_json: bool, **options: Any) -> int:
     else:
         for job in found["jobs"]:
             took = "not compared yet" if job["step_seconds"] is None else quantity("x_seconds", job["step_seconds"])
-            click.echo(f"{job['job']}: {job['ranks']} ranks, {job['nodes']} nodes compared, own time of a step {took}")
+            ranks, nodes = counted(job["ranks"], "rank"), counted(job["nodes"], "node")
+            click.echo(f"{job['job']}: {ranks}, {nodes} compared, own time of a step {took}")
         for one in found["slow"]:
             click.echo(f"{one['node']} {one['message']}")
         if not compared:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from healthd.cli.terminal.render import table_of
-from healthd.core.text import moment, span
+from healthd.core.text import counted, moment, span
 
 MOST_ROWS = 12
 
@@ -55,7 +55,8 @@ def _head(report: Mapping[str, Any]) -> str:
     since = report["since"]
     if since is None:
         return f"[bold]no gate was decided in the last {report['days']:g} days[/]"
-    text = f"[bold]{report['jobs']} jobs told their end[/]" + (f": {escape(ended)}" if ended else "")
+    told = f"{counted(report['jobs'], 'job')} told {'its' if report['jobs'] == 1 else 'their'} end"
+    text = f"[bold]{told}[/]" + (f": {escape(ended)}" if ended else "")
     untold = f"; {report['untold']} that were admitted have not (yet)" if report["untold"] else ""
     return f"{text}{untold}  [dim]last {report['days']:g} days, the oldest gate of {moment(since)}[/]"
 

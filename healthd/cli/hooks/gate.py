@@ -22,6 +22,7 @@ from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.model import Decision, GateRequest, Verdict
+from healthd.core.text import counted
 from healthd.hooks.stopping import Stopped, stoppable
 
 ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
@@ -186,7 +187,8 @@ def show(decision: Decision, asked: GateSettings, *, as_json: bool) -> None:
 
             sys.stdout.write(wire.encode(decision).decode() + "\n")
         elif asked.exit_style != "plain":
-            why = " ".join(decision.reasons[0].message.split()) if decision.reasons else f"{len(decision.nodes)} nodes"
+            admitted = counted(len(decision.nodes), "node")
+            why = " ".join(decision.reasons[0].message.split()) if decision.reasons else admitted
             click.echo(f"{decision.decision.value}: {why}")
         else:
             from healthd.cli.terminal import fleet_view, render

@@ -169,15 +169,17 @@ def _this_machine_alone(main: str = LOOPBACK) -> Place:
 def _show(place: Place, outcome: Outcome, *, as_json: bool) -> None:
     from healthd.cli.terminal import fleet_view, render
     from healthd.core import wire
+    from healthd.hooks.preflight import with_hosts
 
     if as_json and outcome.decision is not None:
         with told(needed=True):
             sys.stdout.write(wire.encode(outcome.decision).decode() + "\n")
     elif outcome.decision is not None:
         console = render.err()
-        render.show(console, fleet_view.decision_report(outcome.decision))
+        report = fleet_view.decision_report(outcome.decision)
+        render.show(console, [with_hosts(line, outcome.hosts_of) for line in report])
     if outcome.message:
-        sys.stderr.write(f"healthd: rank {place.rank}: {outcome.message}\n")
+        sys.stderr.write(f"healthd: rank {place.rank}: {with_hosts(outcome.message, outcome.hosts_of)}\n")
 
 
 def _run_keeper(settings: Settings, place: Place, keeper: str) -> None:

@@ -21,6 +21,7 @@ from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
 from healthd.core.model import Decision, Verdict
 from healthd.core.platforms.slurm import MARK, Scontrol, SlurmError, gate_name, one_node, reason_text
+from healthd.core.text import counted
 from healthd.hooks.stopping import Stopped, stoppable
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ def gate(drain: bool, **options: Any) -> int:
         if job.attempt > 0:
             _explain(scontrol, job.id, "")
         with contextlib.suppress(OutputError), told(needed=False):  # the exit code is the answer
-            click.echo(f"job {job.id} is admitted on {len(decision.nodes)} nodes (gate {decision.id})")
+            on = counted(len(decision.nodes), "node")
+            click.echo(f"job {job.id} is admitted on {on} (gate {decision.id})")
         if decision.would not in (None, Verdict.ADMIT):
             _say(f"without observe mode or override it would be: {decision.would.value}; see 'healthd fleet explain'")
         return DONE

@@ -12,6 +12,7 @@ from checks.contract import SEVERITY, Blame, Status
 from checks.limits import quantity
 from checks.printable import some
 from healthd.cli.terminal.render import (
+    DRILL,
     HEALTH_SIGNS,
     VERDICT_SIGNS,
     bare_message,
@@ -34,6 +35,8 @@ OUTCOME_SIGNS = {
     "fail": "[bold red]✗ fail[/]",
 }
 MOST_TESTS = 40
+OBSERVED = "Observed"
+"""The reason of a gate that only watched: what it says is said with the verdict already."""
 
 # What `fleet status` counts beside health: a node that is healthy by its own checks may be one of them.
 ASIDE = {"quarantined": "quarantined", "accused": "accused by validations"}
@@ -47,12 +50,15 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
     names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
     included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
-    yield f"{VERDICT_SIGNS[decision.decision]}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
+    drill = f"  {DRILL}" if decision.drill else ""
+    own = drill if decision.decision is not Verdict.ADMIT else ""
+    yield f"{VERDICT_SIGNS[decision.decision]}{own}  {escape(included)}  [dim]gate {escape(decision.id)}, {took}[/]"
     if decision.would is not None:
-        yield f"  [dim]enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}"
+        watched = "observe mode; " if any(one.code == OBSERVED for one in decision.reasons) else ""
+        yield f"  [dim]{watched}enforce mode would have said:[/] {VERDICT_SIGNS[decision.would]}{drill}"
     if whole:
         yield from _asked_lines(decision)
-    for line in reason_lines(decision.reasons):
+    for line in reason_lines([one for one in decision.reasons if one.code != OBSERVED]):
         yield f"  {line}"
     told = {(reason.node, bare_message(reason)) for reason in decision.reasons}
     unjudged: dict[str, list[str]] = {}
@@ -116,7 +122,8 @@ def rounds_report(validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | 
             table.add_row(
                 "whole" if not tested["round"] else str(tested["round"]),
                 escape(", ".join(tested["members"][:8]) + (" ..." if len(tested["members"]) > 8 else "")),
-                OUTCOME_SIGNS.get(tested["outcome"], escape(str(tested["outcome"]))),
+                OUTCOME_SIGNS.get(tested["outcome"], escape(str(tested["outcome"])))
+                + (f" {DRILL}" if tested["injected"] else ""),
                 quantity("s_seconds", tested["seconds"]),
                 escape(seen),
             )
@@ -152,9 +159,8 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
     for node in sorted(nodes, key=lambda n: (-order.index(Health(n["health"])), n["node"])):
         holders = ", ".join(claim["holder"] for claim in node["allocated"])
         heard = ago(node["heard_seconds"])
-        table.add_row(
-            escape(node["node"]), HEALTH_SIGNS[Health(node["health"])], heard, escape(holders), escape(_why(node))
-        )
+        sign = HEALTH_SIGNS[Health(node["health"])] + (f" {DRILL}" if _is_drill(node) else "")
+        table.add_row(escape(node["node"]), sign, heard, escape(holders), escape(_why(node)))
     console.print(table)
 
 
@@ -167,6 +173,12 @@ def _why(node: Mapping[str, Any]) -> str:
     if accused := node.get("accused"):
         return f"{accused['code']} in gate {accused['gate']} of job {accused['job']}: {accused['message']}"
     return f"out of the scheduler's way: {node['removed']}" if node.get("removed") else ""
+
+
+def _is_drill(node: Mapping[str, Any]) -> bool:
+    """Whether what `_why` says was made by an injected fault."""
+    told = [node["quarantine"], *node["reasons"][:1], node.get("accused")]
+    return next((bool(one["injected"]) for one in told if one), False)
 
 
 def print_node(record: Mapping[str, Any]) -> None:

@@ -41,6 +41,10 @@ VERDICT_SIGNS = {
     Verdict.REJECT: "[bold red]✗ REJECT[/]",
 }
 
+_REASON_SIGNS = {Status.PASS: "[green]✓[/]", Status.WARN: "[yellow]![/]", Status.FAIL: "[red]✗[/]"}
+DRILL = "[bold yellow]DRILL[/]"
+"""Stands before what an injected fault made: the word that the eye falls on first."""
+
 UNFOLDED = 100_000
 """Columns where nobody looks at the width: more than any line has. `COLUMNS` says another."""
 _DEVICE = re.compile(r"^[a-z]+:\d+: ")  # a message that begins with its device, as those of workers do
@@ -157,12 +161,13 @@ def headline(state: NodeState) -> str:
         parts.append(f"quarantined by {state.quarantine.owner}: {state.quarantine.reason}")
     if state.faults:
         parts.append("injected faults: " + ", ".join(state.faults))
-    return f"[bold]{escape(state.node)}[/]  {HEALTH_SIGNS[state.health]}  [dim]{escape(', '.join(parts))}[/]"
+    drill = f"  {DRILL}" if state.faults else ""
+    return f"[bold]{escape(state.node)}[/]  {HEALTH_SIGNS[state.health]}{drill}  [dim]{escape(', '.join(parts))}[/]"
 
 
 def result_rows(result: CheckResult) -> Iterable[tuple[str, ...]]:
     """One row a finding, the worst first; what passed alike on many targets is one row, of the lowest."""
-    name = escape(result.check) + (" [yellow](injected)[/]" if result.injected else "")
+    name = (f"{DRILL} " if result.injected else "") + escape(result.check)
     notes = [f"{result.attempts} tries"] if result.attempts > 1 else []
     if result.duration_seconds >= 1:
         notes.append(f"took {quantity('s_seconds', result.duration_seconds)}")
@@ -224,7 +229,11 @@ def limit_text(measurement: Measurement) -> str:
 
 
 def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
-    """One line a reason, worst first, with what to do about it; what many checks or targets say alike is one line."""
+    """
+    One line a reason, worst first, with what to do about it; what many checks or targets say alike is one line.
+
+    In a drill there is nothing to do: DRILL stands in front, and no advice behind.
+    """
     groups: dict[tuple[Any, ...], list[Reason]] = {}
     for reason in reasons:
         said = _DEVICE.sub("", bare_message(reason).removeprefix(_address(reason)))
@@ -234,13 +243,15 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
         reason = alike[0]
         # A sentence that begins with the node's name needs it only once.
         where = f"{reason.node}: " if reason.node and not reason.message.startswith(f"{reason.node} ") else ""
-        action = "" if reason.action.value == "none" else f" [dim]→ {reason.action.value.replace('_', ' ')}[/]"
-        sign = {Status.FAIL: "[red]✗[/]", Status.WARN: "[yellow]![/]"}.get(reason.status, "[magenta]?[/]")
+        advised = reason.action.value != "none" and not reason.injected
+        action = f" [dim]→ {reason.action.value.replace('_', ' ')}[/]" if advised else ""
+        sign = _REASON_SIGNS.get(reason.status, "[magenta]?[/]")
         said = bare_message(reason)
         if len(alike) > 1 and reason.check is not None:
             checks = ", ".join(dict.fromkeys(one.check or "" for one in alike))
             said = f"{checks} {_in_short(one.target or 'node' for one in alike)}: {key[-1]}"
-        yield f"{sign} {escape(where)}[bold]{escape(reason.code)}[/] {escape(said)}{action}"
+        drill = f"{DRILL} " if reason.injected else ""
+        yield f"{sign} {drill}{escape(where)}[bold]{escape(reason.code)}[/] {escape(said)}{action}"
     if len(groups) > most:
         left = sum(len(alike) for alike in list(groups.values())[most:])
         yield f"[dim]  and {left} more (--json shows all)[/]"

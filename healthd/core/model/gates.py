@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from checks.contract import Tier
+from checks.contract import Blame, Status, Tier
 from healthd.core.model.modes import Mode, ValidationKind, Verdict
 from healthd.core.model.results import Reason
 
@@ -127,3 +127,12 @@ class Decision:
     would: Verdict | None = None
     request: GateRequest | None = None
     well: tuple[WellNode, ...] = ()
+
+    @property
+    def drill(self) -> bool:
+        """Whether it stopped the job, or would have, and all the faults that it names were injected."""
+        named = [reason for one in self.excluded for reason in one.reasons] + list(self.reasons)
+        faults = [one for one in named if one.status is Status.FAIL and one.blame in (Blame.NODE, Blame.PATH)]
+        faults += [one for one in named if one.injected]
+        stopped = self.decision is not Verdict.ADMIT or self.would not in (None, Verdict.ADMIT)
+        return stopped and bool(faults) and all(one.injected for one in faults)

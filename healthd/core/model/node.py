@@ -79,13 +79,18 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
-    """A node kept out of admissions. `owner_kind` is rule or person; `until` None means until somebody releases it."""
+    """
+    A node kept out of admissions. `owner_kind` is rule or person; `until` None means until somebody releases it.
+
+    `injected`: whatever caused it was injected, in a drill.
+    """
 
     reason: str
     owner: str
     owner_kind: str
     since: float
     until: float | None
+    injected: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ class SyncRequest:
     what the aggregator adds to all ages. `state` is None when nothing but ages changed; then `digest` names the state
     that was sent last, and `ages` maps checks to ages. `issuer` is the database that last made a statement to the node:
     its quarantine is that one's word. None: none ever did. `baseline` is the digest of the learned limits it has;
-    empty: none; None: it does not take any. `steps` are those of running jobs since the last answer.
+    empty: none; None: it does not take any. `steps` are those of running jobs since the last answer, and `step_jobs`
+    all jobs that report their steps on the node now: another one is over there. None: it does not say.
     """
 
     protocol: int
@@ -53,6 +54,7 @@ class SyncRequest:
     issuer: str | None
     baseline: str | None = None
     steps: tuple[StepBlock, ...] = ()
+    step_jobs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

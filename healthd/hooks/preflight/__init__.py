@@ -5,11 +5,12 @@ The hook (`hook`) starts the keeper (`sidecar`) as its child and waits for its w
 on order (the node daemon without its HTTP port), on the main node starts an aggregator that lives for this gate
 (`main_node`), asks the gate, and ends in two steps: once the decision is there every included node acknowledges, and
 only when all have is any told to go. The hook then becomes the job's command. Nodes are named `rank-R`, because a hook
-knows only itself and the number of its peers.
+knows only itself and the number of its peers; people are shown their hosts, which the ranks tell in the roll call.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ Plain = str | bool | int | float | list[str] | list[int] | dict[str, float]
 """What a setting of the gate's aggregator can be."""
 
 NOT_ADMITTED, IMPOSSIBLE, USAGE = 75, 1, 2
+
+_NODE_NAME = re.compile(r"\brank-(\d{1,9})\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +92,20 @@ class Outcome:
     hosts: tuple[str, ...] = ()
     decision: Decision | None = None
     message: str = ""
+    hosts_of: Mapping[str, str] = field(default_factory=dict)
+    """The hosts of the ranks that the decision or the message names, as far as they are known; for people."""
 
 
 def node_name(rank: int) -> str:
     """`rank-3`: how a preflight names its nodes."""
     return f"rank-{rank}"
+
+
+def ranks_in(text: str) -> list[int]:
+    """The ranks of the nodes that a text names, each once."""
+    return list(dict.fromkeys(int(rank) for rank in _NODE_NAME.findall(text)))
+
+
+def with_hosts(text: str, hosts_of: Mapping[str, str]) -> str:
+    """The text with nodes named by their hosts: `gpu-17 (rank 3)` for `rank-3`, where the host is known."""
+    return _NODE_NAME.sub(lambda m: f"{hosts_of[m[1]]} (rank {m[1]})" if m[1] in hosts_of else m[0], text)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from healthd.aggregator.controller.roll_call import RollCallAnswer
+from healthd.aggregator.controller.roll_call import MOST_ASKED, RollCallAnswer
 from healthd.core import wire
 from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.aggregator_client import USAGE as REFUSED_FOR_GOOD
 from healthd.core.http.aggregator_client import Endpoint, RefusedError
 from healthd.core.http.gate_client import GateClient
+from healthd.core.node_name import NO_NAMES, can_name
 from healthd.core.threads import in_thread
-from healthd.hooks.preflight import Task
+from healthd.hooks.preflight import Task, ranks_in
 
 T = TypeVar("T")
 
@@ -46,8 +48,9 @@ def options_of(task: Task) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def ask(task: Task, aggregator: GateClient) -> RollCallAnswer:
-    """Say once (more) that this process is there."""
+def ask(task: Task, aggregator: GateClient, *, asked: Sequence[int] = ()) -> RollCallAnswer:
+    """Say once (more) that this process is there; `asked` are ranks whose hosts it wants to know."""
+    host = socket.gethostname()
     waited = time.monotonic() - task.began
     body = {
         "node": task.node,
@@ -55,6 +58,8 @@ def ask(task: Task, aggregator: GateClient) -> RollCallAnswer:
         "local_rank": task.local_rank,
         "options": options_of(task),
         "wait_seconds": max(0.0, task.wait_seconds - waited) if task.leads else None,
+        "host": host if can_name(host) and host not in NO_NAMES else "",
+        "asked": list(asked),
     }
     found = aggregator.call("POST", "/v1/preflight/ranks", body=body, hold_seconds=0.0)
     return wire.decode(found, RollCallAnswer, what="answer to the roll call")
@@ -95,6 +100,17 @@ async def reach_main(task: Task) -> float:
             said = True
             sys.stderr.write(f"healthd: waiting for rank 0 at {task.main}:{task.port} ({why})\n")
         await asyncio.sleep(min(1.0, 0.1 + waited / 10))
+
+
+def hosts_in(task: Task, text: str, aggregator: GateClient) -> Mapping[str, str]:
+    """The hosts of the nodes that a text names, by rank; for people, so that not knowing them is no error."""
+    asked = ranks_in(text)[:MOST_ASKED]
+    if not asked:
+        return {}
+    try:
+        return ask(task, aggregator, asked=asked).hosts
+    except HealthdError:
+        return {}
 
 
 async def tell_difference(task: Task) -> None:

@@ -7,19 +7,20 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
+from healthd.core import wire
 from healthd.core.errors import HealthdError, UnreachableError
 from healthd.core.http.aggregator_client import BAD_REQUEST, HOLD_SECONDS, NO_TOKEN, WRONG_TOKEN, RefusedError
 from healthd.core.http.gate_client import GateClient
 from healthd.core.model import Decision, Verdict
 from healthd.core.tasks import OnEnd, Tasks
 from healthd.core.threads import in_thread
-from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name
+from healthd.hooks.preflight import IMPOSSIBLE, NOT_ADMITTED, USAGE, Outcome, Task, node_name, with_hosts
 from healthd.hooks.preflight.handshake import acknowledge, handshake, withdraw
 from healthd.hooks.preflight.main_node import MainNode, main_node
-from healthd.hooks.preflight.roll_call import DifferenceError, call, check, reach_main, tell_difference
+from healthd.hooks.preflight.roll_call import DifferenceError, call, check, hosts_in, reach_main, tell_difference
 from healthd.hooks.stopping import NUMBERS
 
 # How often a rank that waits looks whether all were started alike: so many seconds, and more for very many ranks.
@@ -132,14 +133,15 @@ async def _execute(run_executor: Callable[[], Awaitable[None]]) -> None:
 
 async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], prepare: Prepare) -> Outcome:
     """Ask, acknowledge, and say what this node is to do. What is to be acknowledged is put into `admissions` before."""
-    decision = await _ask(task, wait_seconds)
+    decision, hosts_of = await _ask(task, wait_seconds)
     included = [node.node for node in decision.nodes]
     if decision.decision is not Verdict.ADMIT:
         if task.probes:
             # The verdict stands without it: a main node that is gone already has nothing to learn from us.
             with contextlib.suppress(HealthdError):
                 await handshake(task, decision, "told")
-        return Outcome(kind="exit", code=NOT_ADMITTED if decision.retryable else IMPOSSIBLE, decision=decision)
+        code = NOT_ADMITTED if decision.retryable else IMPOSSIBLE
+        return Outcome(kind="exit", code=code, decision=decision, hosts_of=hosts_of)
     if task.main_counts and node_name(0) not in included:
         # Everybody comes to this by the same decision, so nobody starts.
         if task.probes:
@@ -149,9 +151,9 @@ async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], p
             "the main node is the one that was left out, and its exit code is the job's: how the others end could not "
             "be told; not started, so that a retry gets another main node"
         )
-        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
+        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text, hosts_of=hosts_of)
     admissions.append(decision)
-    outcome = Outcome(kind="park", code=0, decision=decision)
+    outcome = Outcome(kind="park", code=0, decision=decision, hosts_of=hosts_of)
     if task.node in included:
         hosts = tuple(node.address or node.node for node in decision.nodes)
         rank, size = included.index(task.node), len(included)
@@ -161,36 +163,41 @@ async def _settle(task: Task, wait_seconds: float, admissions: list[Decision], p
     go, missing = await acknowledge(task, decision)
     if not go:
         text = f"not all admitted nodes confirmed the start: {', '.join(missing) or 'unknown which'} did not"
-        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text)
+        return Outcome(kind="exit", code=NOT_ADMITTED, decision=decision, message=text, hosts_of=hosts_of)
     return outcome
 
 
-async def _ask(task: Task, wait_seconds: float) -> Decision:
-    """The decision of the gate; DifferenceError when a rank comes meanwhile that was started otherwise."""
+async def _ask(task: Task, wait_seconds: float) -> tuple[Decision, Mapping[str, str]]:
+    """
+    The decision of the gate, and the hosts of the nodes that it names.
+
+    DifferenceError when a rank comes meanwhile that was started otherwise.
+    """
     request = dataclasses.replace(task.request, wait_seconds=wait_seconds)
     say = _say_hold(task)
 
-    def ask(aggregator: GateClient) -> Decision:
+    def ask(aggregator: GateClient) -> tuple[Decision, Mapping[str, str]]:
         def hold(decision: Decision) -> None:
-            say(decision)
+            say(decision, aggregator)
             with contextlib.suppress(UnreachableError):  # the next question finds out
                 check(task, aggregator)
 
         seconds = min(HOLD_SECONDS, ROLL_CALL_SECONDS + task.size / RANKS_PER_SECOND)
-        return aggregator.ask(request, on_hold=hold, gone_seconds=task.gone_seconds, hold_seconds=seconds)
+        found = aggregator.ask(request, on_hold=hold, gone_seconds=task.gone_seconds, hold_seconds=seconds)
+        return found, hosts_in(task, wire.encode(found).decode(), aggregator)
 
     return await call(task, ask)
 
 
-def _say_hold(task: Task) -> Callable[[Decision], None]:
+def _say_hold(task: Task) -> Callable[[Decision, GateClient], None]:
     """Says why the gate holds when that changes: on the main node, once for the whole job."""
     said: list[str] = []
 
-    def say(decision: Decision) -> None:
+    def say(decision: Decision, aggregator: GateClient) -> None:
         text = "; ".join(reason.message for reason in decision.reasons[:3])
         if task.leads and text and said[-1:] != [text]:
             said.append(text)
-            sys.stderr.write(f"healthd: holding: {text}\n")
+            sys.stderr.write(f"healthd: holding: {with_hosts(text, hosts_in(task, text, aggregator))}\n")
 
     return say
 

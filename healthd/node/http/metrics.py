@@ -147,20 +147,26 @@ def _checks(state: NodeState, runs_by_status: Mapping[Status, int]) -> Iterator[
 
 
 def _findings(state: NodeState) -> Iterator[Metric]:
-    """Reasons of the node are findings too: a stale or missing result is worse than any that is there."""
-    found: dict[tuple[str, str, str, Status], None] = {}
+    """
+    Reasons of the node are findings too: a stale or missing result is worse than any that is there.
+
+    Of findings that are equally bad, real ones come before those of injected faults, so that a drill hides none.
+    """
+    found: dict[tuple[str, str, str, Status, bool], None] = {}
     for reason in state.reasons:
-        found[(reason.check or "", reason.target or "node", reason.code, reason.status)] = None
+        found[(reason.check or "", reason.target or "node", reason.code, reason.status, reason.injected)] = None
     for result in state.results:
         for finding in result.findings:
             if finding.status not in (Status.PASS, Status.SKIP):
-                found[(result.check, finding.target, finding.reason or "", finding.status)] = None
-    worst = sorted(found, key=lambda key: (-SEVERITY[key[3]], key[:3]))
+                found[(result.check, finding.target, finding.reason or "", finding.status, result.injected)] = None
+    worst = sorted(found, key=lambda key: (-SEVERITY[key[3]], key[4], key[:3]))
     family = GaugeMetricFamily(
-        "healthd_finding", "What is not pass; the worst ones.", labels=["check", "target", "reason", "status"]
+        "healthd_finding",
+        "What is not pass; the worst ones. injected: whether an injected fault made it, in a drill.",
+        labels=["check", "target", "reason", "status", "injected"],
     )
-    for check, target, code, status in worst[:MAX_FINDINGS]:
-        family.add_metric([check, target, code, status.value], 1)
+    for check, target, code, status, injected in worst[:MAX_FINDINGS]:
+        family.add_metric([check, target, code, status.value, str(injected).lower()], 1)
     yield family
     yield GaugeMetricFamily(
         "healthd_findings_dropped", "Findings left out beyond the worst.", value=max(0, len(worst) - MAX_FINDINGS)

@@ -22,6 +22,7 @@ from healthd.aggregator.model.validations import Group
 from healthd.aggregator.store.changes import Kind, PutEvidence, PutFacts, PutGate, PutLease, PutRecord
 from healthd.aggregator.store.reading import Loaded
 from healthd.core.model import Lease, NodeState, Order, Quarantine
+from healthd.core.text import counted
 
 MOST_DECIDED = 2000
 """Decided gates kept in memory for those who ask again; older ones are read from the store."""
@@ -92,7 +93,9 @@ class FleetState:
             batch.changes.append(PutEvidence(gate=gate.id, states=states))
             if (facts := facts_of(gate, states)) is not None:
                 batch.changes.append(PutFacts(facts=facts))
-            why = gate.decision.reasons[0].message if gate.decision.reasons else f"{len(gate.decision.nodes)} nodes"
+            why = (
+                gate.decision.reasons[0].message if gate.decision.reasons else counted(len(gate.decision.nodes), "node")
+            )
             batch.event(f"job:{gate.request.job}", gate.decision.decision.value, f"gate {gate.id}: {why}")
 
     def known(self, gate_id: str) -> Gate | None:

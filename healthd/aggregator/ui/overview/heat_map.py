@@ -1,4 +1,8 @@
-"""The fleet coloured by one measurement: from the lowest value on it to the highest, in the order of a label. Pure."""
+"""
+The fleet coloured by one measurement: from the lowest value on it to the highest, in the order of a label. Pure.
+
+Nodes that differ by noise alone have one colour: a step of the scale is at least 8 % of the median.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from healthd.aggregator.ui.overview.readings import Reading
 from healthd.core.model import Health
 
 STEPS = 7
+LEAST_STEP_RATIO = 0.08
+"""Of the median. Healthy devices of one kind differ by some 6 %; what is worth a look differs by more."""
 BEYOND = ", beyond its limit"
 NOT_NOW = ", measured before the node became unknown"
 
@@ -21,13 +27,15 @@ NOT_NOW = ", measured before the node became unknown"
 class HeatCell:
     """
     One node: `step` of the scale (None: no value), and its value as people read it. `old`: it may be another by now,
-    because the node is silent or its evidence stale.
+    because the node is silent or its evidence stale. `bad`: it is beyond its limit, or the node is unhealthy. `sign`
+    stands in the cell, so that its colour is not alone.
     """
 
     node: str
     step: int | None
-    outside: bool
+    bad: bool
     old: bool
+    sign: str
     shown: str
     label: str
 
@@ -64,27 +72,31 @@ def heat_map(cells: Sequence[Cell], values: Mapping[str, Reading], plain: str, b
     here = [known[cell.node].value for cell in cells if cell.node in known]
     low, high = (min(here), max(here)) if here else (0.0, 0.0)
     middle = median(here) if here else 0.0
+    bottom, top = _scale(low, middle, high)
 
     def step(value: float) -> int:
-        span = high - low
-        if not 0 < span < math.inf:
+        if not 0 < top - bottom < math.inf:
             return STEPS // 2
-        return min(STEPS - 1, int((value - low) / span * STEPS))
+        return min(STEPS - 1, int((value - bottom) / (top - bottom) * STEPS))
 
     def one(cell: Cell) -> HeatCell:
         found = known.get(cell.node)
-        if found is None:
-            label = f"{cell.node}: not measured"
-            return HeatCell(node=cell.node, step=None, outside=False, old=False, shown="", label=label)
-        shown, old = quantity(plain, found.value), cell.health is Health.UNKNOWN
-        marks = (BEYOND if found.outside else "") + (NOT_NOW if old else "")
+        shown = "" if found is None else quantity(plain, found.value)
+        outside, old = found is not None and found.outside, found is not None and cell.health is Health.UNKNOWN
+        bad = outside or cell.health is Health.UNHEALTHY
+        ill = f", {cell.health.value}" if cell.health in (Health.UNHEALTHY, Health.DEGRADED) else ""
+        ill += f" ({cell.reason})" if ill and cell.reason else ""
+        said = "not measured" if found is None else f"{shown}{_compared(found.value, middle)}"
+        marks = (BEYOND if outside else "") + (NOT_NOW if old else "") + ill + (", drill" if cell.injected else "")
+        signs = (("✕", bad), ("?", old), ("!", cell.health is Health.DEGRADED), ("·", found is None))
         return HeatCell(
             node=cell.node,
-            step=step(found.value),
-            outside=found.outside,
+            step=None if found is None else step(found.value),
+            bad=bad,
             old=old,
+            sign=next((sign for sign, shows in signs if shows), ""),
             shown=shown,
-            label=f"{cell.node}: {shown}{_compared(found.value, middle)}{marks}",
+            label=f"{cell.node}: {said}{marks}",
         )
 
     groups = []
@@ -94,13 +106,19 @@ def heat_map(cells: Sequence[Cell], values: Mapping[str, Reading], plain: str, b
         groups.append(HeatGroup(name=group.name, cells=tuple(map(one, group.cells)), shown=shown))
     return HeatMap(
         groups=tuple(groups),
-        scale=tuple(quantity(plain, low + (high - low) * i / STEPS) for i in range(STEPS)) if high > low else (),
+        scale=tuple(quantity(plain, bottom + (top - bottom) * i / STEPS) for i in range(STEPS)) if top > bottom else (),
         low=quantity(plain, low),
         middle=quantity(plain, middle),
         high=quantity(plain, high),
         measured=len(here),
         outside=sum(known[cell.node].outside for cell in cells if cell.node in known),
     )
+
+
+def _scale(low: float, middle: float, high: float) -> tuple[float, float]:
+    """From where to where the colours go: the lowest and the highest value, wider where these are close together."""
+    half = abs(middle) * LEAST_STEP_RATIO * STEPS / 2
+    return min(low, middle - half), max(high, middle + half)
 
 
 def _compared(value: float, middle: float) -> str:
