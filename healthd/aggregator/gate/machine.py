@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from healthd.aggregator.gate import decisions, granting, name_resolution, rendezvous
@@ -39,6 +40,7 @@ from healthd.aggregator.gate.reservation import (
 )
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.gate.validating import stop_validation_of_others, validate
+from healthd.aggregator.model.claims import LeaseRow, LeaseState
 from healthd.aggregator.model.effects import Effect, WakeAt
 from healthd.aggregator.model.gates import Gate, OrderedRun
 from healthd.aggregator.model.nodes import Snapshot
@@ -72,6 +74,36 @@ def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
     else:
         context = StepContext(gate, snapshot, policy)
         _step(context)
+    return Step(context.gate, tuple(context.effects), tuple(context.moves))
+
+
+def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseRow]) -> Step:
+    """
+    Take up a gate whose job `held` leases already: the database is a copy from before it granted them.
+
+    The job may run, or its hook may still wait for the answer. It is admitted on the nodes that hold its leases, as
+    soon as these are all that it asked for, or as many as it needs once nodes had time to report. Until then it holds
+    and takes no other nodes. At its deadline it is rejected, and the leases that are held stay: they end with the job,
+    when a later attempt is asked, or by a person.
+    """
+    if gate.decision is not None:
+        return Step(gate, (), ())
+    context = StepContext(name_resolution.resolve_names(gate, snapshot), snapshot, policy)
+    ready = [row for row in held if row.state is LeaseState.ACKNOWLEDGED]
+    enough = context.gate.terms.wanted if snapshot.settling is not None or len(ready) < len(held) else 0
+    if len(ready) >= max(1, enough, context.gate.terms.needed):
+        decisions.admit_as_held(context, ready)
+        return Step(context.gate, tuple(context.effects), tuple(context.moves))
+    text = (
+        f"{len(ready)} of {context.gate.terms.needed} nodes hold a lease of job {gate.request.job} attempt "
+        f"{gate.request.attempt} ({', '.join(row.node for row in ready[:3])}) that this database does not know, because "
+        "it is an old copy; the others have not reported one"
+    )
+    if context.now >= deadline_of(context):
+        more = "; the leases stay until the job ends; ask with the next attempt, which ends them"
+        decisions.reject_as_held(context, (reason("Recovering", text + more),), held)
+    else:
+        _conclude(context, Hold((reason("Recovering", text),), wake_at=deadline_of(context)))
     return Step(context.gate, tuple(context.effects), tuple(context.moves))
 
 
