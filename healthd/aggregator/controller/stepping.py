@@ -159,7 +159,7 @@ class Stepper:
         if fault is None:
             try:
                 with contained(Where.GATE, gate.id):
-                    if held := self._fleet_state.proven_leases(gate):
+                    if held := self._fleet_state.leases_from_before(gate):
                         after, effects, moves = resume(gate, snapshot, self._policy, held)
                     else:
                         after, effects, moves = step(gate, snapshot, self._policy)

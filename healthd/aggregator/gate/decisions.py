@@ -43,24 +43,30 @@ def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
     _answer(context, decision, gate.granted)
 
 
-def admit_as_held(context: StepContext, held: Sequence[LeaseRow]) -> None:
+def admit_as_held(context: StepContext, ready: Sequence[LeaseRow], held: Sequence[LeaseRow]) -> None:
     """
-    Admit the job on nodes that hold its leases already; of more than it asked for, on those that came last.
-
-    All of them stay leased to it. What the gate has granted elsewhere is taken back.
+    Admit the job on the nodes that are `ready`, which hold its leases from before; of more than it asked for, on those
+    that came last. All that are `held` stay leased to it.
     """
     gate = context.gate
-    newest = sorted(held, key=lambda row: (-row.granted_at, row.node))[: gate.terms.wanted]
+    newest = sorted(ready, key=lambda row: (-row.granted_at, row.node))[: gate.terms.wanted]
     order = {name: place for place, name in enumerate(gate.request.nodes)}
     newest.sort(key=lambda row: (order.get(row.node, len(order)), row.node))
     nodes = tuple(_admitted(gate, row.node, context.assess(row.node)) for row in newest)
-    text = (
-        f"{', '.join(row.node for row in newest[:MOST_NAMED])} already hold the leases of job {gate.request.job} attempt "
-        f"{gate.request.attempt}, which this database does not know, because it is an old copy: the job keeps them"
-    )
-    note = reason("Recovering", text, status=Status.WARN)
+    notes = [
+        reason(
+            "Recovering",
+            f"{row.node} already holds the lease of job {gate.request.job} attempt {gate.request.attempt} from before "
+            "this copy of the database was put back",
+            node=row.node,
+            status=Status.WARN,
+        )
+        for row in newest
+        if row.adopted
+    ]
     would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
-    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, (note,), nodes, would=would)
+    reasons = tuple(notes[:MOST_REASONS])
+    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, reasons, nodes, would=would)
     _answer_as_held(context, decision, held, {row.node: row for row in held})
 
 

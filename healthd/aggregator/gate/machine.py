@@ -40,7 +40,7 @@ from healthd.aggregator.gate.reservation import (
 )
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.gate.validating import stop_validation_of_others, validate
-from healthd.aggregator.model.claims import LeaseRow, LeaseState
+from healthd.aggregator.model.claims import LeaseRow
 from healthd.aggregator.model.effects import Effect, WakeAt
 from healthd.aggregator.model.gates import Gate, OrderedRun
 from healthd.aggregator.model.nodes import Snapshot
@@ -79,31 +79,34 @@ def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
 
 def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseRow]) -> Step:
     """
-    Take up a gate whose job `held` leases already: the database is a copy from before it granted them.
+    Take up a gate with leases (`held`) from before this aggregator started.
 
-    The job may run, or its hook may still wait for the answer. It is admitted on the nodes that hold its leases, as
-    soon as these are all that it asked for, or as many as it needs once nodes had time to report. Until then it holds
-    and takes no other nodes. At its deadline it is rejected, and the leases that are held stay: they end with the job,
-    when a later attempt is asked, or by a person.
+    Its hook may still wait for the answer. Or the job runs: where the database is a copy, it does not know what was
+    answered. So the leases are never taken back here, and no other nodes are taken. The job is admitted on the nodes
+    that hold its leases, as soon as these are all that it asked for, or as many as it needs once nodes had time to
+    report. It is rejected when one of these nodes is not fit, when too few can be left, or at its deadline; then the
+    leases stay until the job ends, its next attempt is asked, or a person ends them.
     """
     if gate.decision is not None:
         return Step(gate, (), ())
     context = StepContext(name_resolution.resolve_names(gate, snapshot), snapshot, policy)
-    ready = [row for row in held if row.state is LeaseState.ACKNOWLEDGED]
-    enough = context.gate.terms.wanted if snapshot.settling is not None or len(ready) < len(held) else 0
-    if len(ready) >= max(1, enough, context.gate.terms.needed):
-        decisions.admit_as_held(context, ready)
-        return Step(context.gate, tuple(context.effects), tuple(context.moves))
-    text = (
-        f"{len(ready)} of {context.gate.terms.needed} nodes hold a lease of job {gate.request.job} attempt "
-        f"{gate.request.attempt} ({', '.join(row.node for row in ready[:3])}) that this database does not know, because "
-        "it is an old copy; the others have not reported one"
+    terms, job = context.gate.terms, f"job {gate.request.job} attempt {gate.request.attempt}"
+    ready = [row for row in held if granting.stored(context, row.node, row.lease.id)]
+    unfit = [found for row in ready if (found := context.assess(row.node)).eligibility is Eligibility.EXCLUDED]
+    names = ", ".join(row.node for row in held[: decisions.MOST_NAMED])
+    why = reason(
+        "Recovering",
+        f"{job} was granted {names} before the aggregator started; {len(ready)} of {terms.needed} nodes that it needs "
+        "have confirmed that they hold its leases",
     )
-    if context.now >= deadline_of(context):
-        more = "; the leases stay until the job ends; ask with the next attempt, which ends them"
-        decisions.reject_as_held(context, (reason("Recovering", text + more),), held)
+    enough = terms.wanted if snapshot.settling is not None or len(ready) < len(held) else terms.needed
+    if not unfit and len(ready) >= max(1, enough):
+        decisions.admit_as_held(context, ready, held)
+    elif unfit or len(held) < terms.needed or context.now >= deadline_of(context):
+        stay = reason("Recovering", f"{why.message}; these leases stay until the job ends or its next attempt is asked")
+        decisions.reject_as_held(context, (*decisions.worst_reasons(unfit), stay), held)
     else:
-        _conclude(context, Hold((reason("Recovering", text),), wake_at=deadline_of(context)))
+        _conclude(context, Hold((why,), wake_at=deadline_of(context)))
     return Step(context.gate, tuple(context.effects), tuple(context.moves))
 
 

@@ -206,7 +206,7 @@ class Roster:
             self._by_key.setdefault(key_hash, set()).add(record.node)
 
     def _spoke(self, record: NodeRecord, *, started: bool) -> None:
-        """A daemon spoke under this name; `started`: for the first time, so other names with its key are former ones."""
+        """A daemon spoke under this name; `started`: it is a new one, so other names with its key are former ones."""
         record.moved_to = None
         if not started or record.key_hash is None:
             return

@@ -15,9 +15,7 @@ LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its device
 FAILED_LOOKS = 2
 
 
-async def claim_devices(
-    lease: Lease, *, leases: LeaseStore, store: NodeStore, scheduler: Scheduler
-) -> OrderReport:
+async def claim_devices(lease: Lease, *, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> OrderReport:
     """
     Accepted once it is stored that nobody else was seen to have the devices; else refused, and the lease is over.
 

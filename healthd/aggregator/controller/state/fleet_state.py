@@ -48,6 +48,7 @@ class FleetState:
         self._lease_key = loaded.meta.get("lease_key", "").encode()
         self._proven: dict[tuple[str, int], frozenset[str]] = {}  # adopted leases that this database granted
         self._ended: OrderedDict[str, LeaseRow | None] = OrderedDict()  # None: the store does not know the lease
+        self._granted_now: set[str] = set()  # by this process, to gates that are open
         self.reserved: dict[str, str] = {}
         self.claims: dict[str, Claim] = {}
         self._current_claims: Mapping[str, Claim] | None = None
@@ -94,6 +95,7 @@ class FleetState:
         batch.changes.append(PutGate(gate=gate))
         if gate.decision is not None:
             del self.gates[gate.id]
+            self._granted_now.difference_update(grant.lease_id for grant in (before or gate).granted.values())
             batch.decided.append(gate)
             states = tuple(states)
             batch.changes.append(PutEvidence(gate=gate.id, states=states))
@@ -110,8 +112,12 @@ class FleetState:
         """Replace a gate of which only the times when its members were heard have changed; these are not written."""
         self.gates[gate.id] = gate
 
-    def keep_times_heard(self, before: FleetState, now: float) -> None:
-        """Copy from former memory when members were heard, which is not on disk; `now` for gates that it has not."""
+    def go_on_from(self, before: FleetState, now: float) -> None:
+        """
+        Copy from former memory of this process what is not on disk: which leases it has granted, and when members were
+        heard (`now` for gates that it has not).
+        """
+        self._granted_now.update(before._granted_now)
         for gate in self.gates.values():
             if gate.group is None:
                 continue
@@ -134,6 +140,7 @@ class FleetState:
             batch.event(effect.node, "accused", f"job {gate.request.job}: {effect.reason.message}")
         elif isinstance(effect, GrantLease):
             known = self.leases.get(effect.lease_id)
+            self._granted_now.add(effect.lease_id)
             if known is None or known.node != effect.node:
                 self.put_lease(batch, self._new_lease(batch, gate, effect))
         elif isinstance(effect, RevokeLease):
@@ -185,21 +192,26 @@ class FleetState:
         proof = self._proof(lease.id, lease.gate, lease.job, lease.attempt)
         return bool(proof) and hmac.compare_digest(lease.proof.encode(), proof.encode())
 
-    def proven_leases(self, gate: Gate) -> tuple[LeaseRow, ...]:
+    def leases_from_before(self, gate: Gate) -> tuple[LeaseRow, ...]:
         """
-        The leases of this gate's job and attempt that were adopted and that this database granted: it is a copy from
-        before, and the job was admitted, or about to be, in what it has lost.
+        The leases that an open gate, or its job and attempt, had before this process started. Nobody knows whether the
+        job was admitted with them: the database may be a copy, and the admission in what it has lost.
 
-        For a gate that names its nodes, those of other nodes count only if they are of this very gate. Gates of a group
-        count their own attempts, so there only those of this gate do.
+        They are those that the gate granted, and adopted ones that this database granted, too. For a gate that names
+        its nodes, adopted ones of other nodes count only if they are of this very gate. Gates of a group count their
+        own attempts, so there only those of this gate do.
         """
-        rows = (self.leases[key] for key in self._proven.get((gate.request.job, gate.request.attempt), ()))
         named, group = gate.request.nodes, gate.group is not None
-        return tuple(
-            row
-            for row in sorted(rows, key=lambda row: row.lease.id)
+        proven = self._proven.get((gate.request.job, gate.request.attempt), ())
+        found = {
+            row.lease.id: row
+            for row in (self.leases[lease_id] for lease_id in proven)
             if row.lease.gate == gate.id or (not group and (not named or row.node in named))
-        )
+        }
+        for grant in gate.granted.values():
+            if grant.lease_id not in self._granted_now and self.lease_stands(grant.lease_id):
+                found[grant.lease_id] = self.leases[grant.lease_id]
+        return tuple(found[lease_id] for lease_id in sorted(found))
 
     def gates_with_proven_leases(self) -> set[str]:
         """The open gates that have such leases."""
