@@ -321,15 +321,22 @@ def holders(made: Site) -> dict[str, tuple[str, ...]]:
     return {base: tuple(lease.job for lease in one.book.leases) for base, one in made.machines.items()}
 
 
+@pytest.mark.parametrize("granted", [False, True])
 @pytest.mark.parametrize("where", ["m0", "pool"])
-def test_gate_that_was_open_in_a_copy_is_decided_by_the_lease_that_its_node_holds(tmp_path: Path, where: str) -> None:
-    """Asked, copied, admitted; the copy is put back; another job wants every node."""
+def test_gate_that_was_open_in_a_copy_is_decided_by_the_lease_that_its_node_holds(
+    tmp_path: Path, where: str, granted: bool
+) -> None:
+    """Asked, copied, admitted; the copy is put back; another job wants the node."""
 
     async def scene(made: Site) -> None:
+        if not granted:
+            await made.do(("restart",))  # so that its nodes are not confirmed yet
         made.ask("b", where)
         await made.poll("b", made.jobs["b"], made.jobs["b"].request)
+        assert bool(made.engine.leases()) is granted
         await made.do(("copy",))
-        await made.do(("time", "1"))
+        for _ in range(4):
+            await made.do(("time", "20"))
         (base,) = made.jobs["b"].runs_on
         await made.do(("restore",))
         for _ in range(3):
