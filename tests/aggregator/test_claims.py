@@ -230,7 +230,8 @@ def test_owner_of_a_job_ends_its_adopted_leases_by_the_gate_of_the_lost_database
     async def main() -> None:
         async with running(World("n1")) as run:
             await adopted(run)
-            assert await run.engine.release("g-lost") is None
+            given = await run.engine.release("g-lost")
+            assert (given.gate, [row.node for row in given.leases]) == (None, ["n1"])
             await run.settle()
             assert run.engine.leases() == ()
 

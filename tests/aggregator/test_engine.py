@@ -253,10 +253,15 @@ def test_release_ends_the_leases_and_the_node_is_free_once_it_has_let_go() -> No
             gate, _ = await run.admit(nodes=("n1",))
             await run.engine.release(gate.id)
             assert of_states(run) == {"n1": LeaseState.ENDING}
-            assert run.world.daemons["n1"].orders == ()
-            await run.engine.release(gate.id)
+            (order,) = run.world.daemons["n1"].orders or ()
+            assert (order.id, order.withdrawn) == (gate.granted["n1"].lease_id, True)
+            again = await run.engine.release(gate.id)
+            assert [row.node for row in again.leases] == ["n1"], "it has not let go yet"
             await run.settle()
             assert run.engine.leases() == ()
+            assert run.world.daemons["n1"].orders == ()
+            with pytest.raises(NotFoundError, match="job train attempt 0 has no lease"):
+                await run.engine.release(gate.id)
             with pytest.raises(NotFoundError):
                 await run.engine.release("g-never")
 

@@ -251,6 +251,12 @@ class World:
     def names(self) -> Sequence[str]:
         return sorted(self.daemons)
 
+    def lease_ids(self, name: str) -> Sequence[str]:
+        return [held.id for held in self.daemons[name].state.leases] if name in self.daemons else []
+
+    def former_names(self, name: str) -> Sequence[str]:
+        return ()
+
     def called(self, name: str) -> Sequence[str]:
         if name in self.daemons:
             return (name,)
@@ -311,9 +317,11 @@ class World:
 
     def _obey(self, name: str, daemon: Daemon, orders: tuple[Order, ...]) -> None:
         listed = {order.id for order in orders}
-        kept = tuple(le for le in daemon.state.leases if le.id in listed)
-        for key in [key for key, report in daemon.reports.items() if key not in listed and report.status == "accepted"]:
-            del daemon.reports[key]
+        kept = daemon.state.leases
+        held = {le.id for le in kept}
+        for key in [key for key in daemon.reports if key not in listed and key not in held]:
+            if daemon.reports[key].status == "accepted":
+                del daemon.reports[key]
         for order in orders:
             if order.withdrawn:
                 kept = tuple(le for le in kept if le.id != order.id)

@@ -161,9 +161,7 @@ def test_lease_is_taken_for_the_job_that_was_given_the_devices_and_for_no_other(
 
 
 def held(*, age: float, workload: str | None = "slurm:7", last: float | None = None) -> HeldLease:
-    return HeldLease(
-        lease=lease(workload=workload), taken_at=1e6 - age, issuer="db1", seen_at=None if last is None else 1e6 - last
-    )
+    return HeldLease(lease=lease(workload=workload), taken_at=1e6 - age, seen_at=None if last is None else 1e6 - last)
 
 
 LONG = 86401.0

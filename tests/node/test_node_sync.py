@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -247,7 +248,7 @@ def test_answers_that_were_overtaken_are_dropped(tmp_path: Path) -> None:
             assert line.apply(new, aggregator.answer(seq=8), world.time.at)
             await quiet()
             world.time.move(1)
-            aggregator.orders = ()
+            aggregator.orders = (dataclasses.replace(lease_order(lease()), withdrawn=True),)
             assert not line.apply(old, aggregator.answer(seq=7), world.time.at - 2)
             assert world.status("L1") == "accepted"  # the older answer has released nothing
             # Counting from the start again, but to a request that was sent after the newest answer: it is newer.

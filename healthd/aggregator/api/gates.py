@@ -22,14 +22,15 @@ from healthd.aggregator.api.handling import (
     parts_of,
     problems,
 )
-from healthd.aggregator.api.records import GateList, GateRow, OutcomeKept
+from healthd.aggregator.api.records import GateList, GateReleased, GateRow, OutcomeKept
 from healthd.aggregator.auth import AuthError, Caller, Scope
-from healthd.aggregator.controller.gates import Explanation
+from healthd.aggregator.controller.controller import Engine
+from healthd.aggregator.controller.gates import Explanation, GivenBack
 from healthd.aggregator.controller.handshakes import HandshakeAnswer, HandshakeBody
 from healthd.aggregator.controller.request_rules import less_than_policy
 from healthd.aggregator.model.gates import Gate
 from healthd.core.errors import BadInputError, NotFoundError, StoreError
-from healthd.core.model import Decision, GateRequest, Verdict
+from healthd.core.model import LARGEST_ATTEMPT, Decision, GateRequest, Verdict
 
 MOST_LISTED = 500
 HOLD_RETRY_SECONDS = 1
@@ -102,16 +103,32 @@ async def follow(request: Request, gate: str, wait: Wait) -> Answer[Decision]:
     return await _decision(parts, await _find(parts, gate), wait)
 
 
-@router.delete("/{gate}/lease", dependencies=[GATE])
-async def release(request: Request, gate: str) -> Answer[Decision | None]:
-    """
-    Withdraw an open gate, or give the nodes of an admitted one back. Safe to repeat.
+@router.delete("/lease", dependencies=[GATE])
+async def release_job(
+    request: Request,
+    job: Annotated[str, Query(max_length=256)],
+    attempt: Annotated[int, Query(ge=0, le=LARGEST_ATTEMPT)] = 0,
+) -> Answer[GateReleased]:
+    """As the release of a gate, by its job and attempt; also leases that were adopted after the loss of a database."""
+    engine = parts_of(request).engine
+    return _released(engine, await engine.release_job(job, attempt))
 
-    The decision of the gate; null for one of a database that was lost, whose leases end.
+
+@router.delete("/{gate}/lease", dependencies=[GATE])
+async def release(request: Request, gate: str) -> Answer[GateReleased]:
+    """
+    Withdraw an open gate, or give the nodes of an admitted one back: its leases end, and those of the same job and
+    attempt that were adopted after the loss of a database.
+
+    Safe to repeat until the leases have ended on their nodes; then, and where there was none, 404.
     """
     engine = parts_of(request).engine
-    released = await engine.release(gate)
-    return Answer(None if released is None else engine.answer(released))
+    return _released(engine, await engine.release(gate))
+
+
+def _released(engine: Engine, done: GivenBack) -> Answer[GateReleased]:
+    decision = None if done.gate is None else engine.answer(done.gate)
+    return Answer(GateReleased(decision=decision, released=done.leases))
 
 
 @router.delete("/{gate}/members/{member:path}", dependencies=[GATE])

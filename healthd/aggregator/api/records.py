@@ -199,6 +199,17 @@ class Released:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateReleased:
+    """
+    The decision of the gate, null for one of a database that was lost; and the leases that end, with the nodes that
+    hold them. There are none where an open gate was withdrawn before it granted any.
+    """
+
+    decision: Decision | None
+    released: tuple[LeaseRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rekeyed:
     """Another key is the node's from now on."""
 

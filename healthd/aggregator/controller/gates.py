@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,17 @@ class Explanation:
     states: tuple[NodeState, ...]
     leases: tuple[LeaseRow, ...]
     outcome: PutOutcome | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenBack:
+    """
+    What a release came to: the gate, None for one of a database that was lost, and the leases that end now or did
+    before and that their nodes still hold.
+    """
+
+    gate: Gate | None
+    leases: tuple[LeaseRow, ...]
 
 
 class Gates(Loop):
@@ -118,31 +130,56 @@ class Gates(Loop):
         """The decision of a gate, or a hold."""
         return decisions.current_decision(self._clock(), gate, self.policy)
 
-    async def release(self, gate_id: str) -> Gate | None:
+    async def release(self, gate_id: str) -> GivenBack:
         """
-        Withdraw an open gate, or end the leases of a decided one. Safe to repeat; NotFoundError.
+        Withdraw an open gate, or end the leases of a decided one; adopted ones of the same job and attempt too.
 
-        None for a gate of a database that was lost, whose leases were adopted.
+        Safe to repeat until the leases have ended on their nodes. NotFoundError where there is nothing to give back.
         """
         if gate_id not in self._memory.fleet_state.gate_ids and (
             adopted := self._leases(lambda row: row.lease.gate == gate_id)
         ):
-            await self.submit(lambda batch: self._end(batch, adopted, "released by the one who asked"))
-            return None
+            return await self._give_back(adopted)
         gate = await self.get(gate_id)
 
-        def act(batch: Batch) -> Gate:
-            current = self._memory.fleet_state.gates.get(gate_id)
+        def act(batch: Batch) -> GivenBack:
+            fleet_state = self._memory.fleet_state
+            current = fleet_state.gates.get(gate_id)
+            held = fleet_state.leases_of_job(current or gate)
+            after = current or gate
             if current is not None:
                 text = "the one who asked withdrew it; ask with the next attempt"
                 after, effects = decisions.close(batch.now, current, self.policy, Closing.RELEASED, text)
-                self._memory.fleet_state.carry_out(batch, after, effects, ())
-                return after
-            for grant in gate.granted.values():
-                self._memory.fleet_state.end_lease(batch, grant.lease_id, "released by the one who asked")
-            return gate
+                fleet_state.carry_out(batch, after, effects, ())
+            elif not held:
+                verdict = "not decided" if gate.decision is None else gate.decision.decision.value
+                raise NotFoundError(
+                    f"job {gate.request.job} attempt {gate.request.attempt} has no lease, so that nothing is given "
+                    f"back: its gate {gate_id} was decided ({verdict}) and its leases have ended, or it got none"
+                )
+            self._end(batch, held, "released by the one who asked")
+            return GivenBack(gate=after, leases=held)
 
-        return self._newest(await self.submit(act))
+        done = await self.submit(act)
+        return done if done.gate is None else dataclasses.replace(done, gate=self._newest(done.gate))
+
+    async def release_job(self, job: str, attempt: int) -> GivenBack:
+        """
+        As `release`, of the newest gate of a job if it was asked for this attempt, else of the leases of this job and
+        attempt that were adopted after the loss of the database.
+        """
+        for gate in await self.gates(limit=1, job=job):
+            if attempt == (gate.request.attempt if gate.group is None else gate.group.asked_attempt):
+                return await self.release(gate.id)
+        if adopted := self._leases(lambda row: row.adopted and (row.lease.job, row.lease.attempt) == (job, attempt)):
+            return await self._give_back(adopted)
+        raise NotFoundError(
+            f"no gate and no lease of job {job[:80]!r} attempt {attempt} is known, or a later attempt has superseded it"
+        )
+
+    async def _give_back(self, rows: tuple[LeaseRow, ...]) -> GivenBack:
+        await self.submit(lambda batch: self._end(batch, rows, "released by the one who asked"))
+        return GivenBack(gate=None, leases=rows)
 
     async def outcome(self, gate_id: str, status: str, message: str) -> Ended | None:
         """

@@ -12,6 +12,7 @@ cut short.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from typing import TypeVar
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 MOST_FAULTS_A_PASS = 20
 """Gates, nodes and requests that may fail in one pass before the others wait for the next: each costs one rebuild."""
+MOST_LOOK_UPS, MOST_LOOKED_UP = 32, 1000
+"""Leases are looked up by so many in a statement, and so many times in a pass: 16 of each of 2,000 nodes."""
 LONGEST_SLEEP_SECONDS = 30.0
 """The engine's clock counts a suspended machine's sleep and the event loop's does not: look again at least so often."""
 
@@ -173,6 +176,12 @@ class Loop:
         for _ in range(MOST_FAULTS_A_PASS):
             if self._stale and not await self._rebuild():
                 return None
+            try:
+                if not await self._look_up_leases():
+                    return None
+            except ContainedError as stopped:
+                self._contain(stopped)
+                continue
             expiring = self._pruning.expiring
             try:
                 self._requests.take()
@@ -184,6 +193,32 @@ class Loop:
         self._retries.soon(self._clock())
         await self._rebuild()
         return None
+
+    async def _look_up_leases(self) -> bool:
+        """
+        Read from the store whether leases have ended that nodes hold and memory does not know. False when that fails;
+        waiting requests are told.
+
+        What is heard meanwhile is looked up too. A node that names other leases all the time stops nobody: what was not
+        looked up is adopted by its node.
+        """
+        for _ in range(MOST_LOOK_UPS):
+            now = self._clock()
+            heard = self._changed_nodes | self._bulkheads.due(Where.NODE, now)
+            heard -= self._bulkheads.resting(Where.NODE, now).keys()
+            unknown = self._memory.reconciler.look_up(heard)[:MOST_LOOKED_UP]
+            if not unknown:
+                break
+            try:
+                found = await self._store.read(functools.partial(reading.read_leases, lease_ids=unknown))
+            except HealthdError as error:
+                self._retries.soon(self._clock())
+                self._requests.fail_waiting(error)
+                if isinstance(error, FencedError):
+                    raise
+                return False
+            self._memory.fleet_state.note_looked_up(unknown, found)
+        return True
 
     def _contain(self, stopped: ContainedError) -> None:
         """Record the fault, and tell the request that has failed."""

@@ -72,7 +72,7 @@ class Memory:
     def go_on_from(self, before: Memory, now: float) -> None:
         """Take from former memory what is not on disk, and tell the registry what is no longer so."""
         self.rules.counted = before.rules.counted
-        self.fleet_state.keep_times_heard(before.fleet_state, now)
+        self.fleet_state.go_on_from(before.fleet_state, now)
         self.reconciler.go_on_from(before.reconciler)
         for node in before.fleet_state.quarantines.keys() - self.fleet_state.quarantines.keys():
             self._registry.set_quarantine(node, None)

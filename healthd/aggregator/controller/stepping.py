@@ -19,7 +19,7 @@ from healthd.aggregator.controller.state.fleet_state import FleetState
 from healthd.aggregator.controller.state.lease_reconciler import LeaseReconciler
 from healthd.aggregator.controller.state.quarantines import Quarantines
 from healthd.aggregator.gate import decisions, members, name_resolution
-from healthd.aggregator.gate.machine import step
+from healthd.aggregator.gate.machine import resume, step
 from healthd.aggregator.gate.reservation import StepContext, deadline_of
 from healthd.aggregator.gate.snapshot import ReadOnce
 from healthd.aggregator.inventory.registry import Fleet
@@ -129,6 +129,7 @@ class Stepper:
                     concerned.add(gate.id)
         if batch.freed:
             concerned |= self._waiting()
+        concerned |= self._fleet_state.gates_with_proven_leases()
         dirty, self.dirty = (self.dirty | due | concerned) & set(self._fleet_state.gates), set()
         return dirty - resting.keys()
 
@@ -158,7 +159,10 @@ class Stepper:
         if fault is None:
             try:
                 with contained(Where.GATE, gate.id):
-                    after, effects, moves = step(gate, snapshot, self._policy)
+                    if held := self._fleet_state.leases_from_before(gate):
+                        after, effects, moves = resume(gate, snapshot, self._policy, held)
+                    else:
+                        after, effects, moves = step(gate, snapshot, self._policy)
                     states = _states_of(after, snapshot)
                 self._bulkheads.passed(Where.GATE, gate.id)
                 for one in moves:

@@ -10,6 +10,7 @@ from checks.contract import SEVERITY, Blame, Status
 from healthd.aggregator.gate.eligibility import Assessment, Eligibility
 from healthd.aggregator.gate.reservation import StepContext
 from healthd.aggregator.gate.transitions import Event, move
+from healthd.aggregator.model.claims import LeaseRow
 from healthd.aggregator.model.effects import Effect, GrantLease, RevokeLease
 from healthd.aggregator.model.gates import Closing, Decided, Gate, Grant
 from healthd.aggregator.model.policy import Policy
@@ -19,6 +20,9 @@ from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Mode, Reaso
 
 MOST_REASONS = 32
 """Reasons at the top of a decision: enough for people, bounded for the wire. `excluded` has them all."""
+
+MOST_NAMED = 5
+"""Nodes that a sentence names."""
 
 MOST_EXCLUDED = 256
 """Excluded and well nodes that a decision lists for a pool, of each; a named node is always listed."""
@@ -39,6 +43,50 @@ def admit(context: StepContext, notes: Sequence[Reason] = ()) -> None:
     why = (observed, *notes) if would else tuple(notes)
     decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, why, nodes, rest, would=would)
     _answer(context, decision, gate.granted)
+
+
+def admit_as_held(context: StepContext, ready: Sequence[LeaseRow], held: Sequence[LeaseRow]) -> None:
+    """
+    Admit the job on the nodes that are `ready`, which hold its leases from before; of more than it asked for, on those
+    that came last. All that are `held` stay leased to it.
+    """
+    gate = context.gate
+    newest = sorted(ready, key=lambda row: (-row.granted_at, row.node))[: gate.terms.wanted]
+    order = {name: place for place, name in enumerate(gate.request.nodes)}
+    newest.sort(key=lambda row: (order.get(row.node, len(order)), row.node))
+    nodes = tuple(_admitted(gate, row.node, context.assess(row.node)) for row in newest)
+    notes = [
+        reason(
+            "Recovering",
+            f"{row.node} already holds the lease of job {gate.request.job} attempt {gate.request.attempt} from before "
+            "this copy of the database was put back",
+            node=row.node,
+            status=Status.WARN,
+        )
+        for row in newest
+        if row.adopted
+    ]
+    would = Verdict.ADMIT if gate.terms.mode is Mode.OBSERVE else None
+    reasons = tuple(notes[:MOST_REASONS])
+    decision = _decision(context.now, gate, context.policy, Verdict.ADMIT, reasons, nodes, would=would)
+    _answer_as_held(context, decision, held, {row.node: row for row in held})
+
+
+def reject_as_held(context: StepContext, why: tuple[Reason, ...], held: Sequence[LeaseRow]) -> None:
+    """Reject the job and leave the leases of it that nodes hold: the job may run there."""
+    decision = _decision(context.now, context.gate, context.policy, Verdict.REJECT, why, retryable=True)
+    _answer_as_held(context, decision, held, {})
+
+
+def _answer_as_held(
+    context: StepContext, decision: Decision, held: Sequence[LeaseRow], kept: Mapping[str, LeaseRow]
+) -> None:
+    """End the gate, and take back what it has granted beside the leases that are held."""
+    ids = {row.lease.id for row in held}
+    others = {name: grant for name, grant in context.gate.granted.items() if grant.lease_id not in ids}
+    _revoke(context, others, f"gate {context.gate.id} goes on with the leases that its nodes hold")
+    granted = {node: Grant(lease_id=row.lease.id, granted_at=row.granted_at) for node, row in kept.items()}
+    _answer(context, decision, granted)
 
 
 def reject(context: StepContext, why: Sequence[Reason], *, retryable: bool, would: Verdict = Verdict.REJECT) -> None:

@@ -15,7 +15,7 @@ from checks.contract import Status, Tier
 from healthd.aggregator.gate import name_resolution
 from healthd.aggregator.model.claims import ClaimKind
 from healthd.aggregator.model.gates import Gate, RunStatus
-from healthd.aggregator.model.nodes import FleetNode, Snapshot
+from healthd.aggregator.model.nodes import FleetNode, Snapshot, moved_text
 from healthd.aggregator.model.policy import Policy
 from healthd.core.evidence import Judged, aged, judge_tier, reason
 from healthd.core.model import FINAL_STATUSES, Allocation, Health, NodeState, OrderStatus, Reason
@@ -176,6 +176,8 @@ def _out_of_contact(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetN
         until = gate.since + policy.silent_seconds
         waiting = snapshot.settling is not None or snapshot.recovering is not None or snapshot.now < until
         text = f"{name} has not reported since the aggregator started"
+        if node.moved_to is not None:
+            text = moved_text(name, node.moved_to)
         return (_unheard if waiting else _out)(
             name, "Silent", text, wake_at=until if until > snapshot.now else math.inf
         )
@@ -184,6 +186,8 @@ def _out_of_contact(gate: Gate, snapshot: Snapshot, policy: Policy, node: FleetN
             f"{name} was last heard {node.heard_seconds:.0f} s ago; "
             f"a node may be silent for {policy.silent_seconds:.0f} s"
         )
+        if node.moved_to is not None:
+            text = moved_text(name, node.moved_to)
         return _out(name, "Silent", text)
     if not node.confirmed or node.state is None:
         text = f"{name} is heard but has not confirmed an answer yet, so the age of its evidence is not known"

@@ -27,13 +27,18 @@ def lease_refused(context: StepContext, name: str, grant: Grant) -> Reason | Non
 
 
 def acknowledged(context: StepContext, name: str, grant: Grant) -> bool:
-    """Whether the node has stored the lease: it reports so, and its state shows the lease."""
+    """Whether the node has stored the lease that it was granted."""
+    return stored(context, name, grant.lease_id)
+
+
+def stored(context: StepContext, name: str, lease_id: str) -> bool:
+    """Whether the node has stored a lease: it reports so, and its state shows the lease."""
     node = context.snapshot.nodes.get(name)
     if node is None or node.state is None:
         return False
-    report = node.orders.get(grant.lease_id)
+    report = node.orders.get(lease_id)
     accepted = report is not None and report.status == OrderStatus.ACCEPTED  # "running" means: about to be stored
-    return accepted and any(lease.id == grant.lease_id for lease in node.state.leases)
+    return accepted and any(lease.id == lease_id for lease in node.state.leases)
 
 
 def grant_leases(context: StepContext) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from healthd.aggregator.gate import decisions, granting, name_resolution, rendezvous
@@ -39,6 +40,7 @@ from healthd.aggregator.gate.reservation import (
 )
 from healthd.aggregator.gate.transitions import Move
 from healthd.aggregator.gate.validating import stop_validation_of_others, validate
+from healthd.aggregator.model.claims import LeaseRow
 from healthd.aggregator.model.effects import Effect, WakeAt
 from healthd.aggregator.model.gates import Gate, OrderedRun
 from healthd.aggregator.model.nodes import Snapshot
@@ -73,6 +75,39 @@ def step(gate: Gate, snapshot: Snapshot, policy: Policy) -> Step:
     else:
         context = StepContext(gate, snapshot, policy)
         _step(context)
+    return Step(context.gate, tuple(context.effects), tuple(context.moves))
+
+
+def resume(gate: Gate, snapshot: Snapshot, policy: Policy, held: Sequence[LeaseRow]) -> Step:
+    """
+    Take up a gate with leases (`held`) from before this aggregator started.
+
+    Its hook may still wait for the answer. Or the job runs: where the database is a copy, it does not know what was
+    answered. So the leases are never taken back here, and no other nodes are taken. The job is admitted on the nodes
+    that hold its leases, as soon as these are all that it asked for, or as many as it needs once nodes had time to
+    report. It is rejected when one of these nodes is not fit, when too few can be left, or at its deadline; then the
+    leases stay until the job ends, its next attempt is asked, or a person ends them.
+    """
+    if gate.decision is not None:
+        return Step(gate, (), ())
+    context = StepContext(name_resolution.resolve_names(gate, snapshot), snapshot, policy)
+    terms, job = context.gate.terms, f"job {gate.request.job} attempt {gate.request.attempt}"
+    ready = [row for row in held if granting.stored(context, row.node, row.lease.id)]
+    unfit = [found for row in ready if (found := context.assess(row.node)).eligibility is Eligibility.EXCLUDED]
+    names = ", ".join(row.node for row in held[: decisions.MOST_NAMED])
+    why = reason(
+        "Recovering",
+        f"{job} was granted {names} before the aggregator started; {len(ready)} of {terms.needed} nodes that it needs "
+        "have confirmed that they hold its leases",
+    )
+    enough = terms.wanted if snapshot.settling is not None or len(ready) < len(held) else terms.needed
+    if not unfit and len(ready) >= max(1, enough):
+        decisions.admit_as_held(context, ready, held)
+    elif unfit or len(held) < terms.needed or context.now >= deadline_of(context):
+        stay = reason("Recovering", f"{why.message}; these leases stay until the job ends or its next attempt is asked")
+        decisions.reject_as_held(context, (*decisions.worst_reasons(unfit), stay), held)
+    else:
+        _conclude(context, Hold((why,), wake_at=deadline_of(context)))
     return Step(context.gate, tuple(context.effects), tuple(context.moves))
 
 

@@ -64,7 +64,7 @@ def shared(
 
     Work is the executor's. A lease is the daemon's, where there is one; but the executor takes it first, because only
     then its ranks are off the devices, where the daemon would take them for somebody else's. One that the daemon has
-    spoken of stays with it: what is no longer listed ends.
+    spoken of stays with it until it has ended.
     """
     if orders is None:
         return None, None

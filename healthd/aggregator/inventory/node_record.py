@@ -16,17 +16,17 @@ from collections.abc import Mapping, Sequence
 
 from checks.contract import Finding
 from healthd.aggregator.inventory.compact_state import CompactState
-from healthd.aggregator.model.nodes import Duplicate, FleetNode
+from healthd.aggregator.model.nodes import Duplicate, FleetNode, moved_text
 from healthd.core.errors import BadInputError
 from healthd.core.evidence import aged, judge_health, reason
 from healthd.core.model import (
+    FINAL_STATUSES,
     LARGEST_ATTEMPT,
     Health,
     LearnedLimits,
     Lease,
     Order,
     OrderReport,
-    OrderStatus,
     Quarantine,
     Reason,
     SyncRequest,
@@ -42,6 +42,7 @@ MAX_REPORTS = 1000
 MAX_LEASES = 16
 # Of their texts, as the columns of the database have them; a job's as in a request.
 LEASE_LENGTHS = {"id": 400, "gate": 64, "job": 256, "issuer": 64}
+MAX_PROOF_LENGTH = 128
 
 
 _versions = itertools.count(1)
@@ -68,12 +69,14 @@ class NodeRecord:
     `synced`: a daemon or a hook has spoken under this name, in this process or as the store knows. `listed`: the roster
     lists it as a member. `orders` None means that no statement is made. `revision` counts what the node is to be told;
     an answer remembers the revision that it told, so that a lost answer is told again. `refused_key_hash` is the last
-    key that was not the node's. `kept_duplicate` is what is on disk of `duplicate`.
+    key that was not the node's. `kept_duplicate` is what is on disk of `duplicate`. `moved_to` is the name under which
+    a daemon with the same key started since this name was last heard.
     """
 
     node: str
     key_hash: str | None = None
     refused_key_hash: str | None = None
+    moved_to: str | None = None
     pool: str | None = None
     synced: bool = False
     listed: bool = False
@@ -144,9 +147,10 @@ class NodeRecord:
             # Ages with an unbounded way behind them say less than older ages whose way was bounded.
             self.state.refresh(request.ages, based_at)
             self.confirmed = known
-        # What an order came to is in the state: before that is here, it is not done. The node says it again with it.
+        # What an order came to is in the state (results; that a lease is gone): before that state is here, the order
+        # has not ended. The node says it again with it.
         whole = request.digest == self.digest and self.state is not None
-        self.reports = {i: r for i, r in request.orders.items() if whole or r.status != OrderStatus.DONE}
+        self.reports = {i: r for i, r in request.orders.items() if whole or r.status not in FINAL_STATUSES}
         self.issuer = request.issuer
         self.baseline = request.baseline
         if self.acknowledged:
@@ -198,6 +202,7 @@ class NodeRecord:
             quarantine=self.quarantine,
             orders={i: r for i, r in self.reports.items() if i not in self.acknowledged},
             issuer=self.issuer,
+            moved_to=self.moved_to,
         )
 
     def health(self, now: float, silent_seconds: float) -> Health:
@@ -215,9 +220,12 @@ class NodeRecord:
         own: list[Reason] = []
         if self.duplicate:
             own.append(reason("DuplicateNode", f"{self.duplicate}; an admin must decide", node=self.node))
-        if self.heard_at is None:
+        silent = self.heard_at is None or now - self.heard_at > silent_seconds
+        if silent and self.moved_to is not None:
+            own.append(reason("Silent", moved_text(self.node, self.moved_to), node=self.node))
+        elif self.heard_at is None:
             own.append(reason("Silent", "not heard of since the aggregator started", node=self.node))
-        elif now - self.heard_at > silent_seconds:
+        elif silent:
             text = f"last heard {now - self.heard_at:.0f} s ago, may be silent for {silent_seconds:.0f} s"
             own.append(reason("Silent", text, node=self.node))
         elif self.state is None:
@@ -296,5 +304,7 @@ def _check_leases(leases: Sequence[Lease]) -> None:
             raise BadInputError(
                 f"lease {lease.id[:80]!r}: attempt must be from 0 to {LARGEST_ATTEMPT}, not {lease.attempt}"
             )
+        if len(lease.proof) > MAX_PROOF_LENGTH:
+            raise BadInputError(f"lease {lease.id[:80]!r}: proof must have at most {MAX_PROOF_LENGTH} characters")
         if lease.age_seconds < 0:
             raise BadInputError(f"lease {lease.id[:80]!r}: its age is {lease.age_seconds} s, must not be negative")

@@ -124,7 +124,7 @@ class Fleet(Instructions):
     async def _exchange(self, node: str, record: NodeRecord, request: SyncRequest, wait_seconds: float) -> SyncAnswer:
         """Take in what a line says, hold it, and answer."""
         now = self.clock()
-        before = record.pool
+        before, incarnation = record.pool, record.incarnation
         arrival = record.take(request, now)
         if arrival is Arrival.FORMER:
             return self._answer_former(record, request)
@@ -135,6 +135,8 @@ class Fleet(Instructions):
         self.syncs += 1
         send_all = record.digest != request.digest
         if arrival is Arrival.TAKEN:
+            if record.member is None:
+                self._spoke(record, started=record.incarnation != incarnation)
             pool = request.state.labels.get("pool") if request.state is not None else before
             if pool != before and record.member is None:
                 self._index(record, pool)
@@ -165,7 +167,7 @@ class Fleet(Instructions):
                 if record is None or record.key_hash is None:
                     enrolled = await self._enrol(node, key_hash)
                     record = self._synced(node)
-                    record.key_hash = enrolled
+                    self._set_key(record, enrolled)
             finally:
                 self._enrolling.pop(node, None)
         return record

@@ -51,6 +51,7 @@ class Roster:
         self._names: list[str] = []
         self._known_as = Names()
         self._pools: dict[str, list[str]] = {}
+        self._by_key: dict[str, set[str]] = {}
         self._listeners: list[Callable[[str], None]] = []
         self.peers = PeerFindings(self._records, self._notify, clock)
         self._no_room_until = float("-inf")
@@ -108,8 +109,8 @@ class Roster:
 
     def survey(self) -> Iterator[tuple[Health, float | None, Quarantine | None, bool]]:
         """
-        Of every member its health, the seconds since it was heard, its quarantine, and whether faults are injected there:
-        for counting.
+        Of every member its health, the seconds since it was heard, its quarantine, and whether faults are injected
+        there: for counting.
         """
         now, silent = self.clock(), self.silent_seconds
         for record in (one.shown for one in self._records.values() if one.listed):
@@ -123,6 +124,20 @@ class Roster:
             if (kept := self._records[name].state) is not None:
                 yield kept.open()
 
+    def lease_ids(self, name: str) -> tuple[str, ...]:
+        """The leases that a node says it holds, in the words of its daemon or of a hook that runs its checks."""
+        record = self._records.get(name)
+        lines = () if record is None else (record, record.executor)
+        return tuple(
+            lease.id for line in lines if line and line.state is not None for lease in line.state.open().leases
+        )
+
+    def former_names(self, name: str) -> tuple[str, ...]:
+        """Names under which the machine of this node spoke before it started again as this one, by its key."""
+        record = self._records.get(name)
+        names = self._by_key.get(record.key_hash or "", ()) if record is not None else ()
+        return tuple(sorted(one for one in names if self._records[one].moved_to == name))
+
     def label_of(self, name: str, label: str) -> str | None:
         """The value of a label of a node; None where it has none."""
         state = self._records[name].state if name in self._records else None
@@ -131,7 +146,7 @@ class Roster:
     def load(self, node: str, *, key_hash: str | None, pool: str | None, duplicate: Duplicate | None = None) -> None:
         """A node that the store knows: before the first sync, so that names and pools are known after a restart."""
         record = self._synced(node)
-        record.key_hash = key_hash
+        self._set_key(record, key_hash)
         if duplicate is not None:
             record.duplicate, record.refused_key_hash = duplicate.why, duplicate.refused_key_hash
             record.kept_duplicate = duplicate
@@ -143,6 +158,7 @@ class Roster:
         record = self._records.pop(name, None)
         if record is not None:
             self._unlist(record)
+            self._set_key(record, None)
             self.peers.forget(name)
             record.wake()
             self._notify(name)
@@ -156,9 +172,9 @@ class Roster:
         """Another key is the node's from now on, also of one forgotten; whoever has it is a new daemon."""
         record = self._synced(name)
         record.wake()
-        self._records[name] = NodeRecord(
+        self._set_key(record, None)
+        renewed = self._records[name] = NodeRecord(
             node=name,
-            key_hash=key_hash,
             pool=record.pool,
             synced=True,
             listed=True,
@@ -166,6 +182,7 @@ class Roster:
             orders=record.orders,
             all_orders=record.all_orders,
         )
+        self._set_key(renewed, key_hash)
         self._known_as.put(name)
         self._notify(name)
 
@@ -210,6 +227,25 @@ class Roster:
             self._index(record, None)
             del self._names[bisect.bisect_left(self._names, record.node)]
             self._known_as.drop(record.node)
+
+    def _set_key(self, record: NodeRecord, key_hash: str | None) -> None:
+        if record.key_hash is not None:
+            names = self._by_key.get(record.key_hash, set())
+            names.discard(record.node)
+            if not names:
+                self._by_key.pop(record.key_hash, None)
+        record.key_hash = key_hash
+        if key_hash is not None:
+            self._by_key.setdefault(key_hash, set()).add(record.node)
+
+    def _spoke(self, record: NodeRecord, *, started: bool) -> None:
+        """A daemon spoke under this name; `started`: it is a new one, so other names with its key are former ones."""
+        record.moved_to = None
+        if not started or record.key_hash is None:
+            return
+        for name in self._by_key.get(record.key_hash, set()) - {record.node}:
+            self._records[name].moved_to = record.node
+            self._notify(name)
 
     def _index(self, record: NodeRecord, pool: str | None) -> None:
         if record.pool is not None:

@@ -27,8 +27,8 @@ class Claim:
 
 class LeaseState(str, enum.Enum):
     """
-    GRANTED: on disk here, the node has not confirmed it. ACKNOWLEDGED: the node has stored it. ENDING: no longer
-    listed among the node's orders, but the node may still hold it. CLOSED: gone on both sides.
+    GRANTED: on disk here, the node has not confirmed it. ACKNOWLEDGED: the node has stored it. ENDING: withdrawn,
+    but the node may still hold it. CLOSED: gone on both sides; on disk for as long as its gate.
     """
 
     GRANTED = "granted"
@@ -42,7 +42,8 @@ class LeaseRow:
     """
     One lease on one node, as the aggregator keeps it. `lease.age_seconds` is 0; the age follows from `granted_at`.
 
-    `adopted` marks one that another database issued and that we learned of from the node. `why` says why it ended.
+    `adopted` marks one that this database learned of from the node: another one granted it, or this one before an old
+    copy was put back. `why` says why it ended.
     """
 
     node: str

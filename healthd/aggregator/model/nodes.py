@@ -45,7 +45,7 @@ class FleetNode:
     are bounded; a node that is not confirmed is never admitted. `quarantine` is the aggregator's word. `orders` holds
     the last report on every order that is not yet acknowledged. `issuer` is the database that had made the last
     statement to the node when it sent its last sync. `event` is the first thing that AWS has scheduled for the machine,
-    None where there is nothing.
+    None where there is nothing. `moved_to` is the name under which the machine started again.
     """
 
     node: str
@@ -63,6 +63,7 @@ class FleetNode:
     machine: str | None = None
     failing: bool | None = None
     event: ScheduledEvent | None = None
+    moved_to: str | None = None
 
     @property
     def compile_seconds(self) -> float:
@@ -73,6 +74,14 @@ class FleetNode:
     def current(self) -> NodeState | None:
         """The state with ages as of now."""
         return None if self.state is None else aged(self.state, self.behind_seconds)
+
+
+def moved_text(node: str, moved_to: str) -> str:
+    """Where a machine is that started again under another name."""
+    return (
+        f"the machine that was {node} calls itself {moved_to} now (its key came under that name); its leases go with "
+        f"it. Ask for {moved_to}, and once the name is no longer used: healthd fleet forget {node}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,13 @@ def read_gate(connection: Connection, gate_id: str) -> Gate | None:
     """One gate, open or decided."""
     row = connection.execute(select(GATES.c.record).where(GATES.c.id == gate_id)).one_or_none()
     return None if row is None else wire.decode(row.record.encode(), Gate, what=f"gate {gate_id}")
+
+
+def read_leases(connection: Connection, lease_ids: Collection[str]) -> tuple[LeaseRow, ...]:
+    """The leases of these ids, closed ones too. No lease has an id with control characters."""
+    asked = [lease_id for lease_id in lease_ids if lease_id.isprintable()]  # PostgreSQL drops the connection over a NUL
+    found = connection.execute(select(LEASES.c.id, LEASES.c.record).where(LEASES.c.id.in_(asked)))
+    return tuple(wire.decode(r.record.encode(), LeaseRow, what=f"lease {r.id}") for r in found)
 
 
 def read_evidence(connection: Connection, gate_id: str) -> tuple[NodeState, ...]:

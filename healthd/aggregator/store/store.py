@@ -221,10 +221,11 @@ class Store:
                 )
             self._migrate(connection)
             with connection.begin():
-                known = connection.execute(sa.select(META.c.value).where(META.c.key == "store_id")).scalar()
-                self.store_id = known or f"store-{secrets.token_hex(8)}"
+                known = {row.key: row.value for row in connection.execute(sa.select(META))}
+                self.store_id = known.get("store_id") or f"store-{secrets.token_hex(8)}"
+                lease_key = known.get("lease_key") or secrets.token_hex(32)
                 term, left_at = leadership.take_over(connection, place=self._session.place, now=time.time())
-                facts = {"store_id": self.store_id, "left_at": str(left_at)}
+                facts = {"store_id": self.store_id, "lease_key": lease_key, "left_at": str(left_at)}
                 apply_changes(connection, [PutMeta(key=key, value=value) for key, value in facts.items()])
             self._session.term = term
         except SQLAlchemyError as error:

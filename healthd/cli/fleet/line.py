@@ -90,13 +90,18 @@ def segment(text: str) -> str:
 @contextlib.contextmanager
 def withdrawn_when_stopped(aggregator: Aggregator, gate: str) -> Iterator[None]:
     """SIGINT and SIGTERM withdraw the gate, so that its nodes are not kept from others for an answer nobody reads."""
+    from healthd.core.http.aggregator_client import RefusedError
     from healthd.hooks.stopping import Stopped, stoppable
 
     try:
         with stoppable():
             yield
     except Stopped:
-        aggregator.call("DELETE", f"/v1/gates/{gate}/lease")
+        try:
+            aggregator.call("DELETE", f"/v1/gates/{gate}/lease")
+        except RefusedError as error:
+            if error.status != 404:  # it was decided just before, and has no lease to end
+                raise
         click.echo("healthd: withdrawn; its nodes are free for others", err=True)
         raise click.Abort from None
 

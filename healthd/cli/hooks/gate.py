@@ -20,7 +20,7 @@ from healthd.cli.settings.hooks import GateSettings
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
-from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
+from healthd.core.errors import ConfigError, HealthdError, NotFoundError, OutputError, UnreachableError
 from healthd.core.model import Decision, GateRequest, Verdict
 from healthd.core.text import counted
 from healthd.hooks.stopping import Stopped, stoppable
@@ -211,10 +211,12 @@ def _withdraw(settings: Settings, request: GateRequest) -> str:
     try:
         endpoint = settings.endpoint(settings.gate.aggregator)
         with GateClient(endpoint, slack_seconds=WITHDRAW_SECONDS) as aggregator:
-            there = aggregator.withdraw(request.job, request.attempt)
+            aggregator.withdraw(request.job, request.attempt)
+    except NotFoundError:
+        return "no gate was open yet"
     except HealthdError as error:
         return f"its gate could not be withdrawn ({error})"
-    return "its gate is withdrawn" if there else "no gate was open yet"
+    return "its gate is withdrawn"
 
 
 def _ask(settings: Settings, request: GateRequest, *, as_json: bool, watch: bool) -> Decision:

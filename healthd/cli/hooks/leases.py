@@ -9,9 +9,10 @@ import click
 from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, gate_client, print_json, segment
 from healthd.cli.settings.options import load_settings
-from healthd.core.errors import ConfigError
+from healthd.core.errors import ConfigError, NotFoundError
 
-RELEASED, NO_SUCH_JOB = 0, 1
+RELEASED, NOTHING_TO_RELEASE = 0, 1
+MOST_NAMED = 20
 
 
 @click.command("release", short_help="Give a job's nodes back: it has ended.")
@@ -23,23 +24,32 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
     Give the nodes of a job back, or withdraw its gate while that is open. The job itself is not touched.
 
-    Exit code 0: released. 1: no gate of this job and attempt. 2: usage, or a token that may not release.
+    It says which nodes are given back; a node is free as soon as it has heard of it.
+
+    Exit code 0: released. 1: nothing to give back: no gate of this job and attempt, or its leases have ended. 2: usage,
+    or a token that may not release.
     """
     before = ctx.obj if isinstance(ctx.obj, dict) else {}  # what was said before the name of the command
     settings = load_settings({**before, **{k: v for k, v in options.items() if v is not None}}, section="gate")
     asked = settings.gate
     if not asked.job:
         raise ConfigError("--job is missing: name the job as its gate was asked with it")
-    with gate_client(settings) as aggregator:
-        there = aggregator.withdraw(asked.job, asked.attempt)
-    if there:
-        done(as_json, f"the nodes of job {asked.job} attempt {asked.attempt} are given back")
-        return RELEASED
-    text = f"there is no gate of job {asked.job} attempt {asked.attempt}, or a later attempt has superseded it"
-    if as_json:
-        print_json({"ok": False, "message": text})
-    click.echo(f"healthd: {text}; an admin can free a node: healthd fleet release-lease NODE", err=True)
-    return NO_SUCH_JOB
+    of_job = f"job {asked.job} attempt {asked.attempt}"
+    try:
+        with gate_client(settings) as aggregator:
+            nodes = aggregator.withdraw(asked.job, asked.attempt)
+    except NotFoundError as error:
+        if as_json:
+            print_json({"ok": False, "message": str(error), "nodes": []})
+        click.echo(f"healthd: {error}; an admin can free a node: healthd fleet release-lease NODE", err=True)
+        return NOTHING_TO_RELEASE
+    if nodes:
+        more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+        text = f"{of_job} gives back {', '.join(nodes[:MOST_NAMED])}{more}"
+    else:
+        text = f"the gate of {of_job} is withdrawn; it had no node yet"
+    done(as_json, text, nodes=list(nodes))
+    return RELEASED
 
 
 @click.command("release-lease", short_help="End every lease on a node, whoever gave it.")

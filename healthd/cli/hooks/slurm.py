@@ -18,7 +18,7 @@ from healthd.cli.hooks.slurm_rules import Step, culprits, next_step, refusal
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
-from healthd.core.errors import ConfigError, HealthdError, OutputError, UnreachableError
+from healthd.core.errors import ConfigError, HealthdError, NotFoundError, OutputError, UnreachableError
 from healthd.core.model import Decision, Verdict
 from healthd.core.platforms.slurm import MARK, Scontrol, SlurmError, gate_name, one_node, reason_text
 from healthd.core.text import counted
@@ -228,11 +228,11 @@ def end(**options: Any) -> int:
     with gate_client(settings) as aggregator:
         for pause in (*END_PAUSES_SECONDS, 0.0):
             try:
-                if aggregator.outcome(gate_name(job), attempt, status, message) is not None:
-                    aggregator.withdraw(gate_name(job), attempt)
-                elif attempt > 0:
-                    # A job that goes back into the queue has been counted up before its epilog runs.
-                    aggregator.withdraw(gate_name(job), attempt - 1)
+                told = aggregator.outcome(gate_name(job), attempt, status, message) is not None
+                # A job that goes back into the queue has been counted up before its epilog runs.
+                if told or attempt > 0:
+                    with contextlib.suppress(NotFoundError):  # its nodes have seen its end already
+                        aggregator.withdraw(gate_name(job), attempt if told else attempt - 1)
                 return DONE
             except UnreachableError as error:
                 _say(f"{error}; the nodes will see the end of job {job} themselves")

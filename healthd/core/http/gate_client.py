@@ -11,12 +11,13 @@ from urllib.parse import quote
 from healthd.core import wire
 from healthd.core.admission import why_unanswered
 from healthd.core.backoff import Backoff
-from healthd.core.errors import BadInputError, HealthdError, UnreachableError
-from healthd.core.http.aggregator_client import HOLD_SECONDS, SLACK_SECONDS, Aggregator, Endpoint
+from healthd.core.errors import BadInputError, HealthdError, NotFoundError, UnreachableError
+from healthd.core.http.aggregator_client import HOLD_SECONDS, SLACK_SECONDS, Aggregator, Endpoint, RefusedError
 from healthd.core.model import Decision, GateRequest, Verdict
 
 # Gates of one job that are looked through for an attempt: as many as one page holds.
 MOST_ATTEMPTS = 500
+NOT_FOUND = 404
 # How long a gate is asked for where neither the request nor the aggregator says.
 WAIT_SECONDS = 600.0
 # An aggregator says itself when a gate has expired. It may hold that back while it takes bad nodes out of the way
@@ -42,12 +43,21 @@ class GateClient(Aggregator):
         super().__init__(endpoint, slack_seconds=slack_seconds)
         self._grace_seconds = grace_seconds
 
-    def withdraw(self, job: str, attempt: int) -> bool:
-        """End the gate of a job, or give its nodes back; false when there is none."""
-        mine = [gate for gate, asked in self._gates(job, most=1) if asked == attempt]
-        for gate in mine:
-            self.call("DELETE", f"/v1/gates/{gate}/lease", hold_seconds=0.0)
-        return bool(mine)
+    def withdraw(self, job: str, attempt: int) -> tuple[str, ...]:
+        """
+        End the gate of a job, or give its nodes back: the nodes whose leases end, none where it had none yet.
+
+        NotFoundError where there is no such gate and no lease.
+        """
+        query = {"job": job, "attempt": attempt}
+        try:
+            found = self.call("DELETE", "/v1/gates/lease", query=query, hold_seconds=0.0)
+        except RefusedError as error:
+            raise NotFoundError(str(error)) if error.status == NOT_FOUND else error from None
+        try:
+            return tuple(str(row["node"]) for row in wire.decode(found, dict[str, Any], what="its answer")["released"])
+        except (BadInputError, KeyError, TypeError) as error:
+            raise UnreachableError(f"aggregator {self.url}: its answer cannot be read: {error}") from None
 
     def newest_gate(self, job: str) -> str | None:
         """The id of a job's newest gate; None when it has none."""

@@ -63,7 +63,9 @@ class Lease:
 
     `issuer` is the identity of the aggregator's database that granted it. `grace_seconds` is how long the daemon waits
     for the workload to be seen, `max_seconds` the bound for a workload that nobody can see. `workload` names it where
-    the host can watch it (`pid:123`, `slurm:123`, `pod:NAMESPACE/NAME`, `ecs:TASK-ARN`), else None.
+    the host can watch it (`pid:123`, `slurm:123`, `pod:NAMESPACE/NAME`, `ecs:TASK-ARN`), else None. `proof` lets the
+    issuer recognize a lease that it granted, also when its database is a copy from before; it is not secret, since it
+    is valid for the one lease and node in `id`. Empty: there is none.
     """
 
     id: str
@@ -75,6 +77,7 @@ class Lease:
     grace_seconds: float
     max_seconds: float
     age_seconds: float
+    proof: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

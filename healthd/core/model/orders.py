@@ -120,9 +120,10 @@ class Order:
     """
     Something that a node is to do. `kind` is an OrderKind; a node refuses one that it does not know.
 
-    `deadline_seconds` counts from when the node first reads it. An order stays listed as long as it stands: one that
-    is no longer listed is cancelled, and a lease no longer listed is released. One that is `withdrawn` is cancelled as
-    well (a lease whoever gave it), and stays listed so that the node repeats how it ended until that is on disk.
+    `deadline_seconds` counts from when the node first reads it. An order stays listed as long as it stands: work that
+    is no longer listed is cancelled. A lease goes on when it is no longer listed, because the aggregator's database may
+    be an old copy that does not know it. One that is `withdrawn` is cancelled, a lease too, whoever gave it, and stays
+    listed so that the node repeats how it ended until that is on disk.
     """
 
     id: str

@@ -15,9 +15,7 @@ LOOKS, LOOK_AGAIN_SECONDS = 10, 0.5  # until a node with processes on its device
 FAILED_LOOKS = 2
 
 
-async def claim_devices(
-    lease: Lease, issuer: str, *, leases: LeaseStore, store: NodeStore, scheduler: Scheduler
-) -> OrderReport:
+async def claim_devices(lease: Lease, *, leases: LeaseStore, store: NodeStore, scheduler: Scheduler) -> OrderReport:
     """
     Accepted once it is stored that nobody else was seen to have the devices; else refused, and the lease is over.
 
@@ -28,7 +26,7 @@ async def claim_devices(
         why = f"job {other[0].job} has a lease on the node"
     else:
         if not leases.held:
-            leases.add(lease, issuer)
+            leases.add(lease)
             store.set_leases(leases.with_stamps())
         await scheduler.stop_active(f"job {lease.job} gets the node")
         why = await _taken(lease, leases, store, scheduler)

@@ -35,8 +35,6 @@ class HeldLease:
     lease: Lease
     taken_at: float
     """When it was stored (CLOCK_BOOTTIME)."""
-    issuer: str
-    """The aggregator's database that listed it last: only that one can cancel it by leaving it out."""
     process_start: int | None = None
     """The start time of its process in clock ticks; None before it was seen."""
     seen_at: float | None = None
@@ -140,12 +138,12 @@ class LeaseStore:
         """The final report of an order; None where it has not ended, or that is long ago."""
         return self._final_reports.get(order_id)
 
-    def add(self, lease: Lease, issuer: str) -> None:
+    def add(self, lease: Lease) -> None:
         """
         Store a lease that counts from now, and is not claimed yet. Raises OSError when it cannot be stored; then it is
         not in force.
         """
-        held = HeldLease(lease=lease, taken_at=self._clock.boot(), issuer=issuer, claimed=False)
+        held = HeldLease(lease=lease, taken_at=self._clock.boot(), claimed=False)
         self._commit({**self._held, lease.id: held}, self._final_reports)
 
     def note_claimed(self, lease_id: str) -> None:
@@ -153,16 +151,6 @@ class LeaseStore:
         if lease_id in self._held:
             after = dataclasses.replace(self._held[lease_id], claimed=True)
             self._commit({**self._held, lease_id: after}, self._final_reports)
-
-    def set_issuer(self, lease_ids: Sequence[str], issuer: str) -> None:
-        """A database lists these leases among its orders: from now on it alone can cancel them."""
-        changed = {
-            lease_id: dataclasses.replace(self._held[lease_id], issuer=issuer)
-            for lease_id in lease_ids
-            if lease_id in self._held and self._held[lease_id].issuer != issuer
-        }
-        if changed:
-            self._try_commit({**self._held, **changed}, self._final_reports)
 
     def release(self, lease_id: str, report: OrderReport) -> None:
         """End a lease, with its final report."""

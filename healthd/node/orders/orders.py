@@ -94,7 +94,8 @@ class Orders:
         """
         Handle the orders of an answer: all that are open, or None where it makes no statement.
 
-        `carried` are the reports in the request that it answers.
+        Work that is no longer listed is cancelled. A lease is not: it ends when its order is withdrawn, or with its
+        workload. `carried` are the reports in the request that it answers.
         """
         for order_id in acknowledged:
             self._unacknowledged.pop(order_id, None)
@@ -106,8 +107,9 @@ class Orders:
         for order_id in [key for key, report in self._unacknowledged.items() if carried.get(key) == report]:
             if order_id not in listed:
                 del self._unacknowledged[order_id]
-        self._cancel_absent(listed | set(leases), issuer)
-        self._leases.set_issuer(leases, issuer)
+        for order_id, one in list(self._open.items()):
+            if one.issuer == issuer and order_id not in listed:
+                self._cancel(one, "the aggregator called it off")
         self._listed = tuple(leases)
         self._clear_doubt()
         for order in orders:
@@ -143,14 +145,6 @@ class Orders:
             log.info("the leases of the node are known again: %s", ", ".join(known) or "there is none")
             self._leases.clear_doubt()
             self._store.set_doubt("")
-
-    def _cancel_absent(self, listed: set[str], issuer: str) -> None:
-        for order_id, one in list(self._open.items()):
-            if one.issuer == issuer and order_id not in listed:
-                self._cancel(one, "the aggregator called it off")
-        for held in self._leases.held:
-            if held.issuer == issuer and held.lease.id not in listed:
-                self._end_lease(held.lease, RELEASED)
 
     def _cancel(self, one: OpenOrder, why: str) -> None:
         """Cancel an order that can be cancelled; a lease cannot."""
@@ -189,7 +183,7 @@ class Orders:
         elif order.kind == OrderKind.LEASE and order.lease is not None:
             # It is reported as accepted once it is stored.
             self._open[order.id].report = OrderReport(status=OrderStatus.RUNNING, message="about to be stored")
-            self._tasks.start(f"lease {order.lease.id}", self._store_lease(order, order.lease, issuer))
+            self._tasks.start(f"lease {order.lease.id}", self._store_lease(order, order.lease))
         else:
             self._report(order.id, _refusal(f"no such kind of order here: {order.kind!r}"))
 
@@ -220,11 +214,9 @@ class Orders:
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    async def _store_lease(self, order: Order, lease: Lease, issuer: str) -> None:
+    async def _store_lease(self, order: Order, lease: Lease) -> None:
         try:
-            report = await claim_devices(
-                lease, issuer, leases=self._leases, store=self._store, scheduler=self._scheduler
-            )
+            report = await claim_devices(lease, leases=self._leases, store=self._store, scheduler=self._scheduler)
         except Exception as error:  # in any case the order must not stay open for ever, nor the lease in force
             known = isinstance(error, OSError)
             log.error("lease %s of job %s: cannot be stored: %s", lease.id, lease.job, error, exc_info=not known)

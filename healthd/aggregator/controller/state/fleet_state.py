@@ -8,6 +8,8 @@ talks or decides.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -26,6 +28,8 @@ from healthd.core.text import counted
 
 MOST_DECIDED = 2000
 """Decided gates kept in memory for those who ask again; older ones are read from the store."""
+MOST_ENDED = 4096
+"""Leases of which it is kept in memory whether they have ended; of others that is read from the store."""
 
 
 class FleetState:
@@ -42,6 +46,10 @@ class FleetState:
         self.leases: dict[str, LeaseRow] = {}
         self.leases_of: dict[str, tuple[str, ...]] = {}
         self.adopted: set[str] = set()
+        self._lease_key = loaded.meta.get("lease_key", "").encode()
+        self._proven: dict[tuple[str, int], frozenset[str]] = {}  # adopted leases that this database granted
+        self._ended: OrderedDict[str, LeaseRow | None] = OrderedDict()  # None: the store does not know the lease
+        self._granted_now: set[str] = set()  # by this process, to gates that are open
         self.reserved: dict[str, str] = {}
         self.claims: dict[str, Claim] = {}
         self._current_claims: Mapping[str, Claim] | None = None
@@ -88,6 +96,7 @@ class FleetState:
         batch.changes.append(PutGate(gate=gate))
         if gate.decision is not None:
             del self.gates[gate.id]
+            self._granted_now.difference_update(grant.lease_id for grant in (before or gate).granted.values())
             batch.decided.append(gate)
             states = tuple(states)
             batch.changes.append(PutEvidence(gate=gate.id, states=states))
@@ -106,8 +115,12 @@ class FleetState:
         """Replace a gate of which only the times when its members were heard have changed; these are not written."""
         self.gates[gate.id] = gate
 
-    def keep_times_heard(self, before: FleetState, now: float) -> None:
-        """Copy from former memory when members were heard, which is not on disk; `now` for gates that it has not."""
+    def go_on_from(self, before: FleetState, now: float) -> None:
+        """
+        Copy from former memory of this process what is not on disk: which leases it has granted, and when members were
+        heard (`now` for gates that it has not).
+        """
+        self._granted_now.update(before._granted_now)
         for gate in self.gates.values():
             if gate.group is None:
                 continue
@@ -128,8 +141,11 @@ class FleetState:
         if isinstance(effect, Accuse):
             batch.accused.append(effect)
             batch.event(effect.node, "accused", f"job {gate.request.job}: {effect.reason.message}")
-        elif isinstance(effect, GrantLease) and effect.lease_id not in self.leases:
-            self.put_lease(batch, self._new_lease(batch, gate, effect))
+        elif isinstance(effect, GrantLease):
+            known = self.leases.get(effect.lease_id)
+            self._granted_now.add(effect.lease_id)
+            if known is None or known.node != effect.node:
+                self.put_lease(batch, self._new_lease(batch, gate, effect))
         elif isinstance(effect, RevokeLease):
             self.end_lease(batch, effect.lease_id, effect.why)
 
@@ -163,16 +179,95 @@ class FleetState:
             grace_seconds=self.policy.lease_grace_seconds,
             max_seconds=self.policy.lease_max_seconds,
             age_seconds=0.0,
+            proof=self._proof(effect.lease_id, gate.id, gate.request.job, gate.request.attempt),
         )
         return LeaseRow(node=effect.node, lease=lease, state=LeaseState.GRANTED, granted_at=batch.now)
+
+    def _proof(self, lease_id: str, gate: str, job: str, attempt: int) -> str:
+        """What a lease carries so that this database recognizes it, also a copy from before the lease was granted."""
+        if not self._lease_key:
+            return ""
+        said = "\n".join((lease_id, gate, str(attempt), job)).encode()
+        return hmac.new(self._lease_key, said, hashlib.sha256).hexdigest()
+
+    def granted_here(self, lease: Lease) -> bool:
+        """Whether this database granted the lease, whatever of that it still knows."""
+        proof = self._proof(lease.id, lease.gate, lease.job, lease.attempt)
+        return bool(proof) and hmac.compare_digest(lease.proof.encode(), proof.encode())
+
+    def leases_from_before(self, gate: Gate) -> tuple[LeaseRow, ...]:
+        """
+        The leases that an open gate, or its job and attempt, had before this process started. Nobody knows whether the
+        job was admitted with them: the database may be a copy, and the admission in what it has lost.
+
+        They are those that the gate granted, and adopted ones that this database granted, too. For a gate that names
+        its nodes, adopted ones of other nodes count only if they are of this very gate. Gates of a group count their
+        own attempts, so there only those of this gate do.
+        """
+        named, group = gate.request.nodes, gate.group is not None
+        proven = self._proven.get((gate.request.job, gate.request.attempt), ())
+        found = {
+            row.lease.id: row
+            for row in (self.leases[lease_id] for lease_id in proven)
+            if row.lease.gate == gate.id or (not group and (not named or row.node in named))
+        }
+        for grant in gate.granted.values():
+            if grant.lease_id not in self._granted_now and self.lease_stands(grant.lease_id):
+                found[grant.lease_id] = self.leases[grant.lease_id]
+        return tuple(found[lease_id] for lease_id in sorted(found))
+
+    def gates_with_proven_leases(self) -> set[str]:
+        """The open gates that have such leases."""
+        return {self.keys[key] for key in self._proven if self.keys.get(key) in self.gates}
+
+    def leases_to_look_up(self, lease_ids: Iterable[str]) -> tuple[str, ...]:
+        """Those of which it is not known here whether they have ended."""
+        return tuple(one for one in lease_ids if one not in self.leases and one not in self._ended)
+
+    def note_looked_up(self, lease_ids: Iterable[str], found: Iterable[LeaseRow]) -> None:
+        """Take in what the store knows of these leases."""
+        rows = {row.lease.id: row for row in found if row.state is LeaseState.CLOSED}
+        for lease_id in lease_ids:
+            self._note_ended(lease_id, rows.get(lease_id))
+
+    def ended_lease(self, lease_id: str) -> LeaseRow | None:
+        """A lease that has ended by a record of this database; None where it has no such record."""
+        return self._ended.get(lease_id)
+
+    def _note_ended(self, lease_id: str, row: LeaseRow | None) -> None:
+        self._ended[lease_id] = row
+        self._ended.move_to_end(lease_id)
+        while len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def leases_of_job(self, gate: Gate) -> tuple[LeaseRow, ...]:
+        """Every lease of a gate, and adopted ones of the same job and attempt."""
+        asked = (gate.request.job, gate.request.attempt)
+        return tuple(
+            row
+            for row in self.leases.values()
+            if row.lease.gate == gate.id or (row.adopted and (row.lease.job, row.lease.attempt) == asked)
+        )
+
+    def move_lease(self, batch: Batch, row: LeaseRow, node: str) -> None:
+        """The machine that holds a lease has another name now."""
+        self._index(dataclasses.replace(row, node=node))
+        self._claim(row.node)
+        batch.freed.add(row.node)
+        batch.touched.add(row.node)
+        of_job = f"the lease of job {row.lease.job} attempt {row.lease.attempt}"
+        batch.event(row.node, "renamed", f"the machine with its key calls itself {node} now; {of_job} went with it")
+        batch.event(node, "renamed", f"this machine was {row.node}, by its key; {of_job} came with it")
+        self.put_lease(batch, self.leases[row.lease.id])
 
     def put_lease(self, batch: Batch, row: LeaseRow) -> None:
         """Add or replace a lease. A closed one is dropped from memory."""
         known = self.leases.get(row.lease.id)
         if known is None or known.state is not row.state:
+            came = known is None and row.adopted and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED)
             batch.event(
                 row.node,
-                "lease adopted" if known is None and row.adopted else f"lease {row.state.value}",
+                "lease adopted" if came else f"lease {row.state.value}",
                 f"job {row.lease.job} attempt {row.lease.attempt}" + (f": {row.why}" if row.why else ""),
             )
         self._index(row)
@@ -183,7 +278,7 @@ class FleetState:
             batch.freed.add(row.node)
 
     def end_lease(self, batch: Batch, lease_id: str, why: str) -> None:
-        """Stop listing a lease; its node is free once it has let go of it."""
+        """Withdraw a lease; its node is free once it says that it has let go of it."""
         row = self.leases.get(lease_id)
         if row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED):
             self.put_lease(batch, dataclasses.replace(row, state=LeaseState.ENDING, why=why))
@@ -199,18 +294,27 @@ class FleetState:
         return row is not None and row.state in (LeaseState.GRANTED, LeaseState.ACKNOWLEDGED)
 
     def _index(self, row: LeaseRow) -> None:
-        others = tuple(key for key in self.leases_of.get(row.node, ()) if key != row.lease.id)
-        self.adopted.discard(row.lease.id)
-        if row.state is LeaseState.CLOSED:
-            self.leases.pop(row.lease.id, None)
-            self.leases_of[row.node] = others
+        lease_id, key = row.lease.id, (row.lease.job, row.lease.attempt)
+        before = self.leases.get(lease_id)
+        if before is not None:
+            others = tuple(one for one in self.leases_of[before.node] if one != lease_id)
+            self.leases_of[before.node] = others
             if not others:
-                del self.leases_of[row.node]
-        else:
-            self.leases[row.lease.id] = row
-            self.leases_of[row.node] = (*others, row.lease.id)
-            if row.adopted:
-                self.adopted.add(row.lease.id)
+                del self.leases_of[before.node]
+        self.adopted.discard(lease_id)
+        if proven := self._proven.pop(key, frozenset()) - {lease_id}:
+            self._proven[key] = proven
+        if row.state is LeaseState.CLOSED:
+            self.leases.pop(lease_id, None)
+            self._note_ended(lease_id, row)
+            return
+        self._ended.pop(lease_id, None)
+        self.leases[lease_id] = row
+        self.leases_of[row.node] = (*self.leases_of.get(row.node, ()), lease_id)
+        if row.adopted:
+            self.adopted.add(lease_id)
+            if row.state is not LeaseState.ENDING and self.granted_here(row.lease):
+                self._proven[key] = self._proven.get(key, frozenset()) | {lease_id}
 
     def current_claims(self) -> Mapping[str, Claim]:
         """Who has which node now, as a mapping that later changes do not touch."""

@@ -1,8 +1,11 @@
 """
 Brings the leases in memory in line with what nodes report, and tells the nodes their orders.
 
-A lease that this database does not know is adopted, so that its node is not given to another job. It counts for the
-node that holds it and for nothing else: whether the database was lost is decided by many nodes (`recovery`).
+A lease that a node holds ends only by a record that it has ended: the node's own, or one here (it was released,
+superseded, refused). One that this database does not know to be over is adopted, whatever it knows of the lease's gate,
+so that its node is not given to another job. It counts for the node that holds it and for nothing else: whether the
+database was lost is decided by many nodes (`recovery`). A lease goes with the machine that holds it, which is known by
+its key: when the machine starts again under another name, it is that node's.
 """
 
 from __future__ import annotations
@@ -143,6 +146,7 @@ class LeaseReconciler:
             self._heard_at[name] = batch.now - node.heard_seconds  # also of a duplicate: it is there
         if node is None or node.state is None or node.duplicate:
             return
+        self._move_leases(batch, node, node.state)
         self._adopt(batch, node, node.state)
         self._follow_leases(batch, node, node.state)
         labels = node.state.labels
@@ -162,22 +166,30 @@ class LeaseReconciler:
                 )
             elif row.state is LeaseState.GRANTED and status == OrderStatus.ACCEPTED and lease_id in held_leases:
                 self._fleet_state.put_lease(batch, dataclasses.replace(row, state=LeaseState.ACKNOWLEDGED))
-            elif row.state is LeaseState.ENDING and lease_id not in held_leases and node.confirmed:
-                # A listed lease that is missing has not ended: the node stores it again, or reports its end.
+            elif row.state is LeaseState.ENDING and lease_id not in held_leases and report is None and node.confirmed:
+                # A standing lease that is missing has not ended: the node stores it again, or reports its end.
                 self._fleet_state.close_lease(batch, row, "the node does not hold it any more")
 
     def _adopt(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
         """Adopt leases and a quarantine that another database gave, or this one before an old copy was restored."""
-        foreign = [lease for lease in state.leases if self._unknown(node.node, lease)]
+        foreign = [lease for lease in state.leases if self._unknown(node, lease)]
         for lease in foreign:
+            report = node.orders.get(lease.id)
+            # While the node looks at who has the devices, nobody was told that the job may start.
+            taken = report is None or report.status == OrderStatus.ACCEPTED
             row = LeaseRow(
                 node=node.node,
                 lease=dataclasses.replace(lease, age_seconds=0.0),
-                state=LeaseState.ACKNOWLEDGED,
+                state=LeaseState.ACKNOWLEDGED if taken else LeaseState.GRANTED,
                 granted_at=batch.now - lease.age_seconds,
                 adopted=True,
             )
             self._fleet_state.put_lease(batch, row)
+        for ended in filter(None, (self._fleet_state.ended_lease(lease.id) for lease in state.leases)):
+            # As of a node that was forgotten while it was away: it has yet to be told.
+            if node.confirmed and self._is_of(node.node, ended.node):
+                again = dataclasses.replace(ended, node=node.node, state=LeaseState.ENDING, closed_at=None)
+                self._fleet_state.put_lease(batch, again)
         other = node.issuer is not None and node.issuer != self._fleet_state.store_id
         missed = node.issuer == self._fleet_state.store_id and self._not_in_this_copy(state.quarantine)
         if (other or missed) and state.quarantine is not None:
@@ -204,17 +216,34 @@ class LeaseReconciler:
         elif known is None or known.owner_kind == "rule":
             self._fleet_state.put_quarantine(batch, node, quarantine)
 
-    def _unknown(self, node: str, lease: Lease) -> bool:
+    def _unknown(self, node: FleetNode, lease: Lease) -> bool:
         """
-        Whether the lease was not given by this database as it is now: by another one, or by this one before an old copy
-        was restored.
-
-        False for a lease that the node cannot claim: of a gate that is known here, or of another node.
+        Whether this database has no record of the lease: another one granted it, or this one before an old copy was
+        put back. False for a lease that the node cannot claim, because it is of another node that is known here.
         """
-        named = _LEASE_ID.fullmatch(lease.id)
-        if named is not None and (named["node"] != node or named["gate"] in self._fleet_state.gate_ids):
+        if lease.id in self._fleet_state.leases or self._fleet_state.ended_lease(lease.id) is not None:
             return False
-        return lease.id not in self._fleet_state.leases and lease.gate not in self._fleet_state.gate_ids
+        named = _LEASE_ID.fullmatch(lease.id)
+        return named is None or self._is_of(node.node, named["node"]) or self._registry.node(named["node"]) is None
+
+    def _move_leases(self, batch: Batch, node: FleetNode, state: NodeState) -> None:
+        """Leases that the machine holds, or says the end of, come with it when it has another name now."""
+        for lease_id in dict.fromkeys((*(lease.id for lease in state.leases), *node.orders)):
+            row = self._fleet_state.leases.get(lease_id)
+            if row is not None and row.node != node.node and self._is_of(node.node, row.node):
+                self._fleet_state.move_lease(batch, row, node.node)
+
+    def _is_of(self, node: str, name: str) -> bool:
+        """Whether this is a name of the node's machine: its own, or one under which it spoke before with its key."""
+        return name == node or name in self._registry.former_names(node)
+
+    def look_up(self, heard: Iterable[str]) -> tuple[str, ...]:
+        """Leases that these nodes hold and of which only the store can tell whether they have ended."""
+        held: dict[str, None] = {}
+        for name in heard:
+            with contained(Where.NODE, name):
+                held.update(dict.fromkeys(self._registry.lease_ids(name)))
+        return self._fleet_state.leases_to_look_up(held)
 
     # --- what is told -------------------------------------------------------------------------------------------------
 

@@ -22,9 +22,8 @@ def orders_for(fleet: FleetState, node: str) -> tuple[Order, ...]:
         found.append(fleet.probes[node])
     within = fleet.policy.lease_ack_seconds
     for lease_id in fleet.leases_of.get(node, ()):
+        # A node keeps a lease until it is told with its id that it is over.
         row, ended = fleet.leases[lease_id], not fleet.lease_stands(lease_id)
-        # A lease of ours ends when it is not listed. A node may not know yet that an adopted lease is ours now.
-        if row.adopted or not ended:
-            order = Order(id=lease_id, kind=OrderKind.LEASE, deadline_seconds=within, withdrawn=ended, lease=row.lease)
-            found.append(order)
+        order = Order(id=lease_id, kind=OrderKind.LEASE, deadline_seconds=within, withdrawn=ended, lease=row.lease)
+        found.append(order)
     return tuple(found)
