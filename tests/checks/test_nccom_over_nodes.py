@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from checks.collective.nccom.judge import judge_step
 from checks.collective.nccom.launch import (
     OverNodes,
     checks_over_nodes,
@@ -27,6 +28,8 @@ from checks.collective.nccom.launch import (
 )
 from checks.collective.nccom.plan import Step
 from checks.collective.nccom.report import Abilities, read_report
+from checks.collective.nccom.run import Ran
+from checks.contract import Status
 from tests.fakes.remote_shell import ssh_command
 
 ROOT = Path(__file__).parents[2]
@@ -107,12 +110,27 @@ def test_old_kernels_need_fork_safety(kernel: str, safe: bool) -> None:
         {"hosts": ("a", "b", "c")},
         {"main": ""},
         {"main": "a b"},
-        {"mode": "slurm", "abilities": Abilities(flags=frozenset(), check=())},
+        {"mode": "slurm"},  # without a job: srun would wait for nodes, as if the collective hung
+        {"mode": "slurm", "slurm_job_id": 7, "abilities": Abilities(flags=frozenset(), check=())},
     ],
 )
 def test_round_that_cannot_be_meant_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         plan(**changes)
+
+
+@pytest.mark.parametrize(
+    "words", ["root@10.77.0.3: Permission denied (publickey,password).", "Host key verification failed."]
+)
+def test_missing_keys_are_no_fault_of_a_node(words: str) -> None:
+    output = f"{words}\nORTE was unable to reliably start one or more daemons.\n1 errors found - test failed\n"
+    ran = Ran(
+        step=STEP, returncode=1, output=output, report=None, log=None, log_text=None, seconds=1.0, timeout_seconds=20.0
+    )
+    (found,) = judge_step(CHECK, ran, {}, checked=True, cut_short=False, deep=False)
+    assert (found.status, found.reason) == (Status.UNKNOWN, "NoPermission")
+    assert words in found.message
+    assert "key" in found.message
 
 
 # --- with the real Open MPI -------------------------------------------------------------------------------------------

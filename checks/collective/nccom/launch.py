@@ -99,7 +99,9 @@ def plan_over_nodes(
         words += ["--data-collector-host", main]
     if mode == "slurm":
         _require(abilities.knows("--slurm-mode"), "this nccom-test knows no --slurm-mode; update aws-neuronx-tools")
-        words += ["--slurm-mode", *(["--slurm-job-id", str(slurm_job_id)] if slurm_job_id is not None else [])]
+        # Without one srun would wait for an allocation of its own, which looks like a collective that hangs.
+        _require(slurm_job_id is not None, "no job of Slurm asks for it; ask with --workload slurm:N")
+        words += ["--slurm-mode", "--slurm-job-id", str(slurm_job_id)]
     else:
         words += ["--hosts", *hosts]
     environment = {
