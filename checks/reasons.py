@@ -184,12 +184,6 @@ _ALL = (
     Reason("Busy", "Somebody uses the devices, so the check did not run.", Blame.CHECK, Action.RETRY),
     Reason("NotApplicable", "The check does not concern this node.", Blame.CHECK, Action.NONE),
     Reason("Cancelled", "The run was called off before the check ended.", Blame.CHECK, Action.RETRY),
-    Reason(
-        "LaunchRefused",
-        "What a multi-node nccom-test wanted started is not what was planned, so nothing was started.",
-        Blame.CHECK,
-        Action.INSPECT,
-    ),
     Reason("InjectedFault", "A fault that an operator injected.", Blame.NODE, Action.NONE),
     # The fleet.
     Reason("NoChecks", "No check is enabled, so nothing is known.", Blame.CHECK, Action.INSPECT),

@@ -20,7 +20,7 @@ REMEDY = "run 'healthd warm' on this node, or share compile_cache of [probe] wit
 # A single node cannot compile the graphs of ranks of several nodes.
 REMEDY_BETWEEN_NODES = (
     "let the probes compile (on_cold_cache of [probe]), share compile_cache with a node that has been in such a group, "
-    "or let nccom-test carry collectives between nodes"
+    "or let nccom-test carry collectives between nodes (nccom_launch of [policy])"
 )
 
 

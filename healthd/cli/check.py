@@ -218,11 +218,11 @@ def unused_limits(limits: Mapping[str, object], state: NodeState) -> tuple[str, 
     """Limits that judged nothing in a whole run: a name that is misspelt would otherwise go unnoticed."""
     if not limits:
         return ()
-    from healthd.core.model import launch_permission
+    from checks.collective.nccom.launch import PREFIX
     from healthd.runner.settings import BETWEEN_NODES
 
     measured = {m.name for result in state.results for finding in result.findings for m in finding.measurements}
-    inside = (name for name in limits if not name.startswith((BETWEEN_NODES, launch_permission.PREFIX)))
+    inside = (name for name in limits if not name.startswith((BETWEEN_NODES, PREFIX)))
     return tuple(name for name in inside if name.partition("@")[0].partition("/")[0] not in measured)
 
 

@@ -28,7 +28,7 @@ from healthd.node.http.control_socket import ControlApi, check_faults
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.interfaces import check_interface, peer_address
 from healthd.node.jobs.step_reports import FILE, StepReports
-from healthd.node.nccom.round import RoundSettings
+from healthd.node.nccom import RoundSettings
 from healthd.node.occupancy.schedulers import Schedulers
 from healthd.node.orders.collectives import Collectives
 from healthd.node.orders.leases import LeaseStore
@@ -119,7 +119,6 @@ async def _serve(
         node=settings.name,
         host=Host(settings.host_root),
         limits=runner.settings.limits,
-        carried=settings.nccom_carried,
         lnc=lambda: _lnc(runner),
     )
     leases = LeaseStore(settings.state_dir / "orders.json", clock=clock, boot_id=store.boot_id)

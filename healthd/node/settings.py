@@ -189,10 +189,6 @@ class NodeSettings:
     """Network interface (`eth1`) by which the ranks of this node talk to those of others. None: the one by which this
     machine would speak to them, which on a host with one network is the only one there is."""
 
-    nccom_carried: bool = False
-    """Whether the aggregator's line may carry mpirun's start of its daemon to this node, for nccom-test over several
-    nodes without ssh. What is started then does what the round's main node says, as root: so it is off by default."""
-
     aliases: tuple[str, ...] = ()
     """Other names of the node that a gate may use, such as the scheduler's."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from healthd.aggregator.validation.plan import begin, shown_in
 from healthd.core.model import GateRequest, OrderReport, OrderStatus, RankReport, ValidationKind
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import Lab
-from tests.aggregator.world import NOW
+from tests.aggregator.world import NOW, neuron, node, state
 
 NAME = "data_parallel_step"
 COUNT = 4
@@ -225,6 +226,7 @@ def test_orders_of_a_validation_name_what_its_gate_was_asked_for() -> None:
 
 
 def test_nccom_test_runs_no_training_steps_so_ranks_of_torch_do() -> None:
-    policy = Policy(collective_carrier="nccom")
-    assert launch_mode(("n1",), {}, policy, ("all_reduce", NAME)) == "carried"
-    assert launch_mode(("n1",), {}, policy, (NAME,)) is None
+    policy = Policy(nccom_launch="ssh")
+    fleet = {"n1": node("n1", dataclasses.replace(state("n1"), inventory=neuron()))}
+    assert launch_mode(("n1",), fleet, policy, ("all_reduce", NAME)) == "ssh"
+    assert launch_mode(("n1",), fleet, policy, (NAME,)) is None

@@ -22,8 +22,10 @@ from healthd.core.model import (
     Allocation,
     CheckResult,
     CheckSpec,
+    DeviceRecord,
     GateRequest,
     Health,
+    Inventory,
     Lease,
     NodeState,
     Order,
@@ -111,6 +113,20 @@ def state(
 
 def with_wrong(age: float = 5.0) -> tuple[CheckResult, ...]:
     return (good_results(age)[0], WRONG, good_results(age)[2])
+
+
+def neuron(ranks: int = 2, accelerator: str = "neuron") -> Inventory:
+    """One Trainium chip of so many cores, or something else of as many."""
+    record = DeviceRecord(target="neuron:0", kind="Trainium", serial=None, cores=ranks, memory_bytes=None)
+    return Inventory(
+        accelerator=accelerator,
+        device_count=1,
+        core_count=ranks,
+        memory_bytes=None,
+        efa_count=None,
+        devices=(record,),
+        workers=tuple(f"neuroncore:{i}" for i in range(ranks)),
+    )
 
 
 def node(name: str, node_state: NodeState | None = None, **changed: object) -> FleetNode:

@@ -14,10 +14,7 @@ import pytest
 
 from checks.host import control_group, guard, running
 from checks.host.running import TimeUpError, run_program
-from tests.runner.launch_kit import (
-    alive,
-    wait_until,
-)
+from tests.runner.runner_kit import alive, wait_until
 
 PATH = {"PATH": os.environ["PATH"]}
 

@@ -23,7 +23,6 @@ from healthd.core.config.load import load
 from healthd.core.config.toml_text import parse_toml
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.model import SyncAnswer
-from healthd.node.nccom.rsh import RshError, read_request
 from healthd.node.occupancy import ecs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -81,12 +80,11 @@ def of_config(text: bytes) -> None:
         (protocol.decode, protocol.ProtocolError),
         (lambda body: ecs.parse_tasks(body, ()), ecs.NotUnderstoodError),
         (lambda body: neuron_ls.parse(body.decode()), ValueError),
-        (lambda body: read_request(body + b"\n"), RshError),
         (lambda body: files.decode(body, what="baselines"), BadInputError),
         (lambda body: files.decode(b"a = " + body, what="baselines", toml=True), BadInputError),
         (of_config, ValueError),
     ],
-    ids=["worker", "ecs", "neuron-ls", "rsh", "baselines", "baselines toml", "toml"],
+    ids=["worker", "ecs", "neuron-ls", "baselines", "baselines toml", "toml"],
 )
 def test_every_decoder_of_foreign_text_refuses_depth_in_its_own_way(
     decode: Callable[[bytes], object], raised: type[Exception]

@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from healthd.core.http.exposition import exposition
-from healthd.core.model import CheckResult, Order
+from healthd.core.model import CheckResult
 from healthd.core.tasks import Tasks
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.tcp_socket import NodeApi
 from healthd.node.settings import ActiveSettings, Unprompted
 from healthd.runner.settings import Plan
 from tests.node.node_kit import World, eventually, lease, lease_order, quiet, run, run_order
-from tests.runner.launch_kit import order
+from tests.node.test_node_collectives import collective
 
 ON_ORDER = ActiveSettings(unprompted=Unprompted.OFF)
 
@@ -92,8 +92,7 @@ def test_order_that_cannot_be_begun_is_refused_and_a_lease_beside_it_is_stored(t
         async with World(tmp_path, active=ON_ORDER) as world:
             await quiet()
             world.orders._collectives = Collectives()  # type: ignore[assignment]
-            wanted = Order(id="C1", kind="collective", deadline_seconds=9.0, collective=order())
-            await world.take(wanted, lease_order(lease()))
+            await world.take(collective("C1"), lease_order(lease()))
             await eventually(lambda: world.status("L1") == "accepted")
             assert world.status("C1") == "refused"
             assert "an error of healthd's own: KeyError" in world.orders.reports()["C1"].message

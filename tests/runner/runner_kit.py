@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +123,18 @@ def wait_gone(pid: int, within_seconds: float = 2.0 * PATIENCE) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds * PATIENCE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)

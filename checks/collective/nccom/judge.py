@@ -26,6 +26,10 @@ _NO_DRIVER = re.compile(
     r"Driver is not running|Unable to determine Neuron Driver version|Could not open the nd\d"
     r"|No neuron device available"
 )
+# Texts of OpenSSH, by which mpirun gets onto other nodes: an operator's keys are missing, which is no fault of a node.
+_NO_KEYS = re.compile(
+    r"Permission denied \((?:publickey|password|keyboard|gssapi|hostbased)|Host key verification failed"
+)
 _ERRORS = re.compile(r"(?<!\d)0*[1-9]\d* errors? found")
 _RUN_FAILED = re.compile(r"Failure running neuron-bench|\bNRT[:_]|FATAL-RT")
 # What a wrong value is called is not documented: words that can hardly mean anything else.
@@ -123,6 +127,12 @@ def _not_measured(what: str, ran: Ran) -> Finding | None:
     if busy := _BUSY.search(ran.words):
         text = f"{what} did not run: the cores are taken: {_line_of(ran.words, busy.start())}"
         return Finding(status=Status.SKIP, reason="Busy", message=text, target="node")
+    if refused := _NO_KEYS.search(ran.words):
+        text = (
+            f"{what} did not start: ssh between the nodes was refused: {_line_of(ran.words, refused.start())}; give "
+            "the daemon's user a key for the other nodes, or set nccom_launch of [policy] to off"
+        )
+        return Finding(status=Status.UNKNOWN, reason="NoPermission", message=text, target="node")
     if ran.returncode == _USAGE_EXIT and re.search(r"usage:|error: ", ran.output):
         text = f"nccom-test did not understand its arguments: {words}; report this with its version"
         return Finding(status=Status.UNKNOWN, reason="CheckError", message=text, target="node")

@@ -117,13 +117,10 @@ class Policy:
     """What runs over the nodes besides from the deep tier on, and alone in a validation of the kind `training`. Steps
     of all ranks together: what a job does, with gradients that must come out the same on all."""
 
-    collective_carrier: Literal["auto", "torch", "nccom"] = "auto"
-    """What runs them: ranks of torch, or nccom-test over the nodes. auto: nccom-test where all nodes are Neuron
-    and let it be carried, which their own `nccom_carried` says."""
-
-    nccom_launch: Literal["carried", "ssh", "slurm"] = "carried"
-    """How nccom-test gets onto the nodes: by their own line to the aggregator, by ssh, or as a step of a Slurm job.
-    carried: it needs neither keys between nodes nor a scheduler."""
+    nccom_launch: Literal["off", "ssh", "slurm"] = "off"
+    """How nccom-test gets onto the nodes, where all nodes of a group are Neuron: by ssh, or as a step of a Slurm job.
+    off: ranks of torch run the collectives, as on all other nodes; they need neither keys between nodes nor a job of
+    Slurm."""
 
     collective_ports: tuple[int, int] = (29500, 29999)
     """First and last TCP port on which the first rank of a group waits for the others. Where torch's own default is."""

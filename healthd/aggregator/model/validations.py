@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from healthd.core.model import Launch, Reason
+from healthd.core.model import Reason
 from healthd.localize.model import Outcome, Verdict
 
 
@@ -30,8 +30,7 @@ class Group:
     `ends_at` is when all its nodes must have reported. `met_at` is when all ranks were seen to be up: how long some
     take to start is no fault, but from here on they must find each other. `failing_since` is when the first rank was
     seen lost: the others get a grace to say what they saw. `closed`: its orders are called off, last reports come in
-    until `ends_at`. `hosts` are the members' addresses where nccom-test runs over them, empty for ranks of torch;
-    `launches` is what its main node may have started on others, and `refused` why it may not have something else.
+    until `ends_at`. `hosts` are the members' addresses where nccom-test runs over them, empty for ranks of torch.
     `compile_seconds` is how much longer it may take where ranks say that they have to compile.
     """
 
@@ -45,8 +44,6 @@ class Group:
     failing_since: float | None = None
     closed: bool = False
     hosts: tuple[str, ...] = ()
-    launches: tuple[Launch, ...] = ()
-    refused: str = ""
     compile_seconds: float = 0.0
 
     @property
@@ -102,7 +99,7 @@ class Validation:
     `partners` are idle nodes with good evidence of their own, reserved for the search. `ranks` is how many each has,
     `whole` the first rank of each in the first whole group; `labels` are those of topology. `deadline`: the search ends
     with what is known. `turn` counts the groups started, for ids and ports. `why` is what the round under way is for.
-    `launch` is how nccom-test gets onto the nodes (carried, ssh, slurm); None: ranks of torch run the collectives.
+    `launch` is how nccom-test gets onto the nodes (ssh, slurm); None: ranks of torch run the collectives.
     `checks` are what groups run; empty: the policy's collectives. `left_out` says in sentences what they do not run,
     because a member does not know it. `chance` is what was known of chance when it began.
     """

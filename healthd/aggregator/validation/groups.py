@@ -58,7 +58,6 @@ def orders_of(validation: Validation, node: str, policy: Policy, *, workload: st
                 withdrawn=group.closed,
                 collective=order,
             ),
-            *nccom.launch_orders(group, validation, node, deadline_seconds=within),
         )
     return ()
 
@@ -81,23 +80,16 @@ def watch(now: float, validation: Validation, nodes: Nodes, policy: Policy) -> V
                 )
             )
             continue
-        if group.hosts and not group.closed:
-            group = _followed(now, validation, group, reports, policy)
+        if group.hosts and not group.closed and nccom.has_ended(group, reports):
+            group = _called_off(now, group)
         groups.append(_looked_at(now, group, reports, nodes, policy, len(nccom.checks_of(validation, policy))))
     if tuple(groups) == validation.groups:
         return validation
     return dataclasses.replace(validation, groups=tuple(groups), done=tuple(done))
 
 
-def _followed(
-    now: float, validation: Validation, group: Group, reports: Mapping[str, OrderReport], policy: Policy
-) -> Group:
-    """One that nccom-test runs over: its main node knows when it is over, and asks to have things started before."""
-    order = orders_of(validation, group.members[0], policy, workload="")[0].collective
-    assert order is not None
-    group, over = nccom.follow(group, order, reports)
-    if not over:
-        return group
+def _called_off(now: float, group: Group) -> Group:
+    """Its orders are withdrawn; its nodes have a moment to say what they saw."""
     return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
 
 
@@ -110,13 +102,13 @@ def _looked_at(
     if group.met_at is None and all_up(group, reports):
         group = dataclasses.replace(group, met_at=now)
     if _join_by(group, reports, policy, checks) <= now:
-        return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
+        return _called_off(now, group)
     mute = len(reports) < len(group.seats) and now >= group.started_at + policy.collective_contact_seconds
     gone = any(_unheard_seconds(nodes.get(name)) > policy.silent_seconds for name in group.members)
     if group.failing_since is None and (mute or gone or lost_ranks(reports)):
         group = dataclasses.replace(group, failing_since=now)
     if group.failing_since is not None and now >= group.failing_since + policy.collective_grace_seconds:
-        return dataclasses.replace(group, closed=True, ends_at=min(group.ends_at, now + LAST_WORDS_SECONDS))
+        return _called_off(now, group)
     return group
 
 
@@ -146,7 +138,6 @@ def _reports(group: Group, nodes: Nodes) -> dict[str, OrderReport]:
     for name in group.members:
         node = nodes.get(name)
         report = None if node is None else node.orders.get(group.order_id(name))
-        report = nccom.with_launches(group, node, report, group.launches)
         if report is not None:
             found[name] = report
     return found

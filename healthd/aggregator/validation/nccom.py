@@ -1,45 +1,29 @@
 """
 Groups that nccom-test runs over instead of ranks of torch: which those are, what their nodes are told, what they gave.
 
-Pure. The main node says what it found; launches that it asks for are judged here before another node hears of them.
+Pure. The main node says what it found.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
-from checks.collective.nccom.vector import Refused
+from checks.collective.nccom.launch import checks_over_nodes
 from checks.contract import Finding, Status
 from healthd.aggregator.model.nodes import FleetNode
 from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.model.validations import Group, Validation
 from healthd.core.evidence import reason
-from healthd.core.model import (
-    FINAL_STATUSES,
-    CollectiveOrder,
-    Launch,
-    LaunchOrder,
-    NccomGroup,
-    Order,
-    OrderReport,
-    OrderStatus,
-    Reason,
-)
-from healthd.core.model.launch_permission import checks_over_nodes, judge
+from healthd.core.model import FINAL_STATUSES, NccomGroup, OrderReport, Reason
 
 
 def launch_mode(
     members: Sequence[str], nodes: Mapping[str, FleetNode], policy: Policy, checks: Sequence[str]
 ) -> str | None:
     """How nccom-test gets onto these nodes; None where torch carries their collectives, or it can run no check."""
-    if policy.collective_carrier == "torch" or not checks_over_nodes(checks):
+    if policy.nccom_launch == "off" or not checks_over_nodes(checks):
         return None
-    if policy.collective_carrier == "nccom":
-        return policy.nccom_launch
-    kinds = {_kind(nodes.get(name)) for name in members}
-    willing = policy.nccom_launch != "carried" or all(_lets_carry(nodes.get(name)) for name in members)
-    return policy.nccom_launch if kinds == {"neuron"} and willing else None
+    return policy.nccom_launch if {_kind(nodes.get(name)) for name in members} == {"neuron"} else None
 
 
 def checks_of(validation: Validation, policy: Policy) -> tuple[str, ...]:
@@ -76,51 +60,10 @@ def nccom_of(group: Group, validation: Validation) -> NccomGroup | None:
     return NccomGroup(mode=validation.launch, hosts=group.hosts, nodes=group.members)
 
 
-def launch_id(group: Group, launch: Launch) -> str:
-    """Of the order to start it: each check of a group starts one thing on a node, once."""
-    return f"{group.order_id(launch.node)}:launch:{launch.check}"
-
-
-def launch_orders(group: Group, validation: Validation, node: str, *, deadline_seconds: float) -> tuple[Order, ...]:
-    """What a node is to start, as long as the group is open."""
-    return tuple(
-        Order(
-            id=launch_id(group, launch),
-            kind="launch",
-            deadline_seconds=deadline_seconds,
-            launch=LaunchOrder(validation=validation.id, group=group.id, check=launch.check, argv=launch.argv),
-        )
-        for launch in group.launches
-        if launch.node == node and not group.closed
-    )
-
-
-def with_launches(
-    group: Group, node: FleetNode | None, report: OrderReport | None, launches: Sequence[Launch]
-) -> OrderReport | None:
-    """The report of a node on its order, but that of a launch that it refused: then it takes no part."""
-    for launch in launches:
-        said = node.orders.get(launch_id(group, launch)) if node is not None and launch.node == node.node else None
-        if said is not None and said.status == OrderStatus.REFUSED:
-            return OrderReport(status=OrderStatus.REFUSED, message=said.message)
-    return report
-
-
-def follow(group: Group, order: CollectiveOrder, reports: Mapping[str, OrderReport]) -> tuple[Group, bool]:
-    """Take in what the main node wants started; and whether the group is over: it has ended, or it asks too much."""
+def has_ended(group: Group, reports: Mapping[str, OrderReport]) -> bool:
+    """Whether the main node is done with a group of nccom-test; the others only wait for that."""
     main = reports.get(group.members[0])
-    launches, refused = list(group.launches), group.refused
-    for launch in main.launches if main is not None and not refused else ():
-        if launch in launches:
-            continue
-        found = judge(order, launch, launches)
-        if isinstance(found, Refused):
-            refused = found.reason
-            break
-        launches.append(launch)
-    if refused != group.refused or len(launches) > len(group.launches):
-        group = dataclasses.replace(group, launches=tuple(launches), refused=refused)
-    return group, bool(refused) or (main is not None and main.status in FINAL_STATUSES)
+    return main is not None and main.status in FINAL_STATUSES
 
 
 # --- what it gave -----------------------------------------------------------------------------------------------------
@@ -143,8 +86,6 @@ def findings_of(group: Group, reports: Mapping[str, OrderReport], check: str) ->
 def unfit_main(group: Group, reports: Mapping[str, OrderReport], checks: Sequence[str]) -> Reason | None:
     """Why the main node could not find out anything, which says nothing of the others; None when it has."""
     name = group.members[0]
-    if group.refused:
-        return reason("LaunchRefused", f"{name} asked for what was not planned: {group.refused}", node=name)
     for check in checks:
         findings = findings_of(group, reports, check)
         if any(one.status is Status.FAIL for one in findings):
@@ -157,10 +98,6 @@ def unfit_main(group: Group, reports: Mapping[str, OrderReport], checks: Sequenc
 
 def _nothing(text: str) -> Finding:
     return Finding(status=Status.UNKNOWN, reason="NoData", message=text, target="node")
-
-
-def _lets_carry(node: FleetNode | None) -> bool:
-    return node is not None and node.state is not None and "nccom" in node.state.carriers
 
 
 def _kind(node: FleetNode | None) -> str | None:

@@ -45,7 +45,6 @@ POLICY = (
     "observe_seconds",
     "collective_checks",
     "collective_deep_checks",
-    "collective_carrier",
     "nccom_launch",
     "collective_ports",
     "collective_start_seconds",

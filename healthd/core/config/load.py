@@ -29,10 +29,9 @@ MAX_FILE_BYTES = 4 << 20
 # What Kubernetes injects for a Service named healthd: no setting of ours.
 _INJECTED_BY_KUBERNETES = re.compile(r"HEALTHD_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP)(_.*)?)?)$")
 # Read or set by other means: the job's environment after a preflight, the file's own name, whether the metadata service
-# is asked (checks.host.identity), what mpirun hands on to healthd-rsh, and where a job reports its steps.
+# is asked (checks.host.identity), and where a job reports its steps.
 _NO_SETTINGS = frozenset(
-    f"HEALTHD_{word}"
-    for word in ["RANK", "NNODES", "MAIN", "HOSTFILE", "CONFIG", "IMDS", "RSH_SOCKET", "RSH_ROUND", "STEPS_SOCKET"]
+    f"HEALTHD_{word}" for word in ["RANK", "NNODES", "MAIN", "HOSTFILE", "CONFIG", "IMDS", "STEPS_SOCKET"]
 )
 
 

@@ -103,8 +103,7 @@ class NodeState:
 
     `checks` lists what is enabled: evidence is complete only against this list. `results` holds the last result of
     each check that has run. `faults` lists the injected faults in force. `peer_address` is the IP address by which the
-    ranks of other nodes reach this one's; None where it cannot be told. `carriers` are what may carry collectives
-    between this node and others: torch, and nccom where its owner lets mpirun be started by another node's word.
+    ranks of other nodes reach this one's; None where it cannot be told.
     `hostname` is what its machine calls itself; None where it cannot be told. `compile_seconds` is how much longer an
     ordered run may take here, because it compiles what is not compiled yet; 0 where it says so instead.
     """
@@ -129,6 +128,5 @@ class NodeState:
     address: str | None
     observed_at: float
     peer_address: str | None = None
-    carriers: tuple[str, ...] = ("torch",)
     hostname: str | None = None
     compile_seconds: float = 0.0

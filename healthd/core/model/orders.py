@@ -17,7 +17,6 @@ class OrderKind(enum.StrEnum):
     RUN = "run"
     LEASE = "lease"
     COLLECTIVE = "collective"
-    LAUNCH = "launch"
 
 
 class OrderStatus(enum.StrEnum):
@@ -56,32 +55,13 @@ class NccomGroup:
     """
     That `nccom-test` runs over the nodes of a group, in place of ranks of torch.
 
-    `mode` is how its processes get onto the nodes: carried (by this line), ssh or slurm. `hosts` are the addresses of
-    `nodes`, both in the order of ranks; the first runs nccom-test.
+    `mode` is how its processes get onto the nodes: ssh or slurm. `hosts` are the addresses of `nodes` (in Slurm their
+    names), both in the order of ranks; the first runs nccom-test.
     """
 
     mode: str
     hosts: tuple[str, ...]
     nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What mpirun on the main node wants to have started on `node` for `check`: its words, the host first."""
-
-    check: str
-    node: str
-    argv: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOrder:
-    """Start mpirun's daemon for `check` of a group, if `argv` is what the node's own order of that group plans."""
-
-    validation: str
-    group: str
-    check: str
-    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +113,6 @@ class Order:
     run: RunOrder | None = None
     lease: Lease | None = None
     collective: CollectiveOrder | None = None
-    launch: LaunchOrder | None = None
 
 
 RANK_READY = "ready"
@@ -171,12 +150,10 @@ class OrderReport:
 
     A lease is done when the node ended it because the workload is gone. `message` says why it was refused or ended.
     Results are in the node's state, but for those of a collective: `ranks` says for each rank and check how far it
-    is, and what it found. Where nccom-test carries it, the main node says by check what it found in `findings`, and
-    what it wants started in `launches`.
+    is, and what it found. Where nccom-test carries it, the main node says by check what it found in `findings`.
     """
 
     status: OrderStatus
     message: str = ""
     ranks: tuple[RankReport, ...] = ()
-    launches: tuple[Launch, ...] = ()
     findings: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)

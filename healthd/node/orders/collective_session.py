@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from healthd.core.model import CollectiveOrder, LaunchOrder, OrderReport, OrderStatus, RankReport
+from healthd.core.model import CollectiveOrder, OrderReport, OrderStatus, RankReport
 from healthd.core.tasks import Tasks, is_cancelling, wait_for
 from healthd.node.checks.active_run import Report
 from healthd.node.clock import Clock
 from healthd.node.interfaces import interface_to
-from healthd.node.nccom.round import NccomRound, RoundProgress, RoundSettings
+from healthd.node.nccom import NccomRound, RoundProgress, RoundSettings
 from healthd.runner.collective.order_ranks import OnReport
 from healthd.runner.collective.session import RefusedError
 
@@ -65,18 +65,11 @@ class PendingCollective:
     """The last reports of its ranks."""
     progress: RoundProgress = field(default_factory=RoundProgress)
     """The last progress of its round of nccom-test."""
-    round: NccomRound | None = None
-    """Its round of nccom-test; None before it is under way."""
-    launches: list[tuple[str, LaunchOrder, Report]] = field(default_factory=list)
-    """Launches that came before the round was under way."""
     why: str = ""
     """Why it was cancelled; empty when it was not."""
 
     def end(self, status: OrderStatus, message: str = "") -> None:
         """Report its end, with everything that is known."""
-        for _, _, report in self.launches:
-            report(OrderReport(status=OrderStatus.CANCELLED, message=message or "the group has ended here"))
-        self.launches.clear()
         text = message or self.progress.message
         self.report(OrderReport(status=status, message=text, ranks=self.ranks, findings=self.progress.findings))
 
@@ -128,30 +121,6 @@ class CollectiveSession:
         if self._running is not None and self._running[0].id == order_id and not self._running[0].why:
             self._running[0].why = why
             self._running[1].cancel()
-
-    def launch(self, order_id: str, order: LaunchOrder, report: Report) -> None:
-        """Start what another node of a group wants started here, as soon as that group is under way."""
-        known = [*self._waiting, *([self._running[0]] if self._running is not None else [])]
-        pending = next((one for one in known if one.collective.group == order.group), None)
-        if pending is None or not self.open:
-            report(
-                OrderReport(status=OrderStatus.REFUSED, message=f"this node is in no group {order.group[:64]!r} now")
-            )
-        elif pending.round is not None:
-            pending.round.launch(order_id, order, report)
-        elif len(pending.launches) < MAX_WAITING:
-            pending.launches.append((order_id, order, report))
-        else:
-            report(OrderReport(status=OrderStatus.REFUSED, message=f"{MAX_WAITING} launches are waiting already"))
-
-    async def cancel_launch(self, order_id: str, why: str) -> None:
-        """End what a launch started, or drop it."""
-        for pending in [*self._waiting, *([self._running[0]] if self._running is not None else [])]:
-            for one in [one for one in pending.launches if one[0] == order_id]:
-                pending.launches.remove(one)
-                one[2](OrderReport(status=OrderStatus.CANCELLED, message=why))
-            if pending.round is not None:
-                await pending.round.cancel(order_id, why)
 
     def refuse(self, why: str, status: OrderStatus = OrderStatus.REFUSED) -> None:
         """End all orders that wait, and accept no others."""
@@ -241,22 +210,14 @@ class CollectiveSession:
         def on_progress(progress: RoundProgress) -> None:
             pending.progress = progress
             pending.report(
-                OrderReport(
-                    status=OrderStatus.RUNNING,
-                    message=progress.message,
-                    launches=progress.launches,
-                    findings=progress.findings,
-                )
+                OrderReport(status=OrderStatus.RUNNING, message=progress.message, findings=progress.findings)
             )
 
         if self._rounds is None:
             raise RefusedError("nothing runs nccom-test over several nodes here")
         await session.check_free()
-        pending.round = NccomRound(pending.collective, self._rounds, on_progress, seconds=self._seconds_left(pending))
-        for launch in pending.launches:
-            pending.round.launch(*launch)
-        pending.launches.clear()
-        pending.progress = await pending.round.run()
+        seconds = self._seconds_left(pending)
+        pending.progress = await NccomRound(pending.collective, self._rounds, on_progress, seconds=seconds).run()
         return ()
 
 

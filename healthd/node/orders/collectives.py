@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checks.worker.faults import Fault, parse_fault
-from healthd.core.model import CollectiveOrder, LaunchOrder, OrderReport, OrderStatus
+from healthd.core.model import CollectiveOrder
 from healthd.core.tasks import Tasks
 from healthd.node.checks.active_run import DeviceUse, Report
 from healthd.node.checks.scheduler import Scheduler
 from healthd.node.clock import Clock
-from healthd.node.nccom.round import RoundSettings
+from healthd.node.nccom import RoundSettings
 from healthd.node.orders.collective_session import CollectiveSession, RankSession
 from healthd.node.state.store import NodeStore
 
@@ -85,20 +85,6 @@ class Collectives:
         """Cancel an order."""
         if self._current is not None:
             self._current[0].cancel(order_id, why)
-
-    def launch(self, order_id: str, order: LaunchOrder, report: Report) -> None:
-        """Start what mpirun of a group's main node wants here, while that validation has the devices."""
-        session = self._current[0] if self._current is not None and not self._current[1].stopping else None
-        if session is None or session.validation != order.validation:
-            text = f"the devices are not held for validation {order.validation[:64]!r} now"
-            report(OrderReport(status=OrderStatus.REFUSED, message=text))
-            return
-        session.launch(order_id, order, report)
-
-    def cancel_launch(self, order_id: str, why: str) -> None:
-        """End what a launch started."""
-        if self._current is not None:
-            self._tasks.start(f"end of launch {order_id}", self._current[0].cancel_launch(order_id, why))
 
     def _session(self) -> RankSession:
         return self._open_session([parse_fault(text) for text in self._store.faults])

@@ -152,8 +152,6 @@ class Orders:
             self._scheduler.cancel(one.order.id, why)
         elif one.order.kind == OrderKind.COLLECTIVE and self._collectives is not None:
             self._collectives.cancel(one.order.id, why)
-        elif one.order.kind == OrderKind.LAUNCH and self._collectives is not None:
-            self._collectives.cancel_launch(one.order.id, why)
 
     def _begin_or_refuse(self, order: Order, issuer: str) -> None:
         """Begin an order. An unforeseen exception refuses that order alone, and not those beside it."""
@@ -178,8 +176,6 @@ class Orders:
             )
         elif order.kind == OrderKind.COLLECTIVE and order.collective is not None and self._collectives is not None:
             self._collectives.order(order.id, order.collective, due_at, lambda report: self._report(order.id, report))
-        elif order.kind == OrderKind.LAUNCH and order.launch is not None and self._collectives is not None:
-            self._collectives.launch(order.id, order.launch, lambda report: self._report(order.id, report))
         elif order.kind == OrderKind.LEASE and order.lease is not None:
             # It is reported as accepted once it is stored.
             self._open[order.id].report = OrderReport(status=OrderStatus.RUNNING, message="about to be stored")
@@ -203,7 +199,7 @@ class Orders:
         try:
             wire.encode(report)  # all of it is to be sent
             # An aggregator that asks again after a restart of this daemon does not need what ranks have measured.
-            self._leases.add_final_report(order_id, dataclasses.replace(report, ranks=(), launches=(), findings={}))
+            self._leases.add_final_report(order_id, dataclasses.replace(report, ranks=(), findings={}))
         except Exception as error:
             log.exception("order %s: its report cannot be stored", order_id)
             why = f"its report ({report.status.value}) cannot be stored: {type(error).__name__}"

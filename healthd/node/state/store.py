@@ -278,7 +278,6 @@ class NodeStore:
             labels=self.settings.labels,
             instance_type=survey.instance_type if survey else None,
             hostname=self.hostname,
-            carriers=("torch", "nccom") if self.settings.nccom_carried else ("torch",),
             inventory=survey.inventory if survey else None,
             versions=survey.versions if survey else {},
             health=Health.UNKNOWN,

@@ -1,6 +1,5 @@
 """
-The aggregator and groups that nccom-test runs over: it carries planned launches to their nodes and nothing else, and
-what the main node found is the outcome.
+The aggregator and groups that nccom-test runs over: which they are, and what the main node found is the outcome.
 """
 
 from __future__ import annotations
@@ -17,32 +16,14 @@ from healthd.aggregator.model.validations import Validation
 from healthd.aggregator.validation.groups import orders_of
 from healthd.aggregator.validation.plan import Step, advance, begin
 from healthd.core import wire
-from healthd.core.model import DeviceRecord, Inventory, Launch, LaunchOrder, NccomGroup, Order, OrderReport
+from healthd.core.model import Inventory, NccomGroup, Order, OrderReport
 from healthd.localize.model import Outcome
-from tests.aggregator.world import NOW, node, state
-from tests.runner.launch_kit import (
-    ADDRESSES,
-    CHECK,
-    NODES,
-    hostile,
-    launch,
-)
+from tests.aggregator.world import NOW, neuron, node, state
 
-
-def neuron(ranks: int = 2, accelerator: str = "neuron") -> Inventory:
-    record = DeviceRecord(target="neuron:0", kind="Trainium", serial=None, cores=ranks, memory_bytes=None)
-    return Inventory(
-        accelerator=accelerator,
-        device_count=1,
-        core_count=ranks,
-        memory_bytes=None,
-        efa_count=None,
-        devices=(record,),
-        workers=tuple(f"neuroncore:{i}" for i in range(ranks)),
-    )
-
-
-ONE_CHECK = Policy(settle_seconds=0.0, collective_checks=("all_reduce",))
+ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
+NODES = ("n1", "n2", "n3")
+CHECK = "nccom_nodes_all_reduce"
+ONE_CHECK = Policy(settle_seconds=0.0, nccom_launch="ssh", collective_checks=("all_reduce",))
 
 
 @dataclasses.dataclass
@@ -52,7 +33,6 @@ class Centre:
     policy: Policy = ONE_CHECK
     names: tuple[str, ...] = NODES
     inventories: dict[str, Inventory] = dataclasses.field(default_factory=dict)
-    unwilling: tuple[str, ...] = ()
     addresses: dict[str, str] = dataclasses.field(default_factory=lambda: dict(zip(NODES, ADDRESSES, strict=True)))
     told: dict[str, dict[str, OrderReport]] = dataclasses.field(default_factory=dict)
     now: float = NOW
@@ -68,7 +48,6 @@ class Centre:
                 state(name),
                 inventory=self.inventories.get(name, neuron()),
                 peer_address=self.addresses[name],
-                carriers=("torch", *(() if name in self.unwilling else ("nccom",))),
             )
             found[name] = node(name, known, orders=self.told.get(name, {}))
         return found
@@ -88,82 +67,40 @@ class Centre:
         key = order_id or self.orders(name)[0].id
         self.told.setdefault(name, {})[key] = report
 
-    def all_run(self, *launches: Launch) -> None:
+    def all_run(self) -> None:
         for name in self.names:
-            self.says(name, OrderReport(status="running", launches=launches if name == "n1" else ()))
+            self.says(name, OrderReport(status="running"))
         self.go(0.1)
 
 
-def test_nodes_are_told_of_the_group_and_start_nothing_before_they_are_asked() -> None:
+def test_nodes_are_told_of_the_group() -> None:
     centre = Centre()
     (told,) = centre.orders("n2")
     assert told.collective is not None
-    assert told.collective.nccom == NccomGroup(mode="carried", hosts=ADDRESSES, nodes=NODES)
+    assert told.collective.nccom == NccomGroup(mode="ssh", hosts=ADDRESSES, nodes=NODES)
     assert (told.collective.checks, told.collective.main, told.collective.size) == ((CHECK,), ADDRESSES[0], 6)
-    centre.all_run()
-    assert len(centre.orders("n2")) == 1
 
 
-def test_planned_launch_goes_to_its_node_alone_and_only_while_the_group_is_open() -> None:
+def test_end_of_the_main_node_withdraws_the_orders_of_all() -> None:
     centre = Centre()
-    centre.all_run(launch())
-    collective, started = centre.orders("n2")
-    assert started.launch == LaunchOrder(validation="g-1:c0", group="g-1:c0.0", check=CHECK, argv=tuple(launch().argv))
-    assert started.id == f"{collective.id}:launch:{CHECK}"
-    assert len(centre.orders("n1")) == len(centre.orders("n3")) == 1
-    # Said again, and not said any more, it is the same order.
-    centre.all_run(launch(), launch("n3"))
     centre.all_run()
-    assert centre.orders("n2")[1] == started
-    assert len(centre.orders("n3")) == 2
+    assert not any(centre.orders(name)[0].withdrawn for name in NODES)
     centre.says("n1", OrderReport(status="done", findings={CHECK: (passed(),)}))
     centre.go(0.1)
-    assert [len(centre.orders(name)) for name in NODES] == [1, 1, 1]
     assert all(centre.orders(name)[0].withdrawn for name in NODES)
 
 
-@hostile
-def test_aggregator_carries_nothing_else_and_ends_the_group(asked: Launch, why: str) -> None:
-    centre = Centre()
-    centre.all_run(asked)
-    assert all(len(centre.orders(name)) == 1 for name in NODES)
-    assert why in centre.validation.groups[0].refused
-    assert centre.validation.groups[0].closed
-    for name in NODES:
-        centre.says(name, OrderReport(status="cancelled"))
-    (tested,) = centre.go(0.1).history
-    assert (tested.outcome, tested.accused) == (Outcome.UNKNOWN, {})
-    assert {name: one.code for name, one in tested.unfit.items()} == {"n1": "LaunchRefused"}
-
-
-def test_aggregator_carries_no_second_launch_to_a_node() -> None:
-    centre = Centre()
-    centre.all_run(launch())
-    centre.all_run(launch(), launch(routed='"radix"'))
-    assert "already" in centre.validation.groups[0].refused
-    assert len(centre.orders("n2")) == 1
-
-
-def test_launches_of_others_than_the_main_node_are_not_heard() -> None:
+def test_node_that_refuses_takes_no_part_and_is_not_accused() -> None:
     centre = Centre()
     centre.all_run()
-    centre.says("n3", OrderReport(status="running", launches=(launch(),)))
-    centre.go(0.1)
-    assert len(centre.orders("n2")) == 1
-
-
-def test_node_that_refuses_a_launch_takes_no_part_and_is_not_accused() -> None:
-    centre = Centre()
-    centre.all_run(launch())
-    started = centre.orders("n2")[1]
-    centre.says("n2", OrderReport(status="refused", message="no orted"), started.id)
+    centre.says("n2", OrderReport(status="refused", message="the devices are taken"))
     centre.go(0.1)
     centre.go(centre.policy.collective_grace_seconds)
-    for name in NODES:
+    for name in ("n1", "n3"):
         centre.says(name, OrderReport(status="cancelled"), centre.validation.groups[0].order_id(name))
     (tested,) = centre.go(0.1).history
     assert set(tested.unfit) == {"n2"}
-    assert "no orted" in tested.unfit["n2"].message
+    assert "the devices are taken" in tested.unfit["n2"].message
     assert not tested.accused
 
 
@@ -229,17 +166,17 @@ def test_main_node_that_failed_is_searched_for_in_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("carrier", "kinds", "found"),
+    ("launch", "kinds", "found"),
     [
-        ("auto", ("neuron", "neuron", "neuron"), "carried"),
-        ("auto", ("neuron", "cpu", "neuron"), None),
-        ("auto", ("cpu", "cpu", "cpu"), None),
-        ("torch", ("neuron", "neuron", "neuron"), None),
-        ("nccom", ("cpu", "cpu", "cpu"), "carried"),
+        ("ssh", ("neuron", "neuron", "neuron"), "ssh"),
+        ("slurm", ("neuron", "neuron", "neuron"), "slurm"),
+        ("ssh", ("neuron", "cpu", "neuron"), None),
+        ("ssh", ("cpu", "cpu", "cpu"), None),
+        ("off", ("neuron", "neuron", "neuron"), None),
     ],
 )
-def test_policy_and_devices_say_what_carries(carrier: Any, kinds: tuple[str, ...], found: str | None) -> None:
-    policy = Policy(settle_seconds=0.0, collective_carrier=carrier)
+def test_policy_and_devices_say_what_carries(launch: Any, kinds: tuple[str, ...], found: str | None) -> None:
+    policy = Policy(settle_seconds=0.0, nccom_launch=launch)
     inventories = {name: neuron(accelerator=kind) for name, kind in zip(NODES, kinds, strict=True)}
     centre = Centre(policy=policy, inventories=inventories)
     assert centre.validation.launch == found
@@ -249,10 +186,8 @@ def test_policy_and_devices_say_what_carries(carrier: Any, kinds: tuple[str, ...
     assert told.collective.checks[0] == ("all_reduce" if found is None else CHECK)
 
 
-def test_one_node_whose_owner_has_not_asked_for_it_keeps_all_to_torch() -> None:
-    assert Centre(unwilling=("n2",)).validation.launch is None
-    by_ssh = Policy(settle_seconds=0.0, nccom_launch="ssh")
-    assert Centre(policy=by_ssh, unwilling=NODES).validation.launch == "ssh"
+def test_ranks_of_torch_are_the_default() -> None:
+    assert Centre(policy=Policy(settle_seconds=0.0)).validation.launch is None
 
 
 @pytest.mark.parametrize(
