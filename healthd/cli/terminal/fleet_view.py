@@ -137,21 +137,20 @@ def _bandwidths(tested: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {quantity('busbw_bytes_per_second', value)}" for name, value in found.items())
 
 
-def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
+def fleet_report(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
     """`healthd fleet status`: the numbers, then every node, the worst first."""
-    console = out()
     counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
     holding = counted(summary["gates_holding"], "gate")
     aside = [f"{summary[name]} {said}" for name, said in ASIDE.items() if summary.get(name)]
-    console.print(f"[bold]{counted(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}")
+    yield f"[bold]{counted(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}"
     if summary["recovering"]:
-        console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
+        yield f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}"
     for breaker in summary.get("breakers", {}).values():
-        console.print(f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}")
+        yield f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}"
     for drift in summary.get("drifts") or ():
-        console.print(f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}")
+        yield f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}"
     for override in summary["overrides"]:
-        console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
+        yield f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say"
     if not nodes:
         return
     table = table_of("node", "health", "heard", "in use by", "why", wrapped=("in use by", "why"))
@@ -161,7 +160,7 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
         heard = ago(node["heard_seconds"])
         sign = HEALTH_SIGNS[Health(node["health"])] + (f" {DRILL}" if _is_drill(node) else "")
         table.add_row(escape(node["node"]), sign, heard, escape(holders), escape(_why(node)))
-    console.print(table)
+    yield table
 
 
 def _why(node: Mapping[str, Any]) -> str:

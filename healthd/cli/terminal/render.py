@@ -93,6 +93,19 @@ def show(console: Console, parts: Iterable[Table | str]) -> None:
             console.print(Text(" " * indent) + line)
 
 
+def redraw(console: Console, parts: Iterable[Table | str]) -> None:
+    """Show this on a terminal in the place of what is there; of what is higher than the screen only the first lines."""
+    with console.capture() as drawn:
+        show(console, parts)
+    lines = drawn.get().splitlines()
+    room = max(2, console.height - 1)  # the cursor stands on a line of its own
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"... and {len(lines) - room + 1} lines more"]
+    console.clear()
+    console.file.write("".join(f"{line}\n" for line in lines))
+    console.file.flush()
+
+
 def table_of(*names: str, wrapped: tuple[str, ...], header: bool = True) -> Table:
     """A table without lines, whose columns are as wide as they need but for those that are wrapped."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), show_header=header)
