@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.markup import escape
@@ -18,6 +19,7 @@ from healthd.cli.terminal.render import (
     bare_message,
     counted,
     node_report,
+    once_each,
     out,
     reason_lines,
     show,
@@ -25,7 +27,7 @@ from healthd.cli.terminal.render import (
 )
 from healthd.core import wire
 from healthd.core.admission import nodes_asked, terms_of
-from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Health, NodeState, Verdict, WellNode
+from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Health, NodeState, Reason, Verdict, WellNode
 from healthd.core.text import ago, moment
 
 OUTCOME_SIGNS = {
@@ -47,6 +49,7 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
     What `healthd gate` prints of a decision; `whole`, as `healthd fleet explain` does, with what was asked and applied,
     and why each node is left out.
     """
+    decision = _each_sentence_once(decision)
     names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
     included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
@@ -101,6 +104,17 @@ def _asked_lines(decision: Decision) -> Iterable[str]:
     )
     if terms:
         yield f"  [dim]applied:[/] {escape(terms)}"
+
+
+def _each_sentence_once(decision: Decision) -> Decision:
+    left_out = (reason for excluded in decision.excluded for reason in excluded.reasons)
+    shown = once_each(reason.message for reason in (*decision.reasons, *left_out))
+
+    def short(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
+        return tuple(replace(reason, message=shown.get(reason.message, reason.message)) for reason in reasons)
+
+    excluded = tuple(replace(one, reasons=short(one.reasons)) for one in decision.excluded)
+    return replace(decision, reasons=short(decision.reasons), excluded=excluded)
 
 
 def _called(node: AdmittedNode | ExcludedNode | WellNode) -> str:
