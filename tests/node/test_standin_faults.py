@@ -162,7 +162,7 @@ def test_each_of_several_faults_is_named(make: Make) -> None:
 @pytest.mark.parametrize(
     ("name", "fault", "code", "reasons"),
     [
-        (TRN1, "stuck_core@neuron:5", 2, [("neuron_cores", "StuckCores", "neuron:5", "reset_device")]),
+        (TRN1, "stuck_core@neuron:5", 1, [("neuron_cores", "StuckCores", "neuron:5", "reset_device")]),
         (INF2, "half_json@neuron-ls", 3, [("neuron_cores", "NoData", "node", "inspect")]),
     ],
 )

@@ -27,7 +27,7 @@ def fleet_options(command: F) -> F:
     """The options of every command that speaks to an aggregator."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-        click.option("--aggregator", metavar="URL", help="Where the aggregator is."),
+        click.option("--aggregator", metavar="URL", help="URL of the aggregator."),
         common_options,
     ):
         command = option(command)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
+from healthd.cli.settings.options import Command
 from healthd.core.errors import UnreachableError
 from healthd.core.model import Health
 
@@ -28,7 +29,7 @@ Found: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
 WATCH_SECONDS = 2.0
 
 
-@click.command()
+@click.command(cls=Command)
 @fleet_options
 @click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
 @click.option("--pool", metavar="P", help="Only nodes of this pool.")

@@ -106,9 +106,31 @@ def _asked_lines(decision: Decision) -> Iterable[str]:
         yield f"  [dim]applied:[/] {escape(terms)}"
 
 
+def validation_report(decision: Decision, validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """What `healthd fleet validate` prints: who ran what together, what came of it, and the rounds."""
+    _, *lines = decision_report(decision)
+    members = list(validations[-1]["members"]) if validations else [node.node for node in decision.nodes]
+    ran = " ran " + ", ".join(validations[-1]["checks"]) if validations and validations[-1]["checks"] else ""
+    if decision.decision is Verdict.ADMIT:
+        came_to = "[bold green]✓ PASSED[/]"
+    elif any(reason.status is Status.FAIL for reason in all_reasons(decision)):
+        came_to = "[bold red]✗ FAILED[/]"
+    else:
+        came_to = "[magenta]? UNKNOWN[/]"
+    who = f"{counted(len(members), 'node')}{ran} together: {some(members, 8)}" if members else "nothing was run"
+    took = quantity("s_seconds", decision.duration_seconds)
+    yield f"{came_to}  {escape(who)}  [dim]validation {escape(decision.id)}, {took}[/]"
+    yield from lines
+    yield from rounds_report(validations)
+
+
+def all_reasons(decision: Decision) -> tuple[Reason, ...]:
+    """Those of the decision, and those for which nodes are left out."""
+    return (*decision.reasons, *(reason for excluded in decision.excluded for reason in excluded.reasons))
+
+
 def _each_sentence_once(decision: Decision) -> Decision:
-    left_out = (reason for excluded in decision.excluded for reason in excluded.reasons)
-    shown = once_each(reason.message for reason in (*decision.reasons, *left_out))
+    shown = once_each(reason.message for reason in all_reasons(decision))
 
     def short(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
         return tuple(replace(reason, message=shown.get(reason.message, reason.message)) for reason in reasons)

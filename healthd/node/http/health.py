@@ -2,8 +2,8 @@
 `GET /health` as application/health+json, rendered from the one snapshot: pure.
 
 Without a demand the answer is the node's health, with active evidence suspended while a job has the devices. With a
-demand (`tier`, `max_age`) it is the strict answer. It says what is wrong and counts the rest; with `verbose` it has every
-check with its numbers.
+demand (`tier`, `max_age`) it is the strict answer. It says what is wrong and counts the rest; with `verbose` it has
+every check with its numbers.
 """
 
 from __future__ import annotations

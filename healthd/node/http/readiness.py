@@ -98,7 +98,7 @@ def _note(conditions: dict[str, str], reasons: Sequence[Reason]) -> None:
 
 
 def _shown(state: NodeState) -> dict[str, str]:
-    """The line of each check that does not keep the node from being ready: met where it has passed, and nowhere else."""
+    """The line of each check that is no obstacle: met where it has passed, and nowhere else."""
     results = {result.check: result for result in state.results}
     lines = {}
     for spec in state.checks:
