@@ -74,6 +74,7 @@ def test_a_watched_fleet_has_the_screen_for_itself(tmp_path: Path) -> None:
     with server(*look, lambda connection: None) as url:
         line = [sys.executable, "-m", "healthd", "fleet", "status", "--watch", "--aggregator", url]
         env = environment(tmp_path, TERM="xterm-256color")
+        env.pop("LINES", None)  # which would be believed more than the terminal, as by every program
         with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=env) as process:
             os.close(theirs)
             told, until = b"", time.monotonic() + 20 * PATIENCE
