@@ -8,8 +8,8 @@ import click
 
 from checks.limits import quantity
 from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
-from healthd.core.text import counted
 from healthd.cli.settings.options import Command
+from healthd.core.text import counted
 
 
 @click.command(cls=Command, short_help="Nodes whose training step gives other bits than their peers'.")
