@@ -87,21 +87,24 @@ def test_a_cell_of_several_lines_is_one_cell_in_a_pipe_and_a_table_stays_one_whe
 
 
 AWAY = ("n1 has never reported", "n2 has never reported")
-WRONG = "fp32 512x512x512 product is wrong (seed 1): 1 of 262144 elements"
+PRODUCT = "fp32 512x512x512 product is wrong (seed 1): 1 of 262144 elements"
 
 
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
         (
-            (f"n2: matmul cpu:0: {WRONG} (injected)", f"n2 is quarantined by rule:hard: {WRONG}; seen once"),
-            (f"n2: matmul cpu:0: {WRONG} (injected)", "n2 is quarantined by rule:hard: see above; seen once"),
+            (f"n2: matmul cpu:0: {PRODUCT} (injected)", f"n2 is quarantined by rule:hard: {PRODUCT}; seen once"),
+            (f"n2: matmul cpu:0: {PRODUCT} (injected)", "n2 is quarantined by rule:hard: see above; seen once"),
         ),
         (
             (f"it waited for: {AWAY[0]}; {AWAY[1]}", *AWAY),
             ("it waited for: see below", *AWAY),
         ),
-        ((f"matmul cpu:0: {WRONG}", f"matmul cpu:1: {WRONG}"), (f"matmul cpu:0: {WRONG}", f"matmul cpu:1: {WRONG}")),
+        (
+            (f"matmul cpu:0: {PRODUCT}", f"matmul cpu:1: {PRODUCT}"),
+            (f"matmul cpu:0: {PRODUCT}", f"matmul cpu:1: {PRODUCT}"),
+        ),
         (("it failed", "it failed again"), ("it failed", "it failed again")),
     ],
 )
@@ -110,8 +113,8 @@ def test_a_rejection_has_each_sentence_once(messages: tuple[str, ...], said: tup
 
 
 def test_what_gate_prints_of_a_rejection_has_each_sentence_once() -> None:
-    found = reason("n2", "cpu:0", WRONG, Status.FAIL, "matmul")
-    quarantined = replace(found, code="Quarantined", check=None, message=f"n2 is quarantined by rule:hard: {WRONG}")
+    found = reason("n2", "cpu:0", PRODUCT, Status.FAIL, "matmul")
+    quarantined = replace(found, code="Quarantined", check=None, message=f"n2 is quarantined by rule:hard: {PRODUCT}")
     decision = Decision(
         id="g-1",
         decision=Verdict.REJECT,
@@ -123,7 +126,7 @@ def test_what_gate_prints_of_a_rejection_has_each_sentence_once() -> None:
         decided_at=0.0,
         duration_seconds=1.0,
     )
-    assert "".join(plain(*fleet_view.decision_report(decision))).count(WRONG) == 1
+    assert "".join(plain(*fleet_view.decision_report(decision))).count(PRODUCT) == 1
 
 
 def test_a_report_ends_with_how_many_checks_came_to_what() -> None:
