@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from healthd import __version__
-from healthd.cli import DEFAULT_EXIT_CODES, EXIT_CODES, healthd
+from healthd.cli import exit_codes, healthd
 
 SECTION = 1
 
@@ -50,8 +50,10 @@ def man_page(path: tuple[str, ...]) -> str:
         f"\\fB{_text(' '.join(path))}\\fR {_text(usage)}",
         ".SH DESCRIPTION",
         *_paragraphs(command.help or command.get_short_help_str(limit=400)),
-        ".SH OPTIONS",
     ]
+    if examples := getattr(command, "examples", ()):
+        lines += [".SH EXAMPLES", *(words for line in examples for words in (".PP", _text(line)))]
+    lines.append(".SH OPTIONS")
     for param in command.get_params(context):
         record = param.get_help_record(context)
         if record is not None:
@@ -67,7 +69,7 @@ def man_page(path: tuple[str, ...]) -> str:
                     _text(one.get_short_help_str(limit=100)),
                 ]
     if len(path) > 1:
-        usage_code, known, _ = EXIT_CODES.get(path[1], DEFAULT_EXIT_CODES)
+        usage_code, known, _ = exit_codes(path[1:])
         lines += [
             ".SH EXIT STATUS",
             f"{usage_code} for a mistake in the options or settings, {known} for any other error.",

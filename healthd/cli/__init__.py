@@ -10,8 +10,10 @@ import atexit
 import gc
 import importlib
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -43,19 +45,24 @@ COMMANDS = {
     "completion": "completion",
 }
 
-# What a configuration error, any other error of ours, and an error nobody foresaw come to (design: command line).
-EXIT_CODES = {"check": (3, 3, 3), "gate": (2, 75, 75), "preflight": (2, 75, 75), "slurm": (2, 75, 75)}
+# What usage or configuration, any other error of ours, and an error nobody foresaw come to: see docs/operations.md.
+EXIT_CODES = {"check": (2, 3, 3), "gate": (2, 75, 75), "preflight": (2, 75, 75), "slurm": (2, 75, 75)}
 DEFAULT_EXIT_CODES = (2, 1, 1)
 
 
-# Their exit code is an answer, 0 or 1; whatever goes wrong is 2, as with diff(1).
+# Their exit code is an answer, 0 or 1; where none can be given it is 3.
+CANNOT_TELL = 3
 QUESTIONS = {
     ("baseline", "diff"),
     ("fleet", "breaker"),
     ("fleet", "stragglers"),
     ("fleet", "digests"),
     ("fleet", "steps"),
+    ("fleet", "validate"),
 }
+
+# What people type who know other programs.
+OTHER_WORDS = {"version": "healthd --version", "help": "healthd --help"}
 
 
 class Lazy(click.Group):
@@ -73,10 +80,25 @@ class Lazy(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As always; an option in front of the command, which has it, is told with its place."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            command = next((word for word in given if word in COMMANDS), None)
+            if command is None:
+                raise
+            given.remove(command)
+            right = shlex.join(["healthd", command, *given])
+            raise click.UsageError(f"{error.option_name} belongs behind the command: {right}", ctx) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As always; a name that is none of ours is told with the nearest one."""
+        if args and args[0] in OTHER_WORDS:
+            raise click.UsageError(f"no such command: {args[0]!r}; write: {OTHER_WORDS[args[0]]}", ctx)
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             import difflib
 
@@ -97,15 +119,23 @@ def healthd() -> None:
     """
 
 
+def exit_codes(arguments: Sequence[str]) -> tuple[int, int, int]:
+    """What usage or configuration, any other error of ours, and an error nobody foresaw come to for these arguments."""
+    name = next((argument for argument in arguments if argument in COMMANDS), "")
+    usage, known, internal = EXIT_CODES.get(name, DEFAULT_EXIT_CODES)
+    if tuple(arguments[:2]) in QUESTIONS:
+        return usage, CANNOT_TELL, CANNOT_TELL
+    if name == "check" and {"plugin", "--exit-style=plugin"} & set(arguments):
+        return CANNOT_TELL, known, internal  # of a monitoring plug-in 2 is a failure of what it looks at
+    return usage, known, internal
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command and exit; whatever goes wrong is one line on standard error and the right exit code."""
     # The collection at the end of the interpreter frees nothing that the kernel would not, and takes 20 ms.
     atexit.register(gc.freeze)
     arguments = sys.argv[1:] if argv is None else argv
-    name = next((argument for argument in arguments if argument in COMMANDS), "")
-    config_code, known_code, internal_code = EXIT_CODES.get(name, DEFAULT_EXIT_CODES)
-    if tuple(arguments[:2]) in QUESTIONS:
-        known_code = internal_code = config_code
+    config_code, known_code, internal_code = exit_codes(arguments)
     guard_streams()
     # Where whoever started us ignores it, we do too, and the kernel tells nobody how our programs end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

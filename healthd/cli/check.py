@@ -17,7 +17,7 @@ from checks.contract import SEVERITY, Status, Tier, worst
 from healthd.cli.completion import complete_checks
 from healthd.cli.profiles import new_folder, show_profiles
 from healthd.cli.settings.checks import CheckSettings
-from healthd.cli.settings.options import common_options, load_check_settings
+from healthd.cli.settings.options import Command, common_options, load_check_settings
 from healthd.core.errors import ConfigError
 from healthd.core.model import NodeState
 
@@ -31,36 +31,48 @@ if TYPE_CHECKING:
 
 PRINTER_SECONDS = 0.005  # after the run has begun: its commands have been sent by then
 
-# As monitoring plug-ins: the worst status, not the largest code.
-EXIT_CODES = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
+# plain: as every command, 2 is usage alone. A node with warnings may run jobs.
+# plugin: monitoring plug-ins of Nagios and Icinga; the worst status, not the largest code.
 # npd: the node-problem-detector's plugins say 0 OK, 1 not OK, 2 and above unknown. slurm: a prolog's node is fit or
 # not, and one that nobody knows anything about is not. Neither knows warnings: a node with them may run jobs.
 STYLES = {
-    "plain": EXIT_CODES,
+    "plain": {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 3},
+    "plugin": {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3},
     "npd": {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2},
     "slurm": {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 1},
 }
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "healthd check                     # the quick tier, on every device",
+        "healthd check --tier passive      # reads only, harmless beside a job",
+        "healthd check matmul digest       # two checks",
+    ),
+)
 @common_options
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_checks)
 @click.option("--tier", default=None, help="What to run: passive, quick (default), deep or soak.")
-@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Judge by the approved limits in it.")
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="File with approved limits to judge by."
+)
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
-@click.option("--profile", is_flag=True, help="Profile one more repetition of all that is timed, slow or not.")
+@click.option("--profile", is_flag=True, help="Profile one more repetition of everything that is timed.")
 @click.option(
     "--profile-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Where --profile puts the profiles (default: a new directory here).",
 )
-@click.option("--localize", is_flag=True, help="Where a collective fails, find which rank it is (deep does anyway).")
+@click.option(
+    "--localize", is_flag=True, help="If a collective fails, find the rank at fault (the deep tier always does)."
+)
 @click.option(
     "--exit-style",
     type=click.Choice(list(STYLES)),
     default="plain",
-    help="Exit codes and one line for node-problem-detector (npd) or Slurm's prologs (slurm).",
+    help="Exit codes and one line as Nagios (plugin), node-problem-detector (npd) or a prolog of Slurm wants them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the node's state as JSON, and nothing else.")
 def check(
@@ -76,8 +88,8 @@ def check(
     """
     Check this node now: all checks of a tier, or those named.
 
-    Exit code: 0 pass, 1 warn, 2 fail, 3 unknown (also for usage and configuration), the worst of all. With
-    --exit-style npd: 0 pass or warn, 1 fail, 2 and above unknown; slurm: 0 pass or warn, else not 0.
+    Exit code: 0 pass or warn, 1 fail, 2 usage or configuration, 3 unknown. With --exit-style plugin: 0 pass, 1 warn, 2
+    fail, 3 unknown or usage; npd: 0 pass or warn, 1 fail, 2 and above unknown; slurm: 0 pass or warn, else not 0.
     """
     settings = load_check_settings(options)
     wanted = _tier(tier)

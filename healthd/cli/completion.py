@@ -1,9 +1,9 @@
-"""`healthd completion`: the script that has a shell complete commands, options, their values, and names of nodes."""
+"""`healthd completion`: has a shell complete commands, options, their values, and names of nodes, jobs and gates."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +25,8 @@ def completion(shell: str | None) -> int:
     Print the script that completes `healthd` in a shell; without SHELL, in the one of $SHELL.
 
     bash: eval "$(healthd completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc; fish: healthd completion fish >
-    ~/.config/fish/completions/healthd.fish. Names of nodes are asked of the aggregator of HEALTHD_AGGREGATOR.
+    ~/.config/fish/completions/healthd.fish. Names of nodes, jobs and gates come from the
+    aggregator of HEALTHD_AGGREGATOR.
     """
     from click.shell_completion import get_completion_class
 
@@ -40,9 +41,35 @@ def completion(shell: str | None) -> int:
 
 
 def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of nodes with their health, by the aggregator; nothing where it cannot be asked: Tab says no error."""
+    """Names of nodes with their health, by the aggregator."""
     from click.shell_completion import CompletionItem
 
+    # Names are sorted: the page begins with what could complete the word.
+    after = {"after": f"{incomplete[:-1]}{chr(ord(incomplete[-1]) - 1)}~"} if incomplete else {}
+    nodes = _asked(ctx, "nodes", {"limit": MOST_NAMES, **after})
+    return [CompletionItem(one["node"], help=one["health"]) for one in nodes if one["node"].startswith(incomplete)]
+
+
+def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the jobs of the newest gates, with what became of these."""
+    return _of_gates(ctx, incomplete, ("job",))
+
+
+def complete_gates(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The newest gates, by job and by id."""
+    return _of_gates(ctx, incomplete, ("job", "id"))
+
+
+def _of_gates(ctx: click.Context, incomplete: str, members: Sequence[str]) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    gates = _asked(ctx, "gates", {"limit": MOST_NAMES})
+    found = {one[name]: one["decision"] for name in members for one in reversed(gates)}  # of a job the newest
+    return [CompletionItem(name, help=said) for name, said in found.items() if name.startswith(incomplete)]
+
+
+def _asked(ctx: click.Context, what: str, query: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the aggregator lists; nothing where it cannot be asked: Tab says no error."""
     from healthd.cli.settings.options import load_settings
     from healthd.core import wire
     from healthd.core.errors import HealthdError
@@ -54,13 +81,11 @@ def complete_nodes(ctx: click.Context, param: click.Parameter, incomplete: str) 
         settings = load_settings(given, section="gate")
         endpoint = settings.endpoint(settings.gate.aggregator)
         with Aggregator(endpoint, slack_seconds=ASK_SECONDS) as aggregator:
-            # Names are sorted: the page begins with what could complete the word.
-            after = {"after": f"{incomplete[:-1]}{chr(ord(incomplete[-1]) - 1)}~"} if incomplete else {}
-            body = aggregator.call("GET", "/v1/nodes", query={"limit": MOST_NAMES, **after}, hold_seconds=0.0)
-            nodes = wire.decode(body, dict[str, Any], what="its answer")["nodes"]
+            body = aggregator.call("GET", f"/v1/{what}", query=query, hold_seconds=0.0)
+            found: list[dict[str, Any]] = wire.decode(body, dict[str, Any], what="its answer")[what]
     except (HealthdError, OSError):
         return []
-    return [CompletionItem(one["node"], help=one["health"]) for one in nodes if one["node"].startswith(incomplete)]
+    return found
 
 
 def one_of(*values: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:

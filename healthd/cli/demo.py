@@ -19,7 +19,7 @@ BETWEEN = "all_reduce@rank:4=corrupt"  # a rank that n3 has among the three node
 
 
 @click.command(short_help="Three nodes, an aggregator and a gate, on this machine.")
-@click.option("--keep", is_flag=True, help="Leave everything running to play with, until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Keep everything running until Ctrl-C.")
 def demo(keep: bool) -> int:
     """Three nodes, an aggregator and a gate on this machine: admit, a fault, reject by name, spare, repair, admit."""
     with tempfile.TemporaryDirectory(prefix="healthd-demo-") as folder, _signals(), Stage(Path(folder)) as stage:

@@ -242,7 +242,7 @@ class Stage:
         self.console.print("\n[bold]Left running; Ctrl-C ends everything. Try:[/]")
         for line in (
             f"export D={self.folder} PATH={Path(sys.executable).parent}:$PATH",
-            f"curl -s 127.0.0.1:{self.ports['n1']}/health | python3 -m json.tool",
+            f"curl -s 127.0.0.1:{self.ports['n1']}/health",
             f"curl -s 127.0.0.1:{self.ports['n1']}/metrics",
             f"healthd fleet status --aggregator {self.aggregator}",
             f"healthd fault set digest@cpu:0=corrupt --run-dir {self.folder}/n3",

@@ -75,7 +75,9 @@ def checks(as_json: bool, **options: Any) -> int:
 @click.command(short_help="Make a bearer token.")
 @click.argument("name")
 @click.option("--scope", multiple=True, default=("read",), help="read, sync, gate or admin; repeat.")
-@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the token there; do not show it.")
+@click.option(
+    "--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the token to this file and do not show it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
 def token(name: str, scope: tuple[str, ...], write: Path | None, as_json: bool) -> int:
     """

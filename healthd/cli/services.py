@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import Command, common_options, load_settings
 from healthd.cli.terminal.output import log_to_stderr
 from healthd.core.errors import BadInputError, ConfigError
 from healthd.core.node_name import check_name
 
 
-@click.command()
+@click.command(cls=Command)
 @common_options
 @click.option("--name", metavar="N", help="The node's name in the fleet (default: the host's).")
-@click.option("--listen", metavar="HOST:PORT", help="Where to answer /health, read-only.")
+@click.option("--listen", metavar="HOST:PORT", help="Address of the read-only HTTP port (/health, /metrics).")
 @click.option("--interface", metavar="IF", help="Network interface of the ranks of collectives (default: by route).")
 @click.option(
     "--aggregator", "aggregators", multiple=True, metavar="URL", help="Aggregators, the preferred first; repeat."
@@ -27,7 +27,9 @@ from healthd.core.node_name import check_name
 @click.option(
     "--unprompted", help="When active checks run by themselves: idle, boot or off (default: by what is on the host)."
 )
-@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Judge by the approved limits in it.")
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="File with approved limits to judge by."
+)
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
 def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str | None, **options: Any) -> int:
     """
@@ -53,14 +55,16 @@ def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str |
     return 0
 
 
-@click.command()
+@click.command(cls=Command)
 @common_options
-@click.option("--listen", metavar="HOST:PORT", help="Where to answer (default 127.0.0.1:8090).")
-@click.option("--database", metavar="URL", help="Where to keep what must survive: an SQLAlchemy URL.")
+@click.option("--listen", metavar="HOST:PORT", help="Address to listen on (default 127.0.0.1:8090).")
+@click.option(
+    "--database", metavar="URL", help="SQLAlchemy URL of the database (default: SQLite in the state directory)."
+)
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="F", help="Certificate chain (PEM).")
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="F", help="Its private key (PEM).")
-@click.option("--insecure", is_flag=True, default=None, help="Beyond loopback without TLS or tokens all the same.")
-@click.option("--mode", help="Of all gates that do not say: enforce or observe.")
+@click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback without TLS or tokens.")
+@click.option("--mode", help="Mode of gates that do not ask for one: enforce or observe.")
 def aggregator(mode: str | None, **options: Any) -> int:
     """
     The aggregator of a fleet.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from healthd.aggregator.store import baseline_rows
 from healthd.aggregator.store.store import Store
 from healthd.baselines.model import Baseline, Kind, Learned, Series, State
-from healthd.cli.terminal.fleet_view import print_fleet
+from healthd.cli.terminal.fleet_view import fleet_report
 from tests.aggregator.test_api import running
 from tests.patience import PATIENCE
 
@@ -23,9 +21,7 @@ def series(name: str, drift: float | None) -> Series:
     return Series(kind=KIND, name=name, in_force=approved, drift=drift)
 
 
-def test_drift_is_counted_for_the_alert_and_stands_in_the_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drift_is_counted_for_the_alert_and_stands_in_the_status(tmp_path: Path) -> None:
     async def main() -> dict[str, object]:
         store = Store.open(f"sqlite:///{tmp_path}/aggregator.db")
         kept = [
@@ -41,8 +37,7 @@ def test_drift_is_counted_for_the_alert_and_stands_in_the_status(
             return found
 
     summary = asyncio.run(main())
-    print_fleet(summary, [])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "! baseline drift: matmul_flops_per_second/bf16 on trn1.32xlarge" in said
+    said = " ".join(map(str, fleet_report(summary, [])))
+    assert "! baseline drift:[/] matmul_flops_per_second/bf16 on trn1.32xlarge" in said
     assert "-12.0 % from the approved 90 TFLOP/s" in said
     assert "memory_bytes" not in said

@@ -40,7 +40,7 @@ def results(said: Said) -> dict[str, dict[str, Any]]:
     return {result["check"]: result for result in said.json["results"]}
 
 
-def one_line(said: Said, code: int = 3) -> str:
+def one_line(said: Said, code: int = 2) -> str:
     assert said.code == code, said.err
     assert said.out == ""
     assert said.err.startswith("healthd: ")
@@ -68,7 +68,7 @@ def test_the_quick_tier_gives_every_probe_and_collective_with_numbers_limits_and
 def test_a_corrupt_device_of_three_is_named_as_silent_corruption(tmp_path: Path) -> None:
     fault = "digest@cpu:1=corrupt"
     said = healthd(tmp_path, "check", "digest", "--fault", fault, "--json", env={"HEALTHD_CPU_DEVICES": "3"})
-    assert said.code == 2
+    assert said.code == 1
     reason = said.json["reasons"][0]
     assert (reason["code"], reason["target"], reason["injected"]) == ("SilentCorruption", "cpu:1", True)
     assert said.json["faults"] == [fault]
@@ -80,7 +80,7 @@ def test_a_rank_that_hangs_in_a_collective_is_named_within_the_deadline(tmp_path
     said = healthd(
         tmp_path, "check", "all_reduce", "--config", config, "--fault", "all_reduce@rank:1=hang", "--json", timeout=25
     )
-    assert said.code in (2, 3)
+    assert said.code in (1, 3)
     assert "rank 1" in said.json["reasons"][0]["message"] or "rank:1" in str(said.json["reasons"][0]["target"])
 
 
@@ -98,12 +98,12 @@ def test_a_crash_of_one_check_does_not_keep_the_others_from_running(tmp_path: Pa
 @pytest.mark.parametrize(
     ("fault", "code", "reason"),
     [
-        ("memory_free=fail", 2, None),
+        ("memory_free=fail", 1, None),
         ("memory_free=hang", 3, "Timeout"),
         ("memory_free=crash", 3, "Crashed"),
         ("memory_free=garbage", 3, None),
         ("memory_free=slow:2", 0, None),
-        ("device_count=missing", 2, "MissingDevice"),
+        ("device_count=missing", 1, "MissingDevice"),
     ],
 )
 def test_every_kind_of_fault_of_a_passive_check_shows_and_is_marked(
@@ -126,7 +126,7 @@ def test_faults_of_devices_show_on_the_device_they_hit(tmp_path: Path) -> None:
     given = [word for fault in faults for word in ("--fault", fault)]
     names = ("matmul", "transfer", "all_reduce")
     said = healthd(tmp_path, "check", *names, "--config", config, *given, "--json")
-    assert said.code == 2
+    assert said.code == 1
     found = results(said)
     wrong = {(name, finding["target"]) for name in names for finding in found[name]["findings"] if finding["reason"]}
     assert ("matmul", "cpu:0") in wrong
@@ -139,7 +139,7 @@ def test_faults_of_devices_show_on_the_device_they_hit(tmp_path: Path) -> None:
 def test_a_directory_can_stand_for_the_machine(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent / "hosts" / "healthy"
     said = healthd(tmp_path, "check", "--tier", "passive", "--json", "--host-root", str(root))
-    assert said.code in (0, 1, 2, 3)
+    assert said.code in (0, 1, 3)
     assert {"kernel_log", "mounts", "device_count"} <= results(said).keys()
 
 
@@ -264,7 +264,7 @@ def test_a_named_check_that_failed_is_never_left_out_of_the_verdict(tmp_path: Pa
     config = small(tmp_path)
     fault = ("--fault", "matmul@cpu:1=corrupt")
     said = healthd(tmp_path, "check", "matmul", "load", "--tier", "passive", "--config", config, *fault, "--json")
-    assert said.code == 2, said.err
+    assert said.code == 1, said.err
     assert said.json["health"] == "unhealthy"
 
 
@@ -272,7 +272,7 @@ def test_a_named_check_that_failed_is_never_left_out_of_the_verdict(tmp_path: Pa
 def test_a_fault_on_what_is_not_there_is_an_error_and_no_pass(tmp_path: Path, target: str) -> None:
     check = "all_reduce" if target.startswith("rank") else "matmul"
     said = healthd(tmp_path, "check", check, "--config", small(tmp_path), "--fault", f"{check}@{target}=fail")
-    assert said.code == 3
+    assert said.code == 2
     assert f"there is no '{target}' here" in said.err
 
 
@@ -281,7 +281,7 @@ def test_a_reader_that_goes_away_changes_no_exit_code(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", f"({line}) | true"], env=environment(tmp_path), capture_output=True, text=True, check=False
     )
-    assert "code 2" in done.stderr
+    assert "code 1" in done.stderr
 
 
 def test_bare_command_shows_its_help_and_a_typo_the_nearest_command(tmp_path: Path) -> None:

@@ -456,14 +456,14 @@ def test_a_name_that_two_keys_claim_is_given_to_one_of_them_by_hand(world: World
 
 
 def test_an_override_admits_whatever_the_nodes_say_until_it_is_taken_back(world: World) -> None:
-    assert world.run("override", "o", "--reason", "demo", "--until", "1h").code == 0
+    assert world.run("override", "o", "--reason", "demo", "--for", "1h").code == 0
     said = world.gate("o", *nodes("bad"), "--json")
     assert said.code == 0, said.out
     assert said.json["would"] == "reject"
     assert "override" in world.run("fleet", "status").out
     release(world, said)
-    assert world.run("override", "o", "--reason", "demo", "--until", "1h", "--clear").code == 0
-    assert world.run("override", "o", "--reason", "demo", "--until", "never").code == 2
+    assert world.run("override", "o", "--reason", "demo", "--for", "1h", "--clear").code == 0
+    assert world.run("override", "o", "--reason", "demo", "--for", "never").code == 2
 
 
 def test_commands_of_the_fleet_say_in_one_line_that_nobody_is_there(tmp_path: Path) -> None:
@@ -547,9 +547,9 @@ def test_what_rules_did_is_told_and_the_breaker_can_be_reset(world: World) -> No
 @pytest.mark.parametrize("what", ["stragglers", "digests", "steps"])
 def test_that_nothing_was_compared_is_not_said_to_be_well(world: World, what: str) -> None:
     said = world.run("fleet", what)
-    assert said.code == 2
+    assert said.code == 3
     assert said.out.startswith("nothing was compared: ")
-    assert world.run("fleet", what, "--json").code == 2
+    assert world.run("fleet", what, "--json").code == 3
 
 
 @pytest.mark.parametrize(
@@ -559,13 +559,43 @@ def test_that_nothing_was_compared_is_not_said_to_be_well(world: World, what: st
         ("fleet", "stragglers"),
         ("fleet", "digests"),
         ("fleet", "steps"),
-        ("baseline", "diff", "/no/such/file"),
-        ("baseline", "import", "/no/such/file"),
+        ("fleet", "validate", "n1", "n2"),
     ],
 )
 def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     said = healthd(tmp_path, *words, env={"HEALTHD_AGGREGATOR": "http://127.0.0.1:1"})
-    assert said.code == 2
+    assert said.code == 3
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--config", "F", "check", "matmul"), "--config belongs behind the command: healthd check --config F matmul"),
+        (("version",), "write: healthd --version"),
+        (("check", "no_such_check"), "no such check: 'no_such_check'"),
+        (("check", "--tire", "quick"), "--tire"),
+        (("fleet", "status", "--no-such-option"), "--no-such-option"),
+        (("gate", "--job", "j"), "say which nodes"),
+        (("preflight", "--no-such-option"), "--no-such-option"),
+        (("slurm", "gate", "--no-such-option"), "--no-such-option"),
+        (("baseline", "diff", "/no/such/file"), "/no/such/file"),
+        (("baseline", "import", "/no/such/file"), "/no/such/file"),
+    ],
+)
+def test_usage_is_2_for_every_command_and_says_what_would_be_right(
+    tmp_path: Path, words: tuple[str, ...], hint: str
+) -> None:
+    said = healthd(tmp_path, *words)
+    assert (said.code, said.out) == (2, "")
+    assert hint in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_release_has_its_reason_in_the_history(world: World) -> None:
+    assert world.run("fleet", "quarantine", "n3", "--reason", "new cable").code == 0
+    said = world.run("fleet", "release", "n3", "--reason", "the cable is in")
+    assert (said.code, said.out) == (0, "n3 is released: the cable is in\n")
+    assert "the cable is in" in world.run("fleet", "history", "n3").out

@@ -76,6 +76,27 @@ def test_bash_completes_commands_options_values_checks_and_nodes(world: World) -
     assert completed(folder, "healthd gate --job j --node gp", **here) == ["gpu-1"]
 
 
+def test_bash_completes_jobs_and_gates(world: World) -> None:
+    here = {"HEALTHD_AGGREGATOR": world.url}
+    admitted = world.gate("llama-7b", *nodes("gpu-1"), "--json")
+    assert admitted.code == 0, admitted.err
+    gate = admitted.json["id"]
+    assert completed(world.folder, "healthd fleet explain lla", **here) == ["llama-7b"]
+    assert completed(world.folder, f"healthd fleet explain {gate[:-2]}", **here) == [gate]
+    assert completed(world.folder, "healthd gate release --job l", **here) == ["llama-7b"]
+    assert completed(world.folder, "healthd override l", **here) == ["llama-7b"]
+    assert world.run("gate", "release", "--job", "llama-7b").code == 0
+
+
+def test_help_of_a_gate_begins_with_an_example_and_is_in_sections(tmp_path: Path) -> None:
+    said = healthd(tmp_path, "gate", "--help").out
+    example, first, last = (
+        said.index(words) for words in ("healthd gate --job", "The job:", "Options of every command:")
+    )
+    assert example < first < last < said.index("--state-dir")
+    assert said.index("  --job J") < said.index("--config")
+
+
 def test_tab_says_nothing_where_no_aggregator_answers(tmp_path: Path) -> None:
     assert completed(tmp_path, "healthd fleet show t", HEALTHD_AGGREGATOR="http://127.0.0.1:9") == []
     assert completed(tmp_path, "healthd fleet show t") == []

@@ -27,7 +27,14 @@ command = ["sh", "-c", "echo looked at 3 things; exit %d"]
         (1, "slurm", 0, "degraded: "),
         (2, "slurm", 1, "un"),
         (3, "slurm", 1, "unknown: "),
+        (0, "plain", 0, ""),
+        (1, "plain", 0, ""),
+        (2, "plain", 1, ""),
         (3, "plain", 3, ""),
+        (0, "plugin", 0, "healthy"),
+        (1, "plugin", 1, "degraded: "),
+        (2, "plugin", 2, "un"),
+        (3, "plugin", 3, "unknown: "),
     ],
 )
 def test_a_check_ends_with_the_code_that_the_caller_knows_and_one_line(
@@ -45,6 +52,7 @@ def test_a_check_ends_with_the_code_that_the_caller_knows_and_one_line(
 def test_what_is_not_known_is_unknown_to_both(tmp_path: Path) -> None:
     usage = healthd(tmp_path, "check", "--exit-style", "npd", "no_such_check")
     assert usage.code >= 2
+    assert healthd(tmp_path, "check", "--exit-style", "plugin", "no_such_check").code == 3, "2 is critical to it"
     for style in ("npd", "slurm"):
         away = healthd(
             tmp_path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -9,8 +10,9 @@ import socket
 import pytest
 
 import healthd.cli.fleet.fleet as fleet_commands
+from checks.contract import Action, Blame, Status
 from healthd.core import wire
-from healthd.core.model import Verdict
+from healthd.core.model import Reason, Verdict
 from tests.core.test_client import answer, decision, server
 from tests.hooks.inside import run_inside
 
@@ -28,11 +30,44 @@ def test_a_lost_answer_is_asked_for_again() -> None:
     assert (said.code, said.json["decision"]["decision"]) == (0, "admit")
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [(None, 0, "✓ PASSED"), (Status.FAIL, 1, "✗ FAILED"), (Status.UNKNOWN, 3, "? UNKNOWN")],
+)
+def test_it_says_what_was_validated_and_not_that_something_is_admitted(
+    status: Status | None, code: int, said: str
+) -> None:
+    verdict = Verdict.ADMIT if status is None else Verdict.REJECT
+    run = {"id": "v", "members": ("n1", "n2"), "checks": ("all_reduce", "all_gather"), "history": (), "done": ()}
+    reasons = () if status is None else (reason(status),)
+    made = dataclasses.replace(decision(verdict), reasons=reasons)
+    found = {"id": "g-1", "job": "validation-1", "decision": made, "validations": (run,)}
+    with server(answer(wire.encode(found))) as url:
+        told = run_inside("fleet", "validate", "n1", "n2", "--aggregator", url)
+    assert told.code == code
+    assert told.out.startswith(f"{said}  2 nodes ran all_reduce, all_gather together: n1, n2  ")
+    assert "ADMIT" not in told.out
+    assert "REJECT" not in told.out
+
+
+def reason(status: Status) -> Reason:
+    return Reason(
+        code="CollectiveFault",
+        message="n2 fails in collectives",
+        status=status,
+        blame=Blame.NODE,
+        action=Action.INSPECT,
+        node="n2",
+        target=None,
+        check=None,
+    )
+
+
 def test_where_to_look_is_told_when_nobody_answers_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_commands, "AWAY_SECONDS", 0.0)
     with server(told(Verdict.HOLD), b"") as url:
         said = run_inside(*WORDS, url)
-    assert (said.code, said.out) == (1, "")
+    assert (said.code, said.out) == (3, "")
     assert "cannot be reached" in said.err
     assert "'healthd fleet explain g-1' shows what came of it" in said.err
 

@@ -58,6 +58,77 @@ def test_into_a_pipe_no_row_is_folded(tmp_path: Path) -> None:
     assert max(map(len, folded.out.splitlines())) <= 80
 
 
+def test_in_a_pipe_each_row_is_a_line_of_its_own_without_padding(tmp_path: Path) -> None:
+    """Tabs between its cells, so that `cut` and `awk` find them; the name of the check in each of its rows."""
+    said = healthd(tmp_path, "check", "memory_free", "load", "--tier", "passive")
+    head, *lines = said.out.splitlines()[1:]
+    assert head.split("\t") == ["check", "status", "target", "finding"]
+    cells = [line.split("\t") for line in lines if "\t" in line]
+    assert [row[0] for row in cells] == ["load", "memory_free", "memory_free"]
+    assert {row[1] for row in cells} <= {"✓ pass", "! warn", "✗ fail"}
+    assert "  " not in "".join(lines)
+
+
+def shown(*parts: object, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    render.show(console, parts)  # type: ignore[arg-type]
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_cell_of_several_lines_is_one_cell_in_a_pipe_and_a_table_stays_one_where_the_width_is_known() -> None:
+    table = render.table_of("name", "found", wrapped=("found",))
+    table.add_row("torch", "missing\n[dim]→ install\tit[/]")
+    table.add_row("", "a longer line than that")
+    assert shown(table, width=render.UNFOLDED) == (
+        "name\tfound\ntorch\tmissing → install it\ntorch\ta longer line than that\n"
+    )
+    assert shown(table, width=60).splitlines()[1].split() == ["torch", "missing"]
+
+
+AWAY = ("n1 has never reported", "n2 has never reported")
+PRODUCT = "fp32 512x512x512 product is wrong (seed 1): 1 of 262144 elements"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (
+            (f"n2: matmul cpu:0: {PRODUCT} (injected)", f"n2 is quarantined by rule:hard: {PRODUCT}; seen once"),
+            (f"n2: matmul cpu:0: {PRODUCT} (injected)", "n2 is quarantined by rule:hard: see above; seen once"),
+        ),
+        (
+            (f"it waited for: {AWAY[0]}; {AWAY[1]}", *AWAY),
+            ("it waited for: see below", *AWAY),
+        ),
+        (
+            (f"matmul cpu:0: {PRODUCT}", f"matmul cpu:1: {PRODUCT}"),
+            (f"matmul cpu:0: {PRODUCT}", f"matmul cpu:1: {PRODUCT}"),
+        ),
+        (("it failed", "it failed again"), ("it failed", "it failed again")),
+    ],
+)
+def test_a_rejection_has_each_sentence_once(messages: tuple[str, ...], said: tuple[str, ...]) -> None:
+    assert tuple(render.once_each(messages).values()) == said
+
+
+def test_what_gate_prints_of_a_rejection_has_each_sentence_once() -> None:
+    found = reason("n2", "cpu:0", PRODUCT, Status.FAIL, "matmul")
+    quarantined = replace(found, code="Quarantined", check=None, message=f"n2 is quarantined by rule:hard: {PRODUCT}")
+    decision = Decision(
+        id="g-1",
+        decision=Verdict.REJECT,
+        nodes=(),
+        excluded=(ExcludedNode(node="n2", reasons=(found, quarantined)),),
+        reasons=(found,),
+        policy={},
+        retryable=True,
+        decided_at=0.0,
+        duration_seconds=1.0,
+    )
+    assert "".join(plain(*fleet_view.decision_report(decision))).count(PRODUCT) == 1
+
+
 def test_a_report_ends_with_how_many_checks_came_to_what() -> None:
     many = [*state().results, *state(status=Status.FAIL).results]
     assert Text.from_markup(render.counts_line(many)).plain == "4 checks: 1 fail, 3 pass"

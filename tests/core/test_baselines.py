@@ -692,7 +692,7 @@ def test_a_check_judges_by_the_file_shows_the_origin_and_leaves_other_versions_u
     path = tmp_path / "b.json"
     files.write(path, book.all())
     said = healthd(tmp_path, "check", "matmul", "--baseline", str(path), "--json")
-    assert said.code == 2, said.err
+    assert said.code == 1, said.err
     found = wire.decode(said.out.encode(), NodeState, what="state")
     numbers = [m for f in _findings(found) for m in f.measurements]
     assert {(number.labels["dtype"], number.origin) for number in numbers} == {("bf16", "baseline"), ("fp32", "none")}
@@ -703,7 +703,7 @@ def test_a_check_judges_by_the_file_shows_the_origin_and_leaves_other_versions_u
     config = tmp_path / "h.toml"
     config.write_text(f'[baseline]\nfile = "{tmp_path / "missing.json"}"\n')
     said = healthd(tmp_path, "check", "matmul", "--config", str(config))
-    assert said.code == 3
+    assert said.code == 2
     assert "missing.json: no such file" in said.err
 
 

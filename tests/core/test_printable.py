@@ -174,7 +174,16 @@ def test_http_answers_of_a_node_are_harmless(tmp_path: Path) -> None:
         known.record(result("disk", Finding(status=Status.FAIL, reason="LowSpace", message=EVIL, target=EVIL)))
         transport = httpx.ASGITransport(app=NodeApi(known))  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://n1") as client:
-            for path in ("/health", "/readyz?verbose", "/readyz", "/v1/node", "/v1/results/disk", "/metrics", "/\x9b"):
+            for path in (
+                "/health",
+                "/health?verbose",
+                "/readyz?verbose",
+                "/readyz",
+                "/v1/node",
+                "/v1/results/disk",
+                "/metrics",
+                "/\x9b",
+            ):
                 answer = await client.get(path)
                 assert_harmless(answer.text)
             assert "\\u001b[2J" in (await client.get("/readyz")).text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -79,14 +80,14 @@ def test_health_is_503_before_the_first_check_and_200_after(tmp_path: Path) -> N
     answer = ask(node(tmp_path), "/health")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/health+json")
     assert answer.json()["output"].endswith("has not run yet")
-    assert answer.json()["checks"]["matmul"][0]["status"] == "fail"
+    assert ask(node(tmp_path), "/health?verbose").json()["checks"]["matmul"][0]["status"] == "fail"
     answer = ask(healthy(tmp_path), "/health")
     assert (answer.status_code, answer.json()["status"], answer.json()["health"]) == (200, "pass", "healthy")
     assert answer.json()["expiresAt"] == "2023-11-14T22:31:35Z"  # disk expires first, 95 s after it ran
 
 
 def test_health_shows_each_number_under_its_name_with_its_unit(tmp_path: Path) -> None:
-    checks = ask(healthy(tmp_path), "/health").json()["checks"]
+    checks = ask(healthy(tmp_path), "/health?verbose").json()["checks"]
     assert checks["matmul:flops_per_second"] == [
         {
             "componentId": "cpu:0",
@@ -109,7 +110,7 @@ def test_warn_is_200_and_unknown_is_fail(tmp_path: Path, status: Status, code: i
     book.record(result("load", finding(status)))
     answer = ask(book, "/health")
     assert (answer.status_code, answer.json()["status"]) == (code, word)
-    assert answer.json()["checks"]["load"][0]["status"] == word
+    assert ask(book, "/health?verbose").json()["checks"]["load"][0]["status"] == word
 
 
 def test_job_suspends_evidence_and_who_asks_with_a_demand_gets_the_strict_answer(tmp_path: Path) -> None:
@@ -119,21 +120,54 @@ def test_job_suspends_evidence_and_who_asks_with_a_demand_gets_the_strict_answer
     time.move(3 * 3600)
     book.record(result("disk", finding(Status.SKIP, "NotApplicable")))
     book.record(result("load"))
-    answer = ask(book, "/health")
-    assert answer.status_code == 200
+    answer = ask(book, "/health?verbose")
+    assert (answer.status_code, answer.json()["counts"]) == (200, {"skip": 1, "pass": 1, "suspended": 1, "notRun": 1})
     said = answer.json()["checks"]["matmul:flops_per_second"][0]["output"]
     assert said == "suspended while cpu:0: pid 7 (python) has the devices, 3.0 h old"
     strict = ask(book, "/health?tier=quick&max_age=60")
     assert (strict.status_code, strict.json()["demand"]) == (503, {"tier": "quick", "max_age_seconds": 60.0})
+    strict = ask(book, "/health?tier=quick&max_age=60&verbose")
     assert strict.json()["checks"]["matmul:flops_per_second"][0]["output"] == "stale, 3.0 h old"
     assert ask(book, "/health?tier=quick&max_age=4h").status_code == 200
+
+
+def many_devices(folder: Path, status: Status) -> NodeStore:
+    """A node of 32 devices with 20 checks on each of them."""
+    named = {f"check_{number:02}": info(f"check_{number:02}", Tier.QUICK, scope=Scope.DEVICE) for number in range(20)}
+    chosen = enabled_checks(named, settings(folder))
+    book = node(folder, chosen=chosen)
+    for spec in chosen:
+        each = [finding(status, target=f"cpu:{device}") for device in range(32)]
+        book.record(result(spec.name, *each, tier=Tier.QUICK))
+    return book
+
+
+def test_health_of_a_large_node_is_short_and_verbose_has_every_finding(tmp_path: Path) -> None:
+    answer = ask(many_devices(tmp_path, Status.PASS), "/health", headers={"User-Agent": "curl/7.88.1"})
+    assert len(answer.content) < 1000
+    assert answer.json()["counts"] == {"pass": 20}
+    whole = ask(many_devices(tmp_path, Status.PASS), "/health?verbose").json()
+    assert sum(map(len, whole["checks"].values())) == 20 * 32
+    bad = ask(many_devices(tmp_path, Status.FAIL), "/health").json()
+    assert (len(bad["reasons"]), bad["reasonsLeftOut"], bad["counts"]) == (16, 20 * 32 - 16, {"fail": 20})
+
+
+def test_health_is_indented_for_a_person_who_types_curl_and_for_nobody_else(tmp_path: Path) -> None:
+    book = healthy(tmp_path)
+    seen = ask(book, "/health", headers={"User-Agent": "curl/7.88.1"})
+    assert seen.text.startswith('{\n  "status": "pass",\n  "serviceId": "n1",\n')
+    assert seen.text.endswith("}\n")
+    told = ask(book, "/health", headers={"User-Agent": "curl/7.88.1", "Accept": "application/json"})
+    assert told.text.count("\n") == 0
+    assert told.json() == seen.json() == ask(book, "/health").json()
+    assert seen.headers["vary"] == "accept, user-agent"
 
 
 def test_injected_results_are_marked(tmp_path: Path) -> None:
     book = healthy(tmp_path)
     book.set_faults(("matmul=fail",))
     book.record(result("matmul", finding(Status.FAIL), injected=True))
-    body = ask(book, "/health").json()
+    body = ask(book, "/health?verbose").json()
     assert body["injectedFaults"] == ["matmul=fail"]
     assert body["checks"]["matmul"][0]["injected"] is True
 
@@ -145,7 +179,7 @@ def test_injected_results_are_marked(tmp_path: Path) -> None:
         ("max_age=soon", "max_age: 'soon' is not a duration; write 2s, 10m or 1h"),
         ("max_age=-1", "is not a duration"),
         ("max_age=nan", "is not a duration"),
-        ("maxage=10", "unknown query parameter 'maxage'; /health has: tier, max_age"),
+        ("maxage=10", "unknown query parameter 'maxage'; /health has: tier, max_age, verbose"),
         ("tier=quick&tier=deep", "tier is given 2 times"),
         ("&".join(f"a{n}=1" for n in range(40)), "the query cannot be read"),
         ("tier=%ff", "the query cannot be read"),
@@ -186,7 +220,7 @@ def test_readyz_says_why_not_in_words(tmp_path: Path) -> None:
     verbose = ask(book, "/readyz?verbose").text
     assert "[+] matmul ok\n" in verbose
     assert "[-] load failed: load node: it is fail\n" in verbose
-    assert "[+] load excluded\n" in ask(book, "/readyz?verbose&exclude=load").text
+    assert "[ ] load excluded\n" in ask(book, "/readyz?verbose&exclude=load").text
     assert ask(book, "/readyz?exclude=load").status_code == 200
     assert ask(book, "/readyz?exclude=nonsense").status_code == 400
 
@@ -194,15 +228,17 @@ def test_readyz_says_why_not_in_words(tmp_path: Path) -> None:
 def test_readyz_calls_ok_what_has_passed_and_nothing_else(tmp_path: Path) -> None:
     book = healthy(tmp_path)
     lines = ask(book, "/readyz?verbose").text.splitlines()
-    assert "[-] disk not applicable: it is skip" in lines, "skipped"
-    assert "[-] burn has not run" in lines
+    assert "[ ] disk not applicable: it is skip" in lines, "skipped"
+    assert "[ ] burn has not run" in lines
     assert {line for line in lines if line.endswith(" ok")} == {
         *("[+] load ok", "[+] matmul ok", "[+] health ok", "[+] allocated ok", "[+] leases ok", "[+] quarantine ok")
     }
     book.record(result("load", finding(Status.WARN)))
     lines = ask(book, "/readyz?verbose").text.splitlines()
-    assert "[+] load warn LowMemory: it is warn" in lines
-    assert lines[-1] == "n1 is ready"
+    assert "[!] load warn LowMemory: it is warn" in lines
+    assert lines[-2] == "n1 is ready"
+    assert set(re.findall(r"\[.\]", "".join(lines[:-2]))) <= set(re.findall(r"\[.\]", lines[-1])), "each is explained"
+    assert ask(book, "/readyz").text == "n1 is ready\n", "who does not ask for signs gets none"
 
 
 def test_state_travels_whole(tmp_path: Path) -> None:

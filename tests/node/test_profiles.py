@@ -215,7 +215,7 @@ def test_profiles_on_demand_need_no_daemon_and_say_where_they_are(tmp_path: Path
             for line in lines
         )
     again = healthd(tmp_path, *arguments)
-    assert again.code == 3
+    assert again.code == 2
     assert again.err == f"healthd: {place}: is not empty; name a new directory with --profile-dir\n"
 
 
@@ -224,7 +224,7 @@ def test_a_folder_on_demand_holds_profiles_whatever_the_daemon_keeps_and_says_wh
     file.write_text("[node.profiles]\ncount = 0\n[checks.matmul]\nsizes = [64, 64]\n")
     place = tmp_path / "profiles"
     arguments = ("check", "matmul", "--config", str(file), "--profile-dir", str(place), "--json")
-    assert healthd(tmp_path, *arguments, "--tier", "heavy").code == 3
+    assert healthd(tmp_path, *arguments, "--tier", "heavy").code == 2
     assert not place.exists()
     said = healthd(tmp_path, *arguments)
     assert "nothing was profiled: no probe was slow (--profile profiles all)" in said.err
@@ -244,7 +244,7 @@ def test_without_a_place_for_profiles_a_slow_probe_says_its_sentence_and_names_n
     file = tmp_path / "healthd.toml"
     file.write_text(SETTINGS)
     said = healthd(tmp_path, "check", "matmul", "--config", str(file), "--json")
-    assert said.code == 2
+    assert said.code == 1
     found = [one for result in said.json["results"] for one in result["findings"]]
     assert {one["profile"] for one in found} == {None}
     assert all("; most of the time of one more run went to aten::" in one["message"] for one in found)

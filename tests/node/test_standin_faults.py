@@ -162,7 +162,7 @@ def test_each_of_several_faults_is_named(make: Make) -> None:
 @pytest.mark.parametrize(
     ("name", "fault", "code", "reasons"),
     [
-        (TRN1, "stuck_core@neuron:5", 2, [("neuron_cores", "StuckCores", "neuron:5", "reset_device")]),
+        (TRN1, "stuck_core@neuron:5", 1, [("neuron_cores", "StuckCores", "neuron:5", "reset_device")]),
         (INF2, "half_json@neuron-ls", 3, [("neuron_cores", "NoData", "node", "inspect")]),
     ],
 )
@@ -188,7 +188,7 @@ def test_every_fault_that_there_is_has_a_row() -> None:
 def test_first_check_in_the_docs_is_what_the_command_says(make: Make, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/neuron.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"## The first check\n.*?```text\n(.*?)```", page, re.DOTALL)
-    said = healthd(tmp_path, "check", "--tier", "passive", "--host-root", str(make(TRN1).root))
+    said = healthd(tmp_path, "check", "--tier", "passive", "--host-root", str(make(TRN1).root), env={"COLUMNS": "400"})
     lines = {line.rstrip() for line in said.out.splitlines()}
     assert len(shown.splitlines()) > 9
     assert [line for line in shown.splitlines() if line.replace("user 0 ", f"user {os.geteuid()} ") not in lines] == []

@@ -84,7 +84,7 @@ def test_daemon_shows_the_faults_in_health_and_metrics(daemon: str) -> None:
     async def ask() -> tuple[Any, str]:
         async with httpx.AsyncClient(base_url=daemon, trust_env=False, verify=False) as http:
             for _ in range(600):
-                health = (await http.get("/health")).json()
+                health = (await http.get("/health?verbose")).json()
                 if {check for check in health["checks"] if check.partition(":")[0] == "neuron_topology"}:
                     seen = {(r["check"], r["target"], r["code"]) for r in health["reasons"] if r["code"] != "NotYetRun"}
                     if seen == wanted and not [r for r in health["reasons"] if r["code"] == "NotYetRun"]:

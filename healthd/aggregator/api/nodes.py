@@ -156,13 +156,18 @@ async def quarantine(
 
 
 @router.delete("/nodes/{node}/quarantine", tags=["nodes"], responses=problems(409))
-async def unquarantine(request: Request, node: str, caller: Admin) -> Answer[Unquarantined]:
+async def unquarantine(
+    request: Request,
+    node: str,
+    caller: Admin,
+    reason: Annotated[str | None, Query(min_length=1, max_length=MAX_REASON_LENGTH)] = None,
+) -> Answer[Unquarantined]:
     """Let a node in again, by any of its names; takes back what the rules hold against it. Safe to repeat."""
     parts = parts_of(request)
     view = _meant(parts, node)
     node = view.node.node
     if view.node.quarantine is not None or parts.engine.remembered(node) is not None:
-        await parts.engine.quarantine(node, None, why=f"by {caller.name}")
+        await parts.engine.quarantine(node, None, why=f"by {caller.name}" + (f": {reason}" if reason else ""))
     parts.accusations.clear(node)
     return Answer(Unquarantined(node=node, by=caller.name))
 

@@ -159,7 +159,7 @@ def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
     """
     How what is approved differs between two files, or between a file and the aggregator.
 
-    Exit code: 0 they are the same, 1 they differ, 2 it cannot be told.
+    Exit code: 0 they are the same, 1 they differ, 3 it cannot be told.
     """
     from healthd.cli.fleet.baseline_lines import differences
 
@@ -177,7 +177,7 @@ def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
 @click.option("--margin", type=float, default=0.2, show_default=True, help="Share that limits are away from the worst.")
 @click.option("--runs", type=click.IntRange(1, 20), default=3, show_default=True, help="Runs; the worst value counts.")
 @click.option("--tier", type=click.Choice(["quick", "deep"]), default="quick", show_default=True, help="What to run.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def init(out: Path | None, margin: float, runs: int, tier: str, force: bool, **options: Any) -> int:
     """
     Write a starting configuration with [limits] from this good node: what it measures now, with a margin.

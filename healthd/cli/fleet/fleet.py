@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from healthd.cli.completion import complete_nodes
+from checks.contract import Status
+from healthd.cli.completion import complete_gates, complete_jobs, complete_nodes
 from healthd.cli.fleet import line
 from healthd.cli.fleet.identity import forget, rekey
 from healthd.cli.fleet.line import aggregator_of, done, duration_of, fleet_options, own_name, print_json, segment
 from healthd.cli.fleet.peers import digests, steps
 from healthd.cli.fleet.status import status
 from healthd.cli.hooks.leases import release_lease
+from healthd.cli.settings.options import Command, Group
 from healthd.core.backoff import Backoff
 from healthd.core.config.schema import nearest
 from healthd.core.errors import ConfigError, UnreachableError
@@ -27,7 +29,7 @@ AWAY_SECONDS = 60.0
 """How long a validation is followed without an answer: an aggregator that restarts is back by then."""
 
 
-@click.group(invoke_without_command=True, short_help="The fleet as the aggregator sees it.")
+@click.group(cls=Group, invoke_without_command=True, short_help="The fleet as the aggregator sees it.")
 @click.pass_context
 def fleet(ctx: click.Context) -> None:
     """The fleet as the aggregator sees it; `status` when nothing else is said."""
@@ -63,7 +65,7 @@ def show(node: str, as_json: bool, **options: Any) -> int:
 @click.argument("node", shell_complete=complete_nodes)
 @click.option("--reason", required=True, help="Why; shown to everyone whose job it delays.")
 @click.option("--for", "duration", metavar="T", help="How long (default: until somebody releases it).")
-@click.option("--unseen", is_flag=True, help="Also a node that has never reported: it is kept out when it comes.")
+@click.option("--unseen", is_flag=True, help="Also quarantine a node that has never reported.")
 @fleet_options
 def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_json: bool, **options: Any) -> int:
     """Keep a node out of admissions. A name that no node has is taken for a slip, unless it is said to be --unseen."""
@@ -83,17 +85,19 @@ def quarantine(node: str, reason: str, duration: str | None, unseen: bool, as_js
 
 @fleet.command()
 @click.argument("node", shell_complete=complete_nodes)
+@click.option("--reason", help="Why; kept in the node's history.")
 @fleet_options
-def release(node: str, as_json: bool, **options: Any) -> int:
+def release(node: str, reason: str | None, as_json: bool, **options: Any) -> int:
     """End a quarantine."""
     with aggregator_of(options) as aggregator:
-        aggregator.call("DELETE", f"/v1/nodes/{segment(node)}/quarantine")
-    done(as_json, f"{node} is released")
+        query = {} if reason is None else {"reason": reason}
+        aggregator.call("DELETE", f"/v1/nodes/{segment(node)}/quarantine", query=query)
+    done(as_json, f"{node} is released" + (f": {reason}" if reason else ""))
     return 0
 
 
 @fleet.command(short_help="A gate's decision with its evidence and rounds.")
-@click.argument("gate")
+@click.argument("gate", shell_complete=complete_gates)
 @fleet_options
 def explain(gate: str, as_json: bool, **options: Any) -> int:
     """A gate's decision with the evidence it was made on; GATE is its id or its job."""
@@ -119,7 +123,7 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
 @fleet.command(short_help="Run collectives over nodes; find who is at fault.")
 @click.argument("nodes", nargs=-1, shell_complete=complete_nodes)
 @click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
-@click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
+@click.option("--count", type=int, metavar="K", help="Number of nodes to take from the pool.")
 @click.option(
     "--kind",
     type=click.Choice(["collectives", "training"]),
@@ -127,7 +131,7 @@ def explain(gate: str, as_json: bool, **options: Any) -> int:
     show_default=True,
     help="What they run: collectives, or steps of data-parallel training.",
 )
-@click.option("--wait", metavar="T", default="10m", show_default=True, help="How long to wait for the verdict.")
+@click.option("--wait", metavar="T", default="10m", show_default=True, help="Maximum time to wait for the verdict.")
 @fleet_options
 def validate(
     nodes: tuple[str, ...], pool: str | None, count: int | None, kind: str, wait: str, as_json: bool, **options: Any
@@ -136,25 +140,25 @@ def validate(
     Run collectives over NODES together, or with --kind training steps of a small model that all train together, and
     find who is at fault. Nobody gets a lease.
 
-    Exit code: 0 all passed together, 75 they did not.
+    Exit code: 0 all passed together, 1 they did not, 3 it cannot be told.
     """
     if bool(nodes) == (pool is not None):
         raise ConfigError("say which nodes: by name, or else --pool P --count K")
     body = {"nodes": nodes, "pool": pool, "count": count, "kind": kind, "wait_seconds": duration_of("--wait", wait)}
+    from healthd.core import wire
+    from healthd.core.model import Decision, Verdict
+
     found = _validated(options, body, quiet=as_json)
+    decision = wire.convert(found["decision"], Decision, what="decision")
+    from healthd.cli.terminal import fleet_view, render
+
     if as_json:
         print_json(found)
     else:
-        from healthd.cli.terminal import fleet_view, render
-        from healthd.core import wire
-        from healthd.core.model import Decision
-
-        console = render.out()
-        render.show(
-            console, fleet_view.decision_report(wire.decode(wire.encode(found["decision"]), Decision, what="it"))
-        )
-        render.show(console, fleet_view.rounds_report(found["validations"]))
-    return 0 if found["decision"]["decision"] == "admit" else 75
+        render.show(render.out(), fleet_view.validation_report(decision, found["validations"]))
+    if decision.decision is Verdict.ADMIT:
+        return 0
+    return 1 if any(one.status is Status.FAIL for one in fleet_view.all_reasons(decision)) else 3
 
 
 def _validated(options: dict[str, Any], body: dict[str, Any], *, quiet: bool) -> Any:
@@ -209,7 +213,7 @@ def stragglers(as_json: bool, **options: Any) -> int:
     """
     Devices that are slow among their peers: what two runs have said, and what has yet to be measured again.
 
-    Exit code: 0 none is confirmed, 1 some are, 2 it cannot be told.
+    Exit code: 0 none is confirmed, 1 some are, 3 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
         found = aggregator.get("/v1/fleet/stragglers")
@@ -222,7 +226,7 @@ def stragglers(as_json: bool, **options: Any) -> int:
             click.echo("nothing was compared: too few devices of one kind have measured the same (it takes eleven)")
         elif not found["confirmed"] and not found["suspects"]:
             click.echo(f"no device is slow among its peers ({found['nodes']} nodes compared)")
-    return 1 if found["confirmed"] else 0 if found["nodes"] else 2
+    return 1 if found["confirmed"] else 0 if found["nodes"] else 3
 
 
 @fleet.command(short_help="Let gates admit again after the loss of the database.")
@@ -237,7 +241,7 @@ def recover(as_json: bool, **options: Any) -> int:
 
 @fleet.command(short_help="What happened on a node in the last weeks.")
 @click.argument("node", shell_complete=complete_nodes)
-@click.option("--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="How many lines.")
+@click.option("--limit", type=click.IntRange(1, MOST_EVENTS), default=50, show_default=True, help="Number of lines.")
 @fleet_options
 def history(node: str, limit: int, as_json: bool, **options: Any) -> int:
     """What happened on NODE lately: checks, quarantines, leases, accusations, boots, devices."""
@@ -260,7 +264,7 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     """
     Show where rules have stopped quarantining because too many nodes would be out; `reset` lets them go on.
 
-    Exit code: 0 none is open (any more), 1 one is, 2 it cannot be told.
+    Exit code: 0 none is open (any more), 1 one is, 3 it cannot be told.
     """
     with aggregator_of(options) as aggregator:
         tripped = left = aggregator.get("/v1/fleet/breaker")["open"]
@@ -280,21 +284,21 @@ def breaker(what: str, pool: str | None, as_json: bool, **options: Any) -> int:
     return 1 if left else 0
 
 
-@click.command()
-@click.argument("job")
+@click.command(cls=Command)
+@click.argument("job", shell_complete=complete_jobs)
 @click.option("--reason", help="Why; kept with the decision. Must be given.")
-@click.option("--until", "duration", metavar="T", help="For how long from now, as 1h; 30d at most. Must be given.")
+@click.option("--for", "duration", metavar="T", help="How long, as 1h; 30d at most. Must be given.")
 @click.option("--clear", is_flag=True, help="Take the override back.")
 @fleet_options
 def override(job: str, reason: str | None, duration: str | None, clear: bool, as_json: bool, **options: Any) -> int:
     """Admit a job by hand, whatever its nodes say. Audited, and visible in the metrics."""
     if not clear and (reason is None or duration is None):
-        raise ConfigError("an override needs --reason and --until: who reads of it later wants to know why")
+        raise ConfigError("an override needs --reason and --for: who reads of it later wants to know why")
     with aggregator_of(options) as aggregator:
         if clear:
             aggregator.call("DELETE", f"/v1/overrides/{segment(job)}")
         else:
-            body = {"reason": reason, "owner": own_name(), "for_seconds": duration_of("--until", duration)}
+            body = {"reason": reason, "owner": own_name(), "for_seconds": duration_of("--for", duration)}
             aggregator.call("PUT", f"/v1/overrides/{segment(job)}", body=body)
     done(as_json, f"override of {job} is taken back" if clear else f"{job} will be admitted for {duration}: {reason}")
     return 0

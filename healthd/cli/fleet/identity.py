@@ -9,9 +9,10 @@ import click
 
 from healthd.cli.completion import complete_nodes
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, segment
+from healthd.cli.settings.options import Command
 
 
-@click.command(short_help="A machine was replaced and kept its name: let its key in.")
+@click.command(cls=Command, short_help="A machine was replaced and kept its name: let its key in.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def rekey(node: str, as_json: bool, **options: Any) -> int:
@@ -26,7 +27,7 @@ def rekey(node: str, as_json: bool, **options: Any) -> int:
     return 0
 
 
-@click.command(short_help="Drop a node that is gone: its name, key and quarantine.")
+@click.command(cls=Command, short_help="Drop a node that is gone: its name, key and quarantine.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def forget(node: str, as_json: bool, **options: Any) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,14 +14,11 @@ import click
 from healthd.cli.settings.options import common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.config.values import parse_duration
-from healthd.core.errors import BadInputError, ConfigError, UnreachableError
+from healthd.core.errors import BadInputError, ConfigError
 
 if TYPE_CHECKING:
     from healthd.core.http.aggregator_client import Aggregator
     from healthd.core.http.gate_client import GateClient
-
-# Often enough for eyes; each costs the aggregator a page of its nodes.
-WATCH_SECONDS = 2.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +27,7 @@ def fleet_options(command: F) -> F:
     """The options of every command that speaks to an aggregator."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-        click.option("--aggregator", metavar="URL", help="Where the aggregator is."),
+        click.option("--aggregator", metavar="URL", help="URL of the aggregator."),
         common_options,
     ):
         command = option(command)
@@ -112,22 +108,6 @@ def done(as_json: bool, message: str, **more: object) -> None:
         print_json({"ok": True, "message": message, **more})
     else:
         click.echo(message)
-
-
-def watch_until_stopped(show: Callable[[], None], *, clear: bool) -> None:
-    """Show it every WATCH_SECONDS until Ctrl-C; on a terminal over what was there. While nobody answers, say so."""
-    clear = clear and sys.stdout.isatty()
-    while True:
-        try:
-            if clear:
-                click.clear()
-            show()
-        except UnreachableError as error:
-            click.echo(f"healthd: {error}; trying again", err=True)
-        sys.stdout.flush()
-        if getattr(sys.stdout, "dropped", False):  # nobody reads on, as behind `| head`
-            return
-        time.sleep(WATCH_SECONDS)
 
 
 def print_json(value: Any) -> None:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json, watch_until_stopped
+from healthd.cli.fleet.line import aggregator_of, fleet_options, print_json
+from healthd.cli.settings.options import Command
+from healthd.core.errors import UnreachableError
 from healthd.core.model import Health
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from healthd.core.http.aggregator_client import Aggregator
 
 PAGE = 500
 MOST_NODES = 20_000
 
+Found: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
+"""The numbers of the fleet, and its nodes."""
 
-@click.command()
+# Often enough for eyes; each costs the aggregator a page of its nodes.
+WATCH_SECONDS = 2.0
+
+
+@click.command(cls=Command)
 @fleet_options
 @click.option("--health", type=click.Choice([one.value for one in Health]), help="Only nodes of this health.")
-@click.option("--pool", help="Only nodes of this pool.")
+@click.option("--pool", metavar="P", help="Only nodes of this pool.")
 @click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
 def status(
     as_json: bool = False, health: str | None = None, pool: str | None = None, watch: bool = False, **options: Any
@@ -27,18 +40,64 @@ def status(
     """Every node on a line, the worst first."""
     with aggregator_of(options) as aggregator:
 
-        def show_once() -> None:
-            summary, nodes = aggregator.get("/v1/fleet"), _nodes(aggregator, health, pool)
-            if as_json:
-                print_json({"fleet": summary, "nodes": nodes})
-            else:
-                _show_fleet(summary, nodes, health, pool)
+        def look() -> Found:
+            return aggregator.get("/v1/fleet"), _nodes(aggregator, health, pool)
 
-        if watch:
-            watch_until_stopped(show_once, clear=not as_json)
+        def report(found: Found) -> list[Table | str]:
+            from healthd.cli.terminal import fleet_view
+
+            summary, nodes = found
+            asked = [word for word, given in (("health", health), ("pool", pool)) if given]
+            none = [f"no node is of that {' and '.join(asked)}"] if asked and not nodes else []
+            return [*fleet_view.fleet_report(summary, nodes), *none]
+
+        def print_once(found: Found) -> None:
+            if as_json:
+                print_json({"fleet": found[0], "nodes": found[1]})
+            else:
+                from healthd.cli.terminal import render
+
+                render.show(render.out(), report(found))
+
+        if not watch:
+            print_once(look())
+        elif sys.stdout.isatty() and not as_json:
+            _watch_on_terminal(look, report)
         else:
-            show_once()
+            _watch_into_pipe(look, print_once)
     return 0
+
+
+def _watch_on_terminal(look: Callable[[], Found], report: Callable[[Found], list[Table | str]]) -> None:
+    """Each time in the place of what was there; while nobody answers, the last answer with its time stays there."""
+    from rich.markup import escape
+
+    from healthd.cli.terminal import render
+    from healthd.core.text import moment
+
+    console = render.out()
+    last: list[Table | str] = []
+    while True:
+        try:
+            found = look()
+            last = [f"[dim]{moment(time.time())}, every {WATCH_SECONDS:g} s until Ctrl-C[/]", *report(found)]
+            render.redraw(console, last)
+        except UnreachableError as error:
+            render.redraw(console, [f"[yellow]! {escape(str(error))}; trying again[/]", *last])
+        time.sleep(WATCH_SECONDS)
+
+
+def _watch_into_pipe(look: Callable[[], Found], print_once: Callable[[Found], None]) -> None:
+    """One after the other, until nobody reads on, as behind `| head`."""
+    while True:
+        try:
+            print_once(look())
+        except UnreachableError as error:
+            click.echo(f"healthd: {error}; trying again", err=True)
+        sys.stdout.flush()
+        if getattr(sys.stdout, "dropped", False):
+            return
+        time.sleep(WATCH_SECONDS)
 
 
 def _nodes(aggregator: Aggregator, health: str | None, pool: str | None) -> list[dict[str, Any]]:
@@ -54,13 +113,3 @@ def _nodes(aggregator: Aggregator, health: str | None, pool: str | None) -> list
         f"healthd: only the first {MOST_NODES} nodes by name are listed; --health and --pool list fewer", err=True
     )
     return nodes
-
-
-def _show_fleet(summary: dict[str, Any], nodes: list[dict[str, Any]], health: str | None, pool: str | None) -> None:
-    from healthd.cli.terminal import fleet_view
-
-    fleet_view.print_fleet(summary, nodes)
-    if not nodes and (health or pool):
-        click.echo(
-            "no node is of that " + " and ".join(word for word, asked in (("health", health), ("pool", pool)) if asked)
-        )

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from healthd.cli.completion import complete_nodes, one_of
+from healthd.cli.completion import complete_jobs, complete_nodes, one_of
 from healthd.cli.fleet.line import gate_client
 from healthd.cli.hooks.hostfile import read_hostfile, write_hostfile
 from healthd.cli.hooks.leases import release
 from healthd.cli.hooks.outcome import outcome
 from healthd.cli.hooks.unreachable import may_start
 from healthd.cli.settings.hooks import GateSettings
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import Group, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import told
 from healthd.core.errors import ConfigError, HealthdError, NotFoundError, OutputError, UnreachableError
@@ -31,40 +31,70 @@ ADMITTED, IMPOSSIBLE, NOT_ADMITTED = 0, 1, 75
 WITHDRAW_SECONDS = 2.0
 
 
+SECTIONS = {
+    "The job": ("job", "attempt", "workload"),
+    "Its nodes": ("node", "hostfile", "pool", "count", "min_nodes"),
+    "What is asked": ("tier", "max_age", "collective", "wait", "mode"),
+    "The answer": ("hostfile_out", "as_json", "watch", "exit_style", "on_unreachable"),
+    "Hooks that ask together, one on each node": ("join", "size", "rank", "member", "execute"),
+    "The aggregator": ("aggregator", "token_file", "ca_file"),
+}
+
+
 @click.group(
+    cls=Group,
+    sections=SECTIONS,
+    examples=(
+        "healthd gate --job train --pool train --count 64 --wait 10m --hostfile-out hosts",
+        "healthd gate --job train --attempt 1 --node n1 --node n2",
+    ),
     invoke_without_command=True,
     subcommand_metavar="[outcome|release ...]",
     short_help="Ask whether a job may start, and wait for the answer.",
 )
 @click.pass_context
 @common_options
-@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
-@click.option("--job", metavar="J", help="The job's name; with the attempt it identifies the gate.")
-@click.option("--attempt", type=int, metavar="A", help="Which attempt of the job this is (default 0).")
-@click.option("--node", multiple=True, metavar="N", shell_complete=complete_nodes, help="A node of the job; repeat.")
-@click.option("--hostfile", type=click.Path(path_type=Path), metavar="F", help="A file with one node a line.")
-@click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
-@click.option("--count", type=int, metavar="K", help="How many nodes of the pool.")
-@click.option("--join", metavar="GROUP", help="Come together with the other hooks of this group, one on each node.")
-@click.option("--size", type=int, metavar="N", help="With --join: how many they are (else from the launcher).")
-@click.option("--rank", type=int, metavar="R", help="With --join: which of them this is (else from the launcher).")
-@click.option("--member", metavar="ID", help="With --join: what tells this process from a former one (default: new).")
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
 @click.option(
-    "--execute", is_flag=True, default=None, help="With --join: run the ordered checks here, in this process."
+    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job; name and attempt identify the gate."
 )
-@click.option("--min-nodes", type=int, metavar="M", help="Be content with so many good ones.")
+@click.option("--attempt", type=int, metavar="A", help="Number of this attempt of the job (default 0).")
+@click.option(
+    "--node", multiple=True, metavar="N", shell_complete=complete_nodes, help="Name of a node of the job; repeat."
+)
+@click.option(
+    "--hostfile", type=click.Path(path_type=Path), metavar="F", help="File with the name of a node on each line."
+)
+@click.option("--pool", metavar="P", help="Take nodes from this pool, with --count.")
+@click.option("--count", type=int, metavar="K", help="Number of nodes to take from the pool.")
+@click.option("--join", metavar="GROUP", help="Name of the group; all its hooks form one gate.")
+@click.option(
+    "--size", type=int, metavar="N", help="With --join: number of hooks in the group (default: from the launcher)."
+)
+@click.option(
+    "--rank", type=int, metavar="R", help="With --join: rank of this hook, from 0 (default: from the launcher)."
+)
+@click.option(
+    "--member",
+    metavar="ID",
+    help="With --join: identity of this process; one that is started again needs another (default: random).",
+)
+@click.option(
+    "--execute", is_flag=True, default=None, help="With --join: run the checks that the gate orders in this process."
+)
+@click.option("--min-nodes", type=int, metavar="M", help="Minimum number of healthy nodes to admit (default: all).")
 @click.option(
     "--tier",
     shell_complete=one_of("passive", "quick", "deep"),
-    help="What evidence is asked: passive, quick, deep (default: the aggregator's).",
+    help="Evidence to require: passive, quick or deep (default: the aggregator's).",
 )
-@click.option("--max-age", metavar="T", help="How old evidence may be, as 10m (default: the aggregator's).")
+@click.option("--max-age", metavar="T", help="Maximum age of the evidence, as 10m (default: the aggregator's).")
 @click.option(
     "--collective/--no-collective",
     default=None,
     help="Run collectives over the nodes together first (default: the aggregator's; on for more than one node).",
 )
-@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default: the aggregator's).")
+@click.option("--wait", metavar="T", help="Maximum time to wait for the admission, as 5m (default: the aggregator's).")
 @click.option(
     "--runtime",
     metavar="T",
@@ -73,16 +103,23 @@ WITHDRAW_SECONDS = 2.0
 @click.option(
     "--mode", shell_complete=one_of("enforce", "observe"), help="enforce or observe (default: the aggregator's)."
 )
-@click.option("--workload", metavar="W", help="What the lease lives with, e.g. pid:1234 on every node.")
-@click.option("--on-unreachable", help="hold (default), local (the own verdict of the one node asked) or admit.")
-@click.option("--exit-style", help="plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).")
-@click.option("--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="Write the admitted nodes here.")
-@click.option("--watch", is_flag=True, help="Show all that it waits for while it waits, not the first three reasons.")
+@click.option("--workload", metavar="W", help="Workload with which the lease ends, as pid:1234 on every node.")
+@click.option(
+    "--on-unreachable",
+    help="While no aggregator answers: hold (default), local (ask the daemon of the one node) or admit.",
+)
+@click.option(
+    "--exit-style",
+    help="Exit codes: plain (default), npd (0 admitted, 1 not, 2 and above unknown) or slurm (0 or not).",
+)
+@click.option(
+    "--hostfile-out", type=click.Path(path_type=Path), metavar="F", help="File to write the admitted nodes to."
+)
+@click.option("--watch", is_flag=True, help="While it waits, show every reason, not the first three.")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON, and nothing else.")
 def gate(ctx: click.Context, /, as_json: bool, watch: bool, **options: Any) -> int:
     """
-    Ask the aggregator whether a job may start, and wait for the answer; `outcome` tells how the job ended, `release`
-    gives its nodes back.
+    Ask the aggregator whether a job may start, and wait for the answer.
 
     Exit code 0: admitted. 75: not admitted, try again or elsewhere. 1: impossible as asked. 2: usage, or a token that
     may not ask.

@@ -6,19 +6,23 @@ from typing import Any
 
 import click
 
-from healthd.cli.completion import complete_nodes
+from healthd.cli.completion import complete_jobs, complete_nodes
 from healthd.cli.fleet.line import aggregator_of, done, fleet_options, gate_client, print_json, segment
-from healthd.cli.settings.options import load_settings
+from healthd.cli.settings.options import Command, load_settings
 from healthd.core.errors import ConfigError, NotFoundError
 
 RELEASED, NOTHING_TO_RELEASE = 0, 1
 MOST_NAMED = 20
 
 
-@click.command("release", short_help="Give a job's nodes back: it has ended.")
+@click.command("release", cls=Command, short_help="Give a job's nodes back: it has ended.")
 @fleet_options
-@click.option("--job", metavar="J", help="The job, as the gate was asked with it.")
-@click.option("--attempt", type=int, metavar="A", help="The attempt, as the gate was asked with it (default 0).")
+@click.option(
+    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
+)
+@click.option(
+    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
+)
 @click.pass_context
 def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     """
@@ -52,7 +56,7 @@ def release(ctx: click.Context, /, as_json: bool, **options: Any) -> int:
     return RELEASED
 
 
-@click.command("release-lease", short_help="End every lease on a node, whoever gave it.")
+@click.command("release-lease", cls=Command, short_help="End every lease on a node, whoever gave it.")
 @click.argument("node", shell_complete=complete_nodes)
 @fleet_options
 def release_lease(node: str, as_json: bool, **options: Any) -> int:

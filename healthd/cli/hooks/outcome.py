@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from healthd.cli.completion import complete_jobs
 from healthd.cli.fleet.line import gate_client
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import Command, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.core.errors import ConfigError, UnreachableError
 
@@ -21,12 +22,16 @@ PAUSES_SECONDS = (1.0, 3.0)
 """Before it is tried again: an aggregator that restarts is back by then, and a launcher at its end waits no longer."""
 
 
-@click.command(short_help="Tell how a job ended: ok, failed or infra.")
+@click.command(cls=Command, short_help="Tell how a job ended: ok, failed or infra.")
 @common_options
 @click.argument("status", type=click.Choice(["ok", "failed", "infra"]))
-@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
-@click.option("--job", metavar="J", help="The job, as the gate was asked with it.")
-@click.option("--attempt", type=int, metavar="A", help="The attempt, as the gate was asked with it (default 0).")
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@click.option(
+    "--job", metavar="J", shell_complete=complete_jobs, help="Name of the job, as in the request of its gate."
+)
+@click.option(
+    "--attempt", type=int, metavar="A", help="Number of the attempt, as in the request of its gate (default 0)."
+)
 @click.option("--message", metavar="T", default="", help="A line for people, kept with the gate.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
 @click.pass_context

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from healthd.aggregator.model.policy import Policy
-from healthd.cli.settings.options import common_options, load_settings
+from healthd.cli.settings.options import Command, common_options, load_settings
 from healthd.cli.settings.tree import Settings
 from healthd.cli.terminal.output import log_to_stderr, told
 from healthd.core.config.schema import key_of
@@ -61,26 +61,45 @@ POLICY = (
 )
 
 
+SECTIONS = {
+    "The job and its nodes": ("job", "attempt", "nnodes", "node_rank", "main", "min_nodes"),
+    "What is asked": ("tier", "max_age", "collective", "wait", "mode", "fault"),
+    "The answer": ("as_json",),
+}
+
+
 @click.command(
-    context_settings={"ignore_unknown_options": False}, short_help="Check a job's nodes together, then start COMMAND."
+    cls=Command,
+    sections=SECTIONS,
+    examples=(
+        "healthd preflight --nnodes 4 --node-rank $RANK --main $HEAD -- python train.py",
+        "healthd preflight -- python train.py      # where the launcher says who is who",
+    ),
+    context_settings={"ignore_unknown_options": False},
+    short_help="Check a job's nodes together, then start COMMAND.",
 )
 @common_options
-@click.option(
-    "--nnodes", type=int, metavar="N", help="How many nodes the job has (else from the launcher; 1 without one)."
-)
-@click.option("--node-rank", type=int, metavar="R", help="Which of them this is, from 0.")
-@click.option("--main", metavar="HOST[:PORT]", help="Where rank 0 is; its aggregator listens there.")
+@click.option("--nnodes", type=int, metavar="N", help="Number of nodes (default: from the launcher; 1 without one).")
+@click.option("--node-rank", type=int, metavar="R", help="Rank of this node, from 0 (default: from the launcher).")
+@click.option("--main", metavar="HOST[:PORT]", help="Address of rank 0, whose aggregator listens there.")
 @click.option("--job", metavar="J", help="The job's name.")
-@click.option("--attempt", type=int, metavar="A", help="Which attempt of the job this is.")
-@click.option("--min-nodes", type=int, metavar="M", help="Start with so many good nodes; the others park.")
-@click.option("--tier", help="What evidence is asked: passive, quick (default), deep.")
-@click.option("--max-age", metavar="T", help="How old evidence may be, as 10m (default 1h).")
+@click.option("--attempt", type=int, metavar="A", help="Number of this attempt of the job.")
+@click.option(
+    "--min-nodes",
+    type=int,
+    metavar="M",
+    help="Minimum number of healthy nodes to start on (default: all); the others wait for the end.",
+)
+@click.option("--tier", help="Evidence to require: passive, quick (default) or deep.")
+@click.option("--max-age", metavar="T", help="Maximum age of the evidence, as 10m (default 1h).")
 @click.option(
     "--collective/--no-collective",
     default=None,
     help="Run collectives over the nodes together first (default: on for more than one node).",
 )
-@click.option("--wait", metavar="T", help="How long to wait before giving up, as 5m (default 10m); rank 0's.")
+@click.option(
+    "--wait", metavar="T", help="Maximum time to wait for the admission, as 5m (default 10m); that of rank 0 counts."
+)
 @click.option("--mode", help="enforce or observe.")
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault here: CHECK[@TARGET]=KIND[:VALUE].")
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as JSON before the command starts.")

@@ -52,14 +52,14 @@ def slurm() -> None:
 @slurm.command(short_help="Drain this node while its daemon finds it unfit.")
 @common_options
 @click.option("--node", metavar="N", help="This node's name in Slurm (default: SLURMD_NODENAME).")
-@click.option("--local-url", metavar="URL", help="Where this node's daemon is.")
+@click.option("--local-url", metavar="URL", help="URL of this node's daemon.")
 @click.option("--on-unreachable", help="hold (default): a silent daemon drains the node; admit: leave the node alone.")
 @click.option(
     "--patience",
     default=PATIENCE_SECONDS,
     type=click.FloatRange(0, 50),
     metavar="SECONDS",
-    help="How long a silent daemon may be starting.",
+    help="Maximum time for a daemon to start before its silence counts.",
 )
 @click.option("--refused", type=click.Path(path_type=Path), metavar="F", help="Where the prolog says it refused a job.")
 @click.option("--observe", is_flag=True, help="Say what would be done, and do nothing.")
@@ -110,11 +110,11 @@ def ask_daemon(url: str, *, patience_seconds: float) -> Fitness:
 
 @slurm.command(short_help="PrologSlurmctld: may the job start on its nodes?")
 @common_options
-@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
-@click.option("--tier", help="What evidence is asked: passive, quick, deep.")
-@click.option("--max-age", metavar="T", help="How old evidence may be.")
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@click.option("--tier", help="Evidence to require: passive, quick or deep.")
+@click.option("--max-age", metavar="T", help="Maximum age of the evidence.")
 @click.option("--collective/--no-collective", default=None, help="Run collectives over the nodes together first.")
-@click.option("--wait", metavar="T", help="How long to hold before the job is put back into the queue.")
+@click.option("--wait", metavar="T", help="Maximum time to hold the job before it goes back into the queue.")
 @click.option("--mode", help="enforce or observe (default: the aggregator's).")
 @click.option("--on-unreachable", help="hold (default) or admit.")
 @click.option("--drain/--no-drain", default=True, help="Drain the nodes at fault, so that the job lands elsewhere.")
@@ -211,7 +211,7 @@ def _explain(scontrol: Scontrol, job: str, why: str) -> None:
 
 @slurm.command(short_help="EpilogSlurmctld: give a job's nodes back.")
 @common_options
-@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
 def end(**options: Any) -> int:
     """
     Give the nodes of a job back and tell how it ended: EpilogSlurmctld.

@@ -45,8 +45,8 @@ NODE_TOOLS = ("curl", "logger")
 
 @click.command(short_help="Can the hooks run here?")
 @common_options
-@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
-@click.option("--local-url", metavar="URL", help="Where this node's daemon is.")
+@click.option("--aggregator", metavar="URL", help="URL of the aggregator.")
+@click.option("--local-url", metavar="URL", help="URL of this node's daemon.")
 @click.option("--node", metavar="N", help="A node's hooks (default: SLURMD_NODENAME; without it the controller's).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
 def doctor(node: str | None, as_json: bool, **options: Any) -> int:

@@ -15,7 +15,7 @@ class GateSettings:
     """What `healthd gate` asks. Every key is an option of that command, but for `callers_may` of the aggregator."""
 
     aggregator: str = "http://127.0.0.1:8090"
-    """Where the aggregator is."""
+    """URL of the aggregator."""
 
     token_file: Path | None = None
     """File with the bearer token."""

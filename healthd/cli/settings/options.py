@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -39,19 +40,73 @@ KEYS = {
 # The options that every command has, all of them paths, in the order in which help shows them.
 COMMON = (
     ("--config", "F", f"TOML file (default {DEFAULT_FILE})."),
-    ("--state-dir", "D", "Where to keep what must survive a restart."),
-    ("--run-dir", "D", "Where to keep sockets, locks and CPU device files."),
-    ("--token-file", "F", "Bearer token; for the aggregator, all tokens that it lets in."),
+    ("--state-dir", "D", "Directory for state that survives a restart."),
+    ("--run-dir", "D", "Directory for sockets, locks and CPU device files."),
+    ("--token-file", "F", "File with the bearer token; for the aggregator, with all tokens that it accepts."),
     ("--ca-file", "F", "CA that signed the aggregator's certificate (PEM)."),
-    ("--host-root", "D", "Look at this directory instead of the machine ('healthd record')."),
+    ("--host-root", "D", "Read this directory instead of the machine ('healthd record' makes one)."),
 )
 
 
 def common_options(command: F) -> F:
-    """The options that every command has."""
+    """The options that every command has; a `Command` shows them last."""
     for name, metavar, text in reversed(COMMON):
         command = click.option(name, type=click.Path(path_type=Path), metavar=metavar, help=text)(command)
     return command
+
+
+class _Sections(click.Command):
+    """
+    Shows its options in sections, each with a title: what the command is about first, what every command has last.
+
+    `sections` maps a title to the names of its parameters; those that it does not name are in a section of their own.
+    `examples` are command lines, which come before everything else.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        examples: Sequence[str] = (),
+        **more: Any,
+    ) -> None:
+        super().__init__(*args, **more)
+        self.sections = sections
+        self.examples = examples
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's, after the examples."""
+        if self.examples:
+            formatter.write_paragraph()
+        for line in self.examples:
+            formatter.write(f"  $ {line}\n")
+        super().format_help_text(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's; commands of a group come after its options."""
+        options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+        found = ((param.name, param.get_help_record(ctx)) for param in options)
+        left = {name: record for name, record in found if record is not None}
+        everywhere = [name[2:].replace("-", "_") for name, _, _ in COMMON]
+        everywhere += [param.name for param in (self.get_help_option(ctx),) if param is not None and param.name]
+        own = [name for name in left if name not in everywhere]
+        for title, names in {**self.sections, "Options": own, "Options of every command": everywhere}.items():
+            records = [left.pop(name) for name in names if name in left]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+
+
+class Command(_Sections):
+    """A command of healthd."""
+
+
+class Group(_Sections, click.Group):
+    """A group of commands of healthd."""
+
+    command_class = Command
 
 
 def load_settings(options: Mapping[str, Any], *, section: str) -> Settings:

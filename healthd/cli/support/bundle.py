@@ -60,7 +60,7 @@ PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla",
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FILE", help="The archive (default: a new one here)."
 )
-@click.option("--no-redact", is_flag=True, help="Leave everything as it is: names, addresses, command lines, secrets.")
+@click.option("--no-redact", is_flag=True, help="Redact nothing: names, addresses, command lines and secrets stay.")
 def bundle(output: Path | None, no_redact: bool, **options: Any) -> int:
     """
     A redacted archive (tar.gz) for a support case.

@@ -14,7 +14,7 @@ from healthd.cli.settings.options import common_options, load_settings
 
 @click.command(short_help="Record what checks read of this machine.")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--no-tools", is_flag=True, help="Start none of the vendors' tools.")
+@click.option("--no-tools", is_flag=True, help="Run none of the vendors' tools.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
 @common_options
 def record(directory: Path, no_tools: bool, as_json: bool, **options: Any) -> int:

@@ -55,9 +55,20 @@ def tls() -> None:
 @tls.command(short_help="Make a local CA, and a certificate of the aggregator by it.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), default=Path(), metavar="D", help="Where the files go (here)."
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    metavar="D",
+    help="Directory for the files (default: the current one).",
 )
-@click.option("--days", type=click.IntRange(1, CA_DAYS), default=DAYS, show_default=True, help="Of the certificate.")
+@click.option(
+    "--days",
+    type=click.IntRange(1, CA_DAYS),
+    default=DAYS,
+    show_default=True,
+    help="Days for which the certificate is valid.",
+)
 def init(names: tuple[str, ...], folder: Path, days: int) -> int:
     """
     Make a local CA (ca.pem) and a certificate of the aggregator by it (cert.pem, key.pem) for NAMEs: the host names and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.markup import escape
@@ -18,6 +19,7 @@ from healthd.cli.terminal.render import (
     bare_message,
     counted,
     node_report,
+    once_each,
     out,
     reason_lines,
     show,
@@ -25,7 +27,7 @@ from healthd.cli.terminal.render import (
 )
 from healthd.core import wire
 from healthd.core.admission import nodes_asked, terms_of
-from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Health, NodeState, Verdict, WellNode
+from healthd.core.model import AdmittedNode, Decision, ExcludedNode, Health, NodeState, Reason, Verdict, WellNode
 from healthd.core.text import ago, moment
 
 OUTCOME_SIGNS = {
@@ -47,6 +49,7 @@ def decision_report(decision: Decision, *, whole: bool = False) -> Iterable[str]
     What `healthd gate` prints of a decision; `whole`, as `healthd fleet explain` does, with what was asked and applied,
     and why each node is left out.
     """
+    decision = _each_sentence_once(decision)
     names = ", ".join(_called(node) for node in decision.nodes[:8]) + (" ..." if len(decision.nodes) > 8 else "")
     took = quantity("s_seconds", decision.duration_seconds) if decision.duration_seconds >= 0.001 else "at once"
     included = f"{counted(len(decision.nodes), 'node')}: {names}" if decision.nodes else "no node"
@@ -103,6 +106,39 @@ def _asked_lines(decision: Decision) -> Iterable[str]:
         yield f"  [dim]applied:[/] {escape(terms)}"
 
 
+def validation_report(decision: Decision, validations: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
+    """What `healthd fleet validate` prints: who ran what together, what came of it, and the rounds."""
+    _, *lines = decision_report(decision)
+    members = list(validations[-1]["members"]) if validations else [node.node for node in decision.nodes]
+    ran = " ran " + ", ".join(validations[-1]["checks"]) if validations and validations[-1]["checks"] else ""
+    if decision.decision is Verdict.ADMIT:
+        came_to = "[bold green]✓ PASSED[/]"
+    elif any(reason.status is Status.FAIL for reason in all_reasons(decision)):
+        came_to = "[bold red]✗ FAILED[/]"
+    else:
+        came_to = "[magenta]? UNKNOWN[/]"
+    who = f"{counted(len(members), 'node')}{ran} together: {some(members, 8)}" if members else "nothing was run"
+    took = quantity("s_seconds", decision.duration_seconds)
+    yield f"{came_to}  {escape(who)}  [dim]validation {escape(decision.id)}, {took}[/]"
+    yield from lines
+    yield from rounds_report(validations)
+
+
+def all_reasons(decision: Decision) -> tuple[Reason, ...]:
+    """Those of the decision, and those for which nodes are left out."""
+    return (*decision.reasons, *(reason for excluded in decision.excluded for reason in excluded.reasons))
+
+
+def _each_sentence_once(decision: Decision) -> Decision:
+    shown = once_each(reason.message for reason in all_reasons(decision))
+
+    def short(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
+        return tuple(replace(reason, message=shown.get(reason.message, reason.message)) for reason in reasons)
+
+    excluded = tuple(replace(one, reasons=short(one.reasons)) for one in decision.excluded)
+    return replace(decision, reasons=short(decision.reasons), excluded=excluded)
+
+
 def _called(node: AdmittedNode | ExcludedNode | WellNode) -> str:
     """Its own name, and the one by which it was asked for."""
     return node.node if node.asked is None else f"{node.node} (asked for as {node.asked})"
@@ -137,21 +173,20 @@ def _bandwidths(tested: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {quantity('busbw_bytes_per_second', value)}" for name, value in found.items())
 
 
-def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
+def fleet_report(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Iterable[Table | str]:
     """`healthd fleet status`: the numbers, then every node, the worst first."""
-    console = out()
     counts = ", ".join(f"{count} {health}" for health, count in summary["health"].items() if count) or "no node yet"
     holding = counted(summary["gates_holding"], "gate")
     aside = [f"{summary[name]} {said}" for name, said in ASIDE.items() if summary.get(name)]
-    console.print(f"[bold]{counted(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}")
+    yield f"[bold]{counted(summary['nodes'], 'node')}[/]: {'; '.join([counts, *aside, f'{holding} holding'])}"
     if summary["recovering"]:
-        console.print(f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}")
+        yield f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}"
     for breaker in summary.get("breakers", {}).values():
-        console.print(f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}")
+        yield f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}"
     for drift in summary.get("drifts") or ():
-        console.print(f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}")
+        yield f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}"
     for override in summary["overrides"]:
-        console.print(f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say")
+        yield f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say"
     if not nodes:
         return
     table = table_of("node", "health", "heard", "in use by", "why", wrapped=("in use by", "why"))
@@ -161,7 +196,7 @@ def print_fleet(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) 
         heard = ago(node["heard_seconds"])
         sign = HEALTH_SIGNS[Health(node["health"])] + (f" {DRILL}" if _is_drill(node) else "")
         table.add_row(escape(node["node"]), sign, heard, escape(holders), escape(_why(node)))
-    console.print(table)
+    yield table
 
 
 def _why(node: Mapping[str, Any]) -> str:

@@ -48,6 +48,8 @@ DRILL = "[bold yellow]DRILL[/]"
 UNFOLDED = 100_000
 """Columns where nobody looks at the width: more than any line has. `COLUMNS` says another."""
 _DEVICE = re.compile(r"^[a-z]+:\d+: ")  # a message that begins with its device, as those of workers do
+_FOUND_BY = re.compile(r"^(\S+: )?[a-z]\w* [a-z]\S*: ")  # `n1: matmul cpu:0: `, as a reason out of a finding begins
+_SENTENCE, _MOST_COMPARED = 20, 100  # characters that make a sentence; lines that a report compares with each other
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?( [kMGTmu](?=[A-Za-z]))?|\b[0-9a-f]{12}\b")
 
 
@@ -79,9 +81,14 @@ def show(console: Console, parts: Iterable[Table | str]) -> None:
     """
     Print tables and lines of markup.
 
-    On a terminal a long line is wrapped under its own beginning; in a log it stays one line, so that it can be found.
+    On a terminal tables are aligned, and a long line is wrapped under its own beginning. In a pipe or a log each line
+    stays one, so that it can be found, and so does each row: its cells, with tabs between them.
     """
     for part in parts:
+        if isinstance(part, Table) and not _laid_out(console):
+            for row in _plain_rows(console, part):
+                console.file.write(f"{row}\n")
+            continue
         if isinstance(part, Table) or not console.is_terminal:
             console.print(part, soft_wrap=isinstance(part, str))
             continue
@@ -91,6 +98,35 @@ def show(console: Console, parts: Iterable[Table | str]) -> None:
         console.print(first)
         for line in rest:
             console.print(Text(" " * indent) + line)
+
+
+def _laid_out(console: Console) -> bool:
+    """Whether somebody looks at columns: on a terminal, or where `COLUMNS` says how wide it is."""
+    return console.is_terminal or console.width < UNFOLDED
+
+
+def _plain_rows(console: Console, table: Table) -> Iterator[str]:
+    """A row a line, with tabs between its cells; an empty first cell, as under the check's name, has the one above."""
+    columns = [[console.render_str(str(cell)).plain for cell in column.cells] for column in table.columns]
+    if table.show_header:
+        yield "\t".join(console.render_str(str(column.header)).plain for column in table.columns)
+    first = ""
+    for row in zip(*columns, strict=True):
+        first = row[0] or first
+        yield "\t".join(" ".join(cell.split()) for cell in (first, *row[1:]))
+
+
+def redraw(console: Console, parts: Iterable[Table | str]) -> None:
+    """Show this on a terminal in the place of what is there; of what is higher than the screen only the first lines."""
+    with console.capture() as drawn:
+        show(console, parts)
+    lines = drawn.get().splitlines()
+    room = max(2, console.height - 1)  # the cursor stands on a line of its own
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"... and {len(lines) - room + 1} lines more"]
+    console.clear()
+    console.file.write("".join(f"{line}\n" for line in lines))
+    console.file.flush()
 
 
 def table_of(*names: str, wrapped: tuple[str, ...], header: bool = True) -> Table:
@@ -118,9 +154,13 @@ def node_report(state: NodeState) -> Iterable[Table | str]:
     yield table
     for why, checks in idle.items():
         yield f"{SIGNS[Status.SKIP]}  [dim]{escape(', '.join(checks))}: {escape(why)}[/]"
-    if state.reasons:
+    if state.reasons or state.quarantine is not None:
         yield ""
-        yield from reason_lines(state.reasons)
+    if state.quarantine is not None:
+        why = state.quarantine.reason
+        said = once_each([why, *(reason.message for reason in state.reasons)])[why]
+        yield f"[red]✗[/] quarantined by {escape(state.quarantine.owner)}: {escape(said)}"
+    yield from reason_lines(state.reasons)
     if state.results:
         yield counts_line(state.results)
 
@@ -158,7 +198,7 @@ def headline(state: NodeState) -> str:
         parts.append("in use by " + ", ".join(holders))
     parts.extend(one.holder for one in state.allocated if one.by == "unseen")
     if state.quarantine is not None:
-        parts.append(f"quarantined by {state.quarantine.owner}: {state.quarantine.reason}")
+        parts.append(f"quarantined by {state.quarantine.owner}")
     if state.faults:
         parts.append("injected faults: " + ", ".join(state.faults))
     drill = f"  {DRILL}" if state.faults else ""
@@ -257,6 +297,28 @@ def reason_lines(reasons: Sequence[Reason], *, most: int = 12) -> Iterable[str]:
         yield f"[dim]  and {left} more (--json shows all)[/]"
 
 
+def once_each(messages: Iterable[str]) -> dict[str, str]:
+    """
+    Each of these sentences, which have a line of their own, without what another line says: `see above`, `see below`.
+
+    A quarantine by a rule holds the finding that it is for; a gate that has expired holds what it waited for.
+    """
+    lines = list(dict.fromkeys(messages))[:_MOST_COMPARED]
+    shown = {}
+    for here, text in enumerate(lines):
+        for there, other in enumerate(lines):
+            said = _sentence(other)
+            if there != here and len(said) >= _SENTENCE and said in text and said != _sentence(text):
+                text = text.replace(said, "see above" if there < here else "see below")
+        shown[lines[here]] = re.sub(r"(see \w+)(?:; \1)+", r"\1", text)
+    return shown
+
+
+def _sentence(message: str) -> str:
+    """What a message says, without check, target, device and marks."""
+    return _DEVICE.sub("", _FOUND_BY.sub("", message)).removesuffix(" (injected)")
+
+
 def bare_message(reason: Reason) -> str:
     """The message without the node's name in front, which the line says already."""
     return reason.message.removeprefix(f"{reason.node}: ")
@@ -278,7 +340,7 @@ def print_checks(infos: Iterable[CheckInfo]) -> None:
     for info in sorted(infos, key=lambda i: (i.tier.rank, i.name)):
         first = next((line.strip() for line in info.doc.splitlines() if line.strip()), "")
         table.add_row(info.name, info.tier.value, info.scope.value, f"{info.timeout_seconds:g} s", info.origin, first)
-    out().print(table)
+    show(out(), [table])
 
 
 def print_items(items: Sequence[tuple[str, str, str, str]]) -> None:
@@ -289,6 +351,6 @@ def print_items(items: Sequence[tuple[str, str, str, str]]) -> None:
         found = escape(text) + (f"\n[dim]→ {escape(remedy)}[/]" if remedy else "")
         table.add_row(signs[state], name, found)
     console = out()
-    console.print(table)
+    show(console, [table])
     missing = sum(state == "missing" for _, state, _, _ in items)
     console.print("\nNothing is missing." if not missing else f"\n{missing} missing.")

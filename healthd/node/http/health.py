@@ -2,13 +2,15 @@
 `GET /health` as application/health+json, rendered from the one snapshot: pure.
 
 Without a demand the answer is the node's health, with active evidence suspended while a job has the devices. With a
-demand (`tier`, `max_age`) it is the strict answer.
+demand (`tier`, `max_age`) it is the strict answer. It says what is wrong and counts the rest; with `verbose` it has
+every check with its numbers.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,8 @@ from healthd.node.occupancy.model import describe
 MEDIA_TYPE = "application/health+json"
 STATUS = {Health.HEALTHY: "pass", Health.DEGRADED: "warn", Health.UNKNOWN: "fail", Health.UNHEALTHY: "fail"}
 _WORD = {Status.PASS: "pass", Status.WARN: "warn", Status.UNKNOWN: "fail", Status.FAIL: "fail", Status.SKIP: "fail"}
+MAX_REASONS = 16
+"""Of an answer that is not verbose: the worst."""
 # The maximum age of a demand that names none: the default of gates.
 DEFAULT_MAX_AGE_SECONDS = 3600.0
 
@@ -35,10 +39,15 @@ class Demand:
     max_age_seconds: float
 
 
+def parse_query(query: dict[str, list[str]]) -> tuple[Demand | None, bool]:
+    """The demand in a query of /health, and whether it is verbose. BadInputError as of `parse_demand`."""
+    return parse_demand({name: values for name, values in query.items() if name != "verbose"}), "verbose" in query
+
+
 def parse_demand(query: dict[str, list[str]]) -> Demand | None:
     """The demand in a query, None without one. BadInputError names the parameter and what would be right."""
     if unknown := query.keys() - {"tier", "max_age"}:
-        raise BadInputError(f"unknown query parameter {min(unknown)!r}; /health has: tier, max_age")
+        raise BadInputError(f"unknown query parameter {min(unknown)!r}; /health has: tier, max_age, verbose")
     for name, values in query.items():
         if len(values) != 1:
             raise BadInputError(f"{name} is given {len(values)} times; give it once")
@@ -66,26 +75,49 @@ def verdict(state: NodeState, demand: Demand | None) -> tuple[Health, tuple[Reas
     return health, reasons
 
 
-def document(state: NodeState, demand: Demand | None) -> tuple[int, dict[str, Any]]:
+def document(state: NodeState, demand: Demand | None, *, verbose: bool = False) -> tuple[int, dict[str, Any]]:
     """HTTP status and the document."""
     health, reasons = verdict(state, demand)
     status = STATUS[health]
     specs = {spec.name: spec for spec in state.checks}
+    shown = reasons if verbose else reasons[:MAX_REASONS]
     content: dict[str, Any] = {
         "status": status,
         "serviceId": state.node,
         "health": health.value,
-        "reasons": reasons,
         "output": reasons[0].message if reasons else "",
+        "reasons": shown,
+        "reasonsLeftOut": len(reasons) - len(shown),
         "observedAt": iso(state.observed_at),
         "expiresAt": _expires_at(state, demand),
         "allocated": state.allocated,
         "injectedFaults": state.faults,
-        "checks": _checks(state, specs, demand),
     }
     if demand is not None:
         content["demand"] = {"tier": demand.tier.value, "max_age_seconds": demand.max_age_seconds}
+    content["counts"] = _counts(state, demand)
+    if verbose:
+        content["checks"] = _checks(state, specs, demand)
+    else:
+        content["more"] = "?verbose has every check with its numbers"
     return (503 if status == "fail" else 200), content
+
+
+def _counts(state: NodeState, demand: Demand | None) -> dict[str, int]:
+    """How many checks came to what; a result that is too old, or suspended by a job, is counted as that alone."""
+    results = {result.check: result for result in state.results}
+    counts: Counter[str] = Counter()
+    for spec in state.checks:
+        result = results.get(spec.name)
+        if result is None:
+            counts["notRun"] += 1
+        elif demand is not None and result.age_seconds > demand.max_age_seconds:
+            counts["stale"] += 1
+        elif _suspended(state, spec):
+            counts["suspended"] += 1
+        else:
+            counts["stale" if expired(spec, result) else result.status.value] += 1
+    return dict(counts)
 
 
 def _expires_at(state: NodeState, demand: Demand | None) -> str | None:

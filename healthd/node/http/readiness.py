@@ -19,6 +19,7 @@ from healthd.node.http.health import Demand, parse_demand, verdict
 from healthd.node.occupancy.model import Workload, describe, foreign
 
 PARAMETERS = ("verbose", "exclude", "node", "workload", "tier", "max_age")
+SIGNS = "[+] met  [-] not met: not ready because of it  [!] not well, and no obstacle  [ ] does not count here"
 _DEMAND = ("tier", "max_age")
 
 
@@ -97,18 +98,18 @@ def _note(conditions: dict[str, str], reasons: Sequence[Reason]) -> None:
 
 
 def _shown(state: NodeState) -> dict[str, str]:
-    """The line of each check that speaks not against the node: ok where it has passed, and nowhere else."""
+    """The line of each check that is no obstacle: met where it has passed, and nowhere else."""
     results = {result.check: result for result in state.results}
     lines = {}
     for spec in state.checks:
         result = results.get(spec.name)
         if result is None:
-            lines[spec.name] = f"[-] {spec.name} has not run"
+            lines[spec.name] = f"[ ] {spec.name} has not run"
         elif result.status is not Status.PASS:
             said = next((finding for finding in result.findings if finding.status is result.status), None)
             code = (said.reason if said is not None else None) or result.status.value
             word = "not applicable" if code == "NotApplicable" else f"{result.status.value} {code}"
-            sign = "-" if result.status is Status.SKIP else "+"
+            sign = " " if result.status is Status.SKIP else "!"
             lines[spec.name] = f"[{sign}] {spec.name} {word}: {said.message if said is not None else result.error}"
     return lines
 
@@ -123,11 +124,13 @@ def document(state: NodeState, conditions: Mapping[str, str], question: Question
         shown = _shown(state)
         for name, why in conditions.items():
             if name in question.excluded:
-                line = f"[+] {name} excluded"
+                line = f"[ ] {name} excluded"
             else:
                 line = f"[-] {name} failed: {why}" if why else shown.get(name, f"[+] {name} ok")
             lines.append(line)
     else:
         lines = [f"{name}: {why}" for name, why in failed.items()]
     lines.append(f"{state.node} is {'not ready' if failed else 'ready'}")
+    if question.verbose:
+        lines.append(SIGNS)
     return not failed, "".join(f"{printable_line(line)}\n" for line in lines)

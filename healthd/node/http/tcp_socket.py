@@ -21,7 +21,7 @@ from healthd.core.errors import BadInputError
 from healthd.core.http.addresses import host_of
 from healthd.core.http.exposition import exposition
 from healthd.core.model import NodeState
-from healthd.node.http.health import MEDIA_TYPE, Demand, document, parse_demand
+from healthd.node.http.health import MEDIA_TYPE, Demand, document, parse_query
 from healthd.node.http.metrics import registry_of
 from healthd.node.http.problems import handlers, json_response, problem
 from healthd.node.http.readiness import document as readiness_document
@@ -51,7 +51,7 @@ class NodeApi:
         self._store = store
         self._registry = registry_of(store, {} if task_errors is None else task_errors, {} if jobs is None else jobs)
         self._cached_of: NodeState | None = None
-        self._cache: dict[Demand | None, tuple[int, bytes]] = {}
+        self._cache: dict[tuple[Demand | None, bool, bool], tuple[int, bytes]] = {}
         self._app = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -82,15 +82,19 @@ class NodeApi:
         await self._app(scope, receive, send)
 
     async def _health(self, request: Request) -> Response:
-        demand = parse_demand(_query(request))
+        demand, verbose = parse_query(_query(request))
+        read_by_eye = _is_read_by_eye(request)
         state = self._store.snapshot()
         if state is not self._cached_of or len(self._cache) > MAX_CACHED:
             self._cached_of, self._cache = state, {}
-        found = self._cache.get(demand)
+        asked = (demand, verbose, read_by_eye)
+        found = self._cache.get(asked)
         if found is None:
-            status, content = document(state, demand)
-            found = self._cache[demand] = (status, wire.encode(content))
-        return Response(found[1], found[0], {"cache-control": "no-store"}, MEDIA_TYPE)
+            status, content = document(state, demand, verbose=verbose)
+            body = wire.encode(content)
+            found = self._cache[asked] = (status, wire.indented(body) if read_by_eye else body)
+        headers = {"cache-control": "no-store", "vary": "accept, user-agent"}
+        return Response(found[1], found[0], headers, MEDIA_TYPE)
 
     async def _livez(self, request: Request) -> Response:
         """An answer is the proof that the daemon is alive."""
@@ -134,6 +138,11 @@ class NodeApi:
                 "results": self._store.history(check),
             }
         )
+
+
+def _is_read_by_eye(request: Request) -> bool:
+    """Whether a person has typed `curl URL`: programs that use curl say what they accept, or take JSON as it comes."""
+    return request.headers.get("accept") == "*/*" and request.headers.get("user-agent", "").startswith("curl/")
 
 
 def _query(request: Request) -> dict[str, list[str]]:
