@@ -57,7 +57,8 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
 
 def with_rest(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
     """What is targeted now; beside it all that remain, together, where that takes nobody away."""
-    doubt = (found.rest_passed is False or not judged.explains()) and not many(ev, judged.odd)
+    doubt = found.rest_passed is False or not judged.explains() or bool(in_doubt(ev, judged))
+    doubt = doubt and not many(ev, judged.odd)
     ask = targeted(ev, judged, odd=doubt)
     if ask is None:
         return alone(ev, judged, odd=doubt)
@@ -87,11 +88,23 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
         if out.isdisjoint(pair):
             out.add(max(pair, key=lambda v: (ends[v], v)))
     out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
-    for pair in judged.odd:
-        failed, passed = ev.own(pair)
-        if not settled(ev, pair, judged.odd) and not (judged.explains() and (failed == 1 or passed)):
-            out |= set(pair)
+    out.update(*in_doubt(ev, judged))
     return tuple(v for v in ev.job if v not in out)
+
+
+def in_doubt(ev: Evidence, judged: Judged) -> list[Pair]:
+    """
+    The odd pairs that nothing explains yet: an end may be flaky, or the path between them bad.
+
+    A single failure, and one that passed since, is no ground to go without anybody where a cause is named.
+    """
+    explained = judged.explains()
+    return [
+        pair
+        for pair in judged.odd
+        for failed, passed in [ev.own(pair)]
+        if not settled(ev, pair, judged.odd) and not (explained and (failed == 1 or passed))
+    ]
 
 
 def rest_state(ev: Evidence, rest: Ids) -> bool | None:
