@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Generator
 
 from healthd.localize import search
+from healthd.localize.chance import chance_of
 from healthd.localize.evidence import SILENT, Ask, Evidence, Ids, Pair, Steps, disjoint
 from healthd.localize.judge import Judged, judge
 from healthd.localize.pairing import shuffled_pairs
@@ -123,9 +124,14 @@ def rest_state(ev: Evidence, rest: Ids) -> bool | None:
 
 
 def many(ev: Evidence, odd: list[Pair]) -> bool:
-    """Whether so many pairs without a common member failed twice and never passed that naming each takes too long."""
+    """
+    Whether so many pairs without a common member failed twice and never passed that naming each takes too long.
+
+    Twice as many as chance gives do not count: of those that failed once it fails its share again.
+    """
     own = {pair: ev.own(pair) for pair in odd}
-    return len(disjoint(pair for pair, (failed, passed) in own.items() if failed > 1 and not passed)) >= 2 * MANY
+    twice = disjoint(pair for pair, (failed, passed) in own.items() if failed > 1 and not passed)
+    return len(twice) >= 2 * MANY and len(twice) / 2 >= MANY + 2 * chance_of(ev, odd) * len(odd)
 
 
 def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:
