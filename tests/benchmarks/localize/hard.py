@@ -117,14 +117,14 @@ def some_go_on(fleet: Fleet, verdict: Verdict) -> bool:
 
 def starts(members: int) -> Right:
     """
-    Of so many, all who are sound pass together in the end, but for one pair in doubt at most, or one end of each path.
+    Of so many, all who are sound pass together in the end, but for one pair in doubt, of many one node in 32.
 
     Nobody of them is at fault, nor said to be in doubt.
     """
 
     def right(fleet: Fleet, verdict: Verdict) -> bool:
         rest = frozenset(verdict.rest)
-        least = members - len(fleet.at_fault()) - max(2, len(fleet.paths))
+        least = members - len(fleet.at_fault()) - max(2, members // 32)
         clear = rest.isdisjoint(fleet.at_fault().union(*verdict.one_of, verdict.not_measured))
         return verdict.rest_passed is True and clear and len(rest) >= least
 
