@@ -154,12 +154,12 @@ def test_a_short_run_says_whether_each_figure_can_be_measured(
 
     def measurable(scale: Scale) -> Iterator[Reading]:
         scales.append(scale)
-        yield Reading(figure="slow", value=1.25)  # misses its aim, which does not matter
+        yield Reading(figure="slow", value=1.25)  # misses its aim, which matters in a whole run alone
 
     bench = Bench(name="measurable", figures=(SLOW,), run=measurable, limit_seconds=5)
     assert main(["--short", "--json", str(tmp_path / "b.json")], benches=(bench,)) == 0
     assert main(["--short"], benches=(bench, FAILING)) == 1
-    assert main([], benches=(bench,)) == 0
+    assert main([], benches=(bench,)) == 1
     assert scales == [SHORT, SHORT, WHOLE]
     written = json.loads((tmp_path / "b.json").read_text())
     assert (written["short"], written["figures"][0]["verdict"]) == (True, "measured")
@@ -234,11 +234,19 @@ def test_a_short_localisation_fails_where_not_every_fleet_is_right(capsys: pytes
     missed = dataclasses.replace(row, rounds=0)
     assert localize(["--short"], [missed]) == 1
     assert "always, 4 members, 1 culprits" in capsys.readouterr().err
-    assert localize(["--scale", "0.01"], [missed]) == 0
+    assert localize(["--scale", "0.01"], [missed]) == 1
     share = dataclasses.replace(row, exact=0.99, right=lambda fleet, _: fleet.seed % 20 > 0)
     assert localize(["--short"], [share]) == 0, "chance misses a share by that much"
     half = dataclasses.replace(row, exact=0.99, right=lambda fleet, _: fleet.seed % 2 > 0)
     assert localize(["--short"], [half]) == 1
+
+
+def test_a_row_without_an_aim_says_shown_and_every_aim_can_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    row = next(row for row in rows() if row.kind == "always" and row.members == 4)
+    shown = dataclasses.replace(row, rounds=None, exact=0.0, right=lambda *_: False)
+    assert localize(["--scale", "0.01"], [shown]) == 0
+    assert "| shown |" in capsys.readouterr().out
+    assert [row.name for row in rows() if row.false > 0.05] == []
 
 
 SERVER = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from healthd.localize.chance import chance_of, is_chance, is_path
+from healthd.localize.chance import chance_of, independent, is_chance, is_path
 from healthd.localize.evidence import SILENT, Evidence, Pair, Trunk
 from healthd.localize.network import Group, find_apart, find_trunks, name_groups
 
@@ -128,19 +128,22 @@ def _is_enough(ev: Evidence, v: int, counted: Failures, chance: float, known: se
     Whether these failures accuse v: alone or with different clean partners, two at least, and more than chance gives.
 
     One that passed elsewhere may be a healthy end of bad paths: as many of its failed pairs must have passed too as
-    failed again, and one at least. A few of many tests accuse nobody.
+    failed again, and one at least. A few of many tests accuse nobody. It may be tested until chance fails it often
+    enough, so chance is never taken to be rarer than the setting says.
     """
     own = sum(o == v for o, _ in counted)
     failed = len({o for o, _ in counted if o != v}) + own
+    tests = independent(v, (o for o, _ in counted))
     many = 1 if own and not ev.passes[v] else len(ev.job)  # who failed by itself was singled out by that
-    if failed < 2 or is_chance(ev, many, ev.passes[v] + failed, failed, chance):
+    usual = max(chance, ev.problem.false_alarm_ratio) if ev.passes[v] else chance
+    if failed < 2 or is_chance(ev, many, ev.passes[v] + tests, tests, usual):
         return False
     if not ev.passes[v]:
         return True
     pairs = {(min(o, v), max(o, v)) for o, _ in counted}
     again = len(pairs & ev.good_pairs.keys())
     stable = sum(ev.own(pair)[0] > 1 and pair not in ev.good_pairs for pair in pairs)
-    if again < max(1, stable) or failed * SOMETIMES_SHARE <= ev.pair_tests[v]:
+    if again < max(1, stable) or tests * SOMETIMES_SHARE <= ev.pair_tests[v]:
         return False
     if failed > 2:
         return failed > 3 or ev.is_all_with({v} | known | {o for o in ev.fails if not ev.passes[o]})

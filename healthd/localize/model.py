@@ -46,7 +46,8 @@ class Problem:
 
     `members` of the job, and idle ones that joined once it failed: they help, and are judged by the same rules.
     `labels`: topology, e.g. `{"n1": {"switch": "s7"}}`; absent where nothing is known. `seed` decides every shuffle.
-    The share of healthy groups that fail is learnt: `false_alarm_ratio` is an upper bound for it; 0: none is set.
+    The share of healthy groups that fail is learnt; `false_alarm_ratio` is what to expect until more is seen, and who
+    passes at times is never judged by less.
     `seen_failed` of `seen_tests` healthy groups have failed in earlier searches of the same fleet. `pair_rounds` of
     shuffled pairs must be clean before bisection: a member that fails half of its tests is missed by six once in 64.
     """

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Generator
 
 from healthd.localize import search
+from healthd.localize.chance import chance_of
 from healthd.localize.evidence import SILENT, Ask, Evidence, Ids, Pair, Steps, disjoint
 from healthd.localize.judge import Judged, judge
 from healthd.localize.pairing import shuffled_pairs
@@ -57,7 +58,8 @@ def by_rounds(ev: Evidence, found: Found) -> Steps:
 
 def with_rest(ev: Evidence, judged: Judged, found: Found) -> Ask | None:
     """What is targeted now; beside it all that remain, together, where that takes nobody away."""
-    doubt = (found.rest_passed is False or not judged.explains()) and not many(ev, judged.odd)
+    doubt = found.rest_passed is False or not judged.explains() or bool(in_doubt(ev, judged))
+    doubt = doubt and not many(ev, judged.odd)
     ask = targeted(ev, judged, odd=doubt)
     if ask is None:
         return alone(ev, judged, odd=doubt)
@@ -87,11 +89,23 @@ def rest_of(ev: Evidence, judged: Judged) -> Ids:
         if out.isdisjoint(pair):
             out.add(max(pair, key=lambda v: (ends[v], v)))
     out |= {v for v in judged.suspects if ev.pair_tests[v] or ev.silent[v] >= SILENT}
-    for pair in judged.odd:
-        failed, passed = ev.own(pair)
-        if not settled(ev, pair, judged.odd) and not (judged.explains() and (failed == 1 or passed)):
-            out |= set(pair)
+    out.update(*in_doubt(ev, judged))
     return tuple(v for v in ev.job if v not in out)
+
+
+def in_doubt(ev: Evidence, judged: Judged) -> list[Pair]:
+    """
+    The odd pairs that nothing explains yet: an end may be flaky, or the path between them bad.
+
+    A single failure, and one that passed since, is no ground to go without anybody where a cause is named.
+    """
+    explained = judged.explains()
+    return [
+        pair
+        for pair in judged.odd
+        for failed, passed in [ev.own(pair)]
+        if not settled(ev, pair, judged.odd) and not (explained and (failed == 1 or passed))
+    ]
 
 
 def rest_state(ev: Evidence, rest: Ids) -> bool | None:
@@ -110,9 +124,14 @@ def rest_state(ev: Evidence, rest: Ids) -> bool | None:
 
 
 def many(ev: Evidence, odd: list[Pair]) -> bool:
-    """Whether so many pairs without a common member failed twice and never passed that naming each takes too long."""
+    """
+    Whether so many pairs without a common member failed twice and never passed that naming each takes too long.
+
+    Twice as many as chance gives do not count: of those that failed once it fails its share again.
+    """
     own = {pair: ev.own(pair) for pair in odd}
-    return len(disjoint(pair for pair, (failed, passed) in own.items() if failed > 1 and not passed)) >= 2 * MANY
+    twice = disjoint(pair for pair, (failed, passed) in own.items() if failed > 1 and not passed)
+    return len(twice) >= 2 * MANY and len(twice) / 2 >= MANY + 2 * chance_of(ev, odd) * len(odd)
 
 
 def hidden(ev: Evidence, found: Found) -> Generator[Ask, None, bool]:

@@ -12,6 +12,7 @@ from healthd.localize.judge import Judged, wants_part
 from healthd.localize.pairing import fresh_pairs, shuffled_pairs, witness_pairs
 
 ODD_PASSES = 8  # passes with others that each end of an odd pair shall have before the pair is tried again
+SUSPECT_TESTS = 8  # of one who met all clean partners and never passed, where chance may still be why
 MOST_ODD_TESTS = 30  # of an odd pair and its ends, after which it is left as it is
 FILLED_ROUNDS = 9  # up to this round all others are tested beside odd pairs: chance is learnt from them
 LINKS = 8  # members of a part that are tested with the main one in one round
@@ -83,6 +84,8 @@ def _with_witnesses(ev: Evidence, judged: Judged, plan: Plan, suspects: list[int
     suspects.sort(key=lambda v: (sum(bool(ev.passes[o]) for o, _ in ev.counted(v)), v not in ev.fails))
     plan.add(witness_pairs(ev, plan.free(suspects), plan.free()), "suspects with clean partners")
     plan.add(witness_pairs(ev, plan.free(wanting), plan.free()), "those to be named with other clean partners")
+    known = [v for v in plan.free(suspects) if len(ev.met[v]) > 1 and ev.pair_tests[v] < SUSPECT_TESTS]
+    plan.add(witness_pairs(ev, known, plan.free(), again=True), "suspects with clean partners again")
     plan.add(_links(ev, judged, plan.free()), "parts of the network with each other")
 
 
@@ -125,14 +128,12 @@ def _odd(ev: Evidence, judged: Judged, clean: list[int], busy: set[int]) -> list
             ends += pair
     ends.sort(key=lambda v: ev.pair_tests[v])  # with one witness for two ends, in turn
     pairs: list[Ids] = []
-    used: set[int] = set()
     for v in ends:
-        o = next((o for o in clean if o not in used and (min(o, v), max(o, v)) in ev.good_pairs), None)
-        if o is not None:
-            pairs.append((v, o))
-            used |= {v, o}
-    free = [o for o in clean if o not in used]
-    return again + pairs + witness_pairs(ev, [v for v in ends if v not in used], free, again=True)
+        used = {o for pair in pairs for o in pair}
+        free = [o for o in clean if o not in used]
+        known = next((o for o in free if (min(o, v), max(o, v)) in ev.good_pairs), None)
+        pairs += witness_pairs(ev, [v], free, again=True) if known is None else [(v, known)]
+    return again + pairs
 
 
 def _links(ev: Evidence, judged: Judged, clean: list[int]) -> list[Ids]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from healthd.localize.evidence import SILENT, Evidence, Ids, Parts
 from healthd.localize.judge import Judged, judge
 from healthd.localize.model import Culprit, LabelFault, Manner, PathFault, ScaleFault, TrunkFault, Verdict
-from healthd.localize.rounds import rest_of, rest_state
+from healthd.localize.rounds import in_doubt, rest_of, rest_state
 from healthd.localize.search import Found, passed_parts
 
 SHOWN = 8  # names in one sentence; the verdict itself holds all
@@ -24,7 +24,7 @@ def verdict_of(ev: Evidence, found: Found, *, spent: bool) -> Verdict:
         rest = largest if len(largest) > 2 else rest
     passed = rest_state(ev, rest)
     silent = tuple(v for v in ev.job if ev.silent[v] >= SILENT and not ev.passes[v] and v not in judged.blamed())
-    one_of = _untold(ev, judged, passed=passed is True and judged.explains())
+    one_of = _untold(ev, judged, rest if passed is True else ())
     # No fault of scale if one of its members turned out to be the cause after all.
     scale = found.scale if found.scale and set(ev.say(judged.blamed())).isdisjoint(found.scale.members) else None
     verdict = Verdict(
@@ -92,20 +92,21 @@ def _culprit(ev: Evidence, v: int, counted: list[tuple[int, int]]) -> Culprit:
     )
 
 
-def _untold(ev: Evidence, judged: Judged, *, passed: bool) -> list[list[int]]:
+def _untold(ev: Evidence, judged: Judged, passed: Ids) -> list[list[int]]:
     """
     Sets in which something is at fault that cannot be told: linked by failures that nothing named explains.
 
-    `passed`: all that remain passed together, so what failed once between two of them is over.
+    `passed`: all that remain, where they passed together. That clears them: who failed with them is left alone.
     """
     told = set(judged.accused).union(*(part for _, _, part, _ in judged.groups))
-    odd = set() if passed else set(judged.odd)
+    odd = set(in_doubt(ev, judged) if passed else judged.odd)
     links, ends = Parts(len(ev.job)), set(judged.pending)
     for pair in ev.bad_pairs:
         untold = ev.own(pair)[0] and told.isdisjoint(pair) and not judged.is_over_trunk(ev, pair)
-        if untold and pair not in judged.paths and (pair in odd or not all(ev.passes[v] for v in pair)):
-            links.join(pair)
-            ends.update(pair)
+        left = set(pair).difference(passed)
+        if untold and left and pair not in judged.paths and (pair in odd or not all(ev.passes[v] for v in pair)):
+            links.join(left)
+            ends.update(left)
     return list(links.of(sorted(ends)).values())
 
 
@@ -158,7 +159,7 @@ def _of_scale(one: ScaleFault, whole: int) -> str:
 
 def _of_one(part: tuple[str, ...]) -> str:
     if len(part) == 1:
-        return f"{part[0]} failed alone once; it was not tested again, so it is not accused"
+        return f"{part[0]} failed, and whether it is at fault cannot be told; a known-good partner would decide it"
     kind, path = ("one of", "the path") if len(part) == 2 else ("at least one of", "a path")
     return f"{kind} {names(part)}, or {path} between them: more cannot be told; a known-good partner would decide it"
 

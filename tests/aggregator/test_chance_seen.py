@@ -72,6 +72,7 @@ def test_the_aggregator_tells_the_next_search_what_the_last_ones_saw_of_chance()
             (validation,) = first.validations
             assert validation.chance == NO_CHANCE_SEEN
             assert [len(one.members) for one in validation.history if one.outcome is FAIL] == [4, 2]
+            await run.engine.release(first.id)
             second, decision = await decide(run, nodes=FOUR, job="next")
             assert decision.decision is Verdict.ADMIT
             (after,) = second.validations

@@ -90,7 +90,8 @@ def test_the_sentences_name_the_culprit_its_partners_and_the_rest() -> None:
 def test_one_failure_with_a_clean_partner_is_not_enough() -> None:
     verdict = verdict_on(Problem(members=tuple("abc")), seen(0, "ab", FAIL), seen(1, "bc", PASS))
     assert not verdict.culprits
-    assert verdict.one_of == (("a", "b"),)
+    assert verdict.one_of == (("a",),), "b passed with all others that remain"
+    assert verdict.rest == ("b", "c")
 
 
 def test_the_same_partner_twice_is_not_two_partners() -> None:

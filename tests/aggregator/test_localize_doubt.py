@@ -9,9 +9,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from healthd.aggregator.model import validations as model
+from healthd.aggregator.model.policy import Policy
+from healthd.aggregator.validation.verdicts import consequence
 from healthd.core.model import Verdict
 from healthd.localize.model import GroupOutcome, NextRound, Outcome, Problem
+from healthd.localize.model import Verdict as Found
 from tests.aggregator.lab import Lab
+from tests.aggregator.test_chance_seen import validation
 from tests.aggregator.test_localize import accused, seen, verdict_on
 from tests.benchmarks.localize.__main__ import fleet_of, rows
 from tests.benchmarks.localize.simulator import Fleet, localize, names, play, problem_of
@@ -86,6 +91,52 @@ def test_two_that_are_cut_off_beside_a_bad_node_meet_before_anybody_is_accused(c
     for seed in range(100):
         verdict, _ = play(Fleet(seed=seed, bad=bad, cuts=(cut,)), problem_of(count, seed=seed))
         assert accused(verdict) <= bad, seed
+
+
+def cleared(verdict: Found, history: Sequence[GroupOutcome], members: tuple[str, ...]) -> set[str]:
+    """Whom a gate over these may start on."""
+    tested = [model.Tested(members=one.members, outcome=one.outcome, round=one.round, seconds=1.0) for one in history]
+    found = dataclasses.replace(validation(verdict, *tested), members=members)
+    return set(consequence(found).cleared)
+
+
+@pytest.mark.parametrize("noise", [0.0, Policy().collective_noise_ratio])
+def test_a_whole_that_passes_clears_who_failed_by_chance_before(noise: float) -> None:
+    """The verdict called all of them healthy, and two of them in doubt, so that the gate cleared nobody."""
+    started = 0
+    for seed in range(20):
+        problem = problem_of(64, seed=seed, noise=noise)
+        verdict, history = play(Fleet(seed=seed, alarm_ratio=0.02), problem, first=FAIL)
+        assert set(verdict.rest).isdisjoint(set[str]().union(*verdict.one_of)), verdict.reasons
+        started += cleared(verdict, history, problem.members) == set(problem.members)
+    assert started >= 17
+
+
+@pytest.mark.parametrize("count", [8, 16, 64])
+def test_a_bad_path_beside_a_bad_node_is_named_and_one_of_its_ends_goes_on(count: int) -> None:
+    for seed in range(10):
+        bad, end, other = random.Random(seed).sample(names(count), 3)
+        fleet = Fleet(seed=seed, bad=frozenset([bad]), paths=frozenset([frozenset((end, other))]))
+        verdict, history = play(fleet, problem_of(count, seed=seed))
+        assert accused(verdict) == {bad}
+        assert [set(path.ends) for path in verdict.paths] == [{end, other}], seed
+        assert len(cleared(verdict, history, names(count))) == count - 2
+
+
+def test_each_end_of_a_doubtful_pair_gets_its_turn_with_the_one_clean_node() -> None:
+    """The end that had passed with it before was tested with it in every round, and the flaky node in none."""
+    flaky = random.Random(0).choice(names(4))
+    for seed in range(20):
+        fleet = Fleet(seed=seed, flaky=frozenset([flaky]))
+        verdict, _ = play(fleet, problem_of(4, seed=seed, noise=0.02), first=FAIL)
+        assert accused(verdict) == {flaky} or verdict.rounds < 40, (seed, verdict.reasons)
+
+
+def test_one_of_three_that_always_fails_is_tried_again_where_both_partners_are_not_enough() -> None:
+    for seed in range(20):
+        fleet = Fleet(seed=seed, bad=frozenset(["n0001"]))
+        verdict, _ = play(fleet, problem_of(3, seed=seed, noise=Policy().collective_noise_ratio))
+        assert accused(verdict) == {"n0001"}, (seed, verdict.reasons)
 
 
 class Unlucky(Fleet):

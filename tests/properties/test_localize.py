@@ -58,6 +58,8 @@ def test_it_ends_within_its_bounds_and_says_why(problem: Problem, seed: int, kin
     assert verdict.reasons
     accused = {culprit.member for culprit in verdict.culprits}
     assert accused.isdisjoint(verdict.rest)
+    if verdict.rest_passed:  # nobody is called healthy and in doubt
+        assert set(verdict.rest).isdisjoint({*verdict.not_measured}.union(*verdict.one_of))
     for culprit in verdict.culprits:
         assert culprit.failed >= 2
         assert culprit.member not in culprit.failed_with

@@ -140,8 +140,10 @@ class Policy:
     collective_grace_seconds: float = 2.0
     """Once a rank is lost, the others of its group have so long to say what they see. Then the group is called off."""
 
-    collective_noise_ratio: float = 0.0
-    """Upper bound of the share of healthy groups that fail by chance, which is learnt. 0: no bound is known."""
+    collective_noise_ratio: float = 0.03
+    """Share of healthy groups that may fail by chance. A node that passes at times is accused only where that explains
+    its failures too seldom; a larger share that is seen counts instead. 0: chance is taken to be rare until it is seen,
+    which names flaky nodes some rounds sooner, and accuses healthy ones in small fleets that are not so good."""
 
     validation_seconds: float = 300.0
     """For collectives and the search for who is at fault, all rounds together. Half of the default wait."""

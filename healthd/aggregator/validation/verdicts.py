@@ -73,6 +73,10 @@ def _unexplained(validation: Validation, verdict: Verdict, *, injected: bool) ->
             text = f"{node} is not among the {len(verdict.rest)} that passed together, and why they fail is not decided"
             yield node, _reason("Undecided", text, node, injected=injected)
     for part in verdict.one_of:
+        if len(part) == 1:
+            text = f"{part[0]} failed, and whether it is at fault cannot be told"
+            yield part[0], _reason("Undecided", text, part[0], injected=injected)
+            continue
         text = f"one of {names(part)} is at fault, or a path between them; more cannot be told"
         for node in part:
             yield node, _reason("Ambiguous", text, node, injected=injected)

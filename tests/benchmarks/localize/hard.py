@@ -115,6 +115,34 @@ def some_go_on(fleet: Fleet, verdict: Verdict) -> bool:
     return verdict.rest_passed is True and len(rest) >= 24 and not any(one <= rest for one in fleet.paths)
 
 
+def starts(members: int) -> Right:
+    """
+    Of so many, all who are sound pass together in the end, but for one pair in doubt, of many one node in 32.
+
+    Nobody of them is at fault, nor said to be in doubt.
+    """
+
+    def right(fleet: Fleet, verdict: Verdict) -> bool:
+        rest = frozenset(verdict.rest)
+        least = members - len(fleet.at_fault()) - max(2, members // 32)
+        clear = rest.isdisjoint(fleet.at_fault().union(*verdict.one_of, verdict.not_measured))
+        return verdict.rest_passed is True and clear and len(rest) >= least
+
+    return right
+
+
+def path_beside_bad(rng: random.Random, problem: Problem, seed: int) -> Fleet:
+    one, end, other = rng.sample(problem.members, 3)
+    return Fleet(seed=seed, bad=frozenset([one]), paths=frozenset([frozenset((end, other))]))
+
+
+def both_named(fleet: Fleet, verdict: Verdict) -> bool:
+    """The bad one and the path, of which one end goes on."""
+    paths = {frozenset(one.ends) for one in verdict.paths}
+    ends = frozenset().union(*fleet.paths).intersection(verdict.rest)
+    return accused(verdict) == fleet.bad and paths == fleet.paths and len(ends) == 1 and verdict.decided
+
+
 def within(right: Right, rounds: int) -> Right:
     """The same in so many rounds at most."""
     return lambda fleet, verdict: right(fleet, verdict) and verdict.rounds <= rounds

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from healthd.aggregator.model.policy import Policy
 from healthd.localize.model import Outcome
 from tests.benchmarks.localize import hard
 from tests.benchmarks.localize.hard import noisy, parts, trunk, within
 from tests.benchmarks.localize.table import Row, bad, exactly, flaky, nothing_named, path
 
+DEFAULT = Policy().collective_noise_ratio
 TOLD = ("right", "missing", "wrong", "half")
 
 
@@ -142,6 +144,7 @@ def _noise_and_path_rows() -> Iterator[Row]:
             make=noisy(bad(1), 0.005),
             right=exactly,
             culprits="1",
+            noise=DEFAULT,
             exact=0.98,
             false=0.002,
         )
@@ -169,6 +172,16 @@ def _noise_and_path_rows() -> Iterator[Row]:
                 exact=0.95 if told == "right" else 0,
                 false=0.01,
             )
+    for members in (8, 16, 64):
+        yield Row(
+            kind="a path beside a bad node",
+            members=members,
+            runs=1000,
+            make=hard.path_beside_bad,
+            right=hard.both_named,
+            culprits="1, 1 path",
+            exact=0.95,
+        )
     for members in (8, 16, 64):
         yield Row(
             kind="two paths of one healthy node",
@@ -272,9 +285,10 @@ def _rare_rows() -> Iterator[Row]:
             make=noisy(bad(0), 0.02),
             right=nothing_named,
             culprits="0",
+            noise=DEFAULT,
             first=fail,
-            exact=0.95 if members == 512 else 0,
-            false={512: 0.001, 64: 0.01}.get(members, 0),
+            exact=0.95,
+            false=0.001 if members == 512 else 0.005,
         )
     yield Row(
         kind="flaky, p = 0.5, noise 2 %, default setting",
@@ -283,7 +297,36 @@ def _rare_rows() -> Iterator[Row]:
         make=noisy(flaky, 0.02),
         right=exactly,
         culprits="1",
+        noise=DEFAULT,
         first=fail,
         exact=0,
         false=0.005,
     )
+    for members in (4, 8, 16, 64):
+        yield Row(
+            kind="flaky, p = 0.5, default setting",
+            members=members,
+            runs=1000,
+            make=flaky,
+            right=exactly,
+            culprits="1",
+            noise=DEFAULT,
+            first=fail,
+            exact=0.95,
+            false=0.001,
+        )
+    for members, runs in ((8, 2000), (16, 2000), (64, 500), (512, 20)):
+        for share in (0.005, 0.02, 0.05):
+            for count in (0, 1):
+                yield Row(
+                    kind=f"starts, noise {share:g}, default setting",
+                    members=members,
+                    runs=runs,
+                    make=noisy(bad(count), share),
+                    right=hard.starts(members),
+                    culprits=str(count),
+                    noise=DEFAULT,
+                    first=fail,
+                    exact=0.95,
+                    false=0.005,
+                )
