@@ -37,7 +37,10 @@ MOST_SHOWN = 20
 @click.argument("states", nargs=-1, type=click.Path(path_type=Path), metavar="[STATE.json]...")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write a new file; else print it.")
 @click.option(
-    "--false-alarms", type=float, metavar="N", help="Acceptable in one run of the whole fleet (default 0.01)."
+    "--false-alarms",
+    type=float,
+    metavar="N",
+    help="Acceptable false alarms in one run of the whole fleet (default 0.01).",
 )
 @click.option(
     "--share-ratio", type=float, metavar="SHARE", help="Least distance of a limit from the median (default 0.1)."
