@@ -426,6 +426,16 @@ def test_too_few_files_and_used_nodes_are_said_and_nothing_is_written(tmp_path: 
     assert not out.exists()
 
 
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[3]", b'{"node": "n1"}', b"[" * 100])
+def test_a_file_that_is_no_state_is_one_line_that_names_it(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "odd.json").write_bytes(body)
+    said = healthd(tmp_path, "baseline", str(tmp_path / "odd.json"))
+    assert (said.code, said.out) == (2, "")
+    assert said.err.count("\n") == 1
+    assert "odd.json: " in said.err
+    assert "'healthd check --json' wrote" in said.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

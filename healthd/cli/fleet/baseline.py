@@ -182,19 +182,17 @@ def _series_of(files: Sequence[Path], left_out: list[str]) -> tuple[Series, ...]
 
 
 def _states(path: Path) -> tuple[NodeState, ...]:
-    """The states in a file: one, or a list."""
+    """The states in a file: one, or a list. ConfigError where it cannot be used."""
     from healthd.core import wire
     from healthd.core.model import NodeState
 
     try:
         body = read_file(path, MOST_BYTES)
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {words_of(error)}") from None
-    except BadInputError as error:
-        raise BadInputError(f"{path}: {error}; 'healthd check --json' writes less") from None
-    if body.lstrip()[:1] == b"[":
-        return wire.decode(body, tuple[NodeState, ...], what=str(path))
-    return (wire.decode(body, NodeState, what=str(path)),)
+        if body.lstrip()[:1] == b"[":
+            return wire.decode(body, tuple[NodeState, ...], what="states")
+        return (wire.decode(body, NodeState, what="state"),)
+    except (OSError, BadInputError) as error:
+        raise ConfigError(f"{path}: {words_of(error)}; name a file that 'healthd check --json' wrote") from None
 
 
 def _why_none(series: Sequence[Series], left_out: Sequence[str]) -> str:
