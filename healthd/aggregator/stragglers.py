@@ -224,12 +224,8 @@ class Peers:
 
         Of each at most `baselines.MOST_SAMPLES` values, a draw that is the same as long as the numbers are.
         """
-        values = [
-            (kind, name, [runs[node].values for node in sorted(runs)])
-            for (kind, name), runs in self._runs.items()
-            if runs
-        ]
-        return await asyncio.to_thread(_series, values)
+        measured = [(kind, name, dict(runs)) for (kind, name), runs in self._runs.items() if runs]
+        return await asyncio.to_thread(_series, measured)
 
     async def search(self) -> tuple[Suspect, ...]:
         """
@@ -254,11 +250,12 @@ class Peers:
         self._told.update(one.key for one in suspects)
 
 
-def _series(measured: Sequence[tuple[Kind, str, Sequence[array[float]]]]) -> tuple[Series, ...]:
-    largest = sorted(measured, key=lambda one: -sum(map(len, one[2])))[:MOST_SERIES]
+def _series(measured: Sequence[tuple[Kind, str, Mapping[str, _Run]]]) -> tuple[Series, ...]:
+    """Off the loop: the numbers of a large fleet take a second."""
+    largest = sorted(measured, key=lambda one: -sum(len(run.values) for run in one[2].values()))[:MOST_SERIES]
     found = []
     for kind, name, runs in sorted(largest, key=lambda one: (str(one[0]), one[1])):
-        values = [value for run in runs for value in run]
+        values = [value for node in sorted(runs) for value in runs[node].values]
         drawn = values
         if len(values) > baselines.MOST_SAMPLES:
             drawn = random.Random(name).sample(values, baselines.MOST_SAMPLES)  # noqa: S311
