@@ -205,12 +205,6 @@ _ALL = (
     Reason("Expired", "The gate's time was up.", Blame.CONTROL, Action.RETRY),
     Reason("MemberMissing", "A member of the group did not come, or asks no more.", Blame.CONTROL, Action.RETRY),
     Reason("MemberConflict", "Two members claim one rank or one node at once.", Blame.CONTROL, Action.INSPECT),
-    Reason(
-        "BaselineDrift",
-        "What a whole kind of machine measures has moved from its approved baseline.",
-        Blame.CONTROL,
-        Action.INSPECT,
-    ),
     # Collectives over several nodes.
     Reason(
         "CollectiveFault",

@@ -99,8 +99,8 @@ command beats a variable, a variable beats the file, the file beats the default.
   `AWS_EC2_METADATA_DISABLED` and `AWS_EC2_METADATA_SERVICE_ENDPOINT` mean what they mean to AWS' own tools.
 - Settings are read when a command starts: after a change, restart the daemon or the aggregator. Files of tokens are
   read again when they change; certificates are not.
-- The tables `[programs.NAME]` and `[limits.NAME]`, one for each name, are the file's alone; so is `[checks.NAME]`,
-  which takes the parameters on [the page of the check](checks/README.md), and `timeout`.
+- The tables `[programs.NAME]`, `[limits.NAME]` and `[baselines.NAME]`, one for each name, are the file's alone; so is
+  `[checks.NAME]`, which takes the parameters on [the page of the check](checks/README.md), and `timeout`.
 
 `-` as a default, and "None" in a meaning: not set.
 """

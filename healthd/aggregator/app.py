@@ -20,8 +20,6 @@ from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.api.sync import SyncEndpoint
 from healthd.aggregator.application import make_app
 from healthd.aggregator.auth import Guard
-from healthd.aggregator.baselines.peer_events import PeerEvents
-from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.clock import steady_clock
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
@@ -36,7 +34,7 @@ from healthd.aggregator.model.policy import Policy
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.changes import PutDuplicate
 from healthd.aggregator.store.store import Store
-from healthd.baselines.settings import BaselineSettings
+from healthd.aggregator.stragglers import PeerEvents, Stragglers
 from healthd.core.errors import HealthdError
 from healthd.core.file_trust import check_file
 from healthd.core.http.server import Limits, Server, address_of, bind, closing_on_error
@@ -70,7 +68,6 @@ async def run_aggregator(
     settings: AggregatorSettings,
     policy: Policy,
     *,
-    baseline: BaselineSettings | None = None,
     actuator: ActuatorSettings | None = None,
     callers_may: Collection[GateTerm] = (),
     on_ready: Callable[[str], None] | None = None,
@@ -92,7 +89,7 @@ async def run_aggregator(
     for number in STOPPING:
         signal.signal(number, _end_at_once)
     try:
-        async with aggregator(settings, policy, baseline, actuator, callers_may) as (address, tasks):
+        async with aggregator(settings, policy, actuator, callers_may) as (address, tasks):
             for number in STOPPING:
                 loop.add_signal_handler(number, stop.set)
             log.info("aggregator listens on %s", address)
@@ -114,7 +111,6 @@ def _end_at_once(_number: int, _frame: object) -> None:
 async def aggregator(
     settings: AggregatorSettings,
     policy: Policy,
-    baseline: BaselineSettings | None = None,
     actuator: ActuatorSettings | None = None,
     callers_may: Collection[GateTerm] = (),
 ) -> AsyncIterator[tuple[str, Tasks]]:
@@ -135,15 +131,7 @@ async def aggregator(
         # Opening migrates and checks the file; nobody is served yet, so it may take the loop.
         store = Store.open(settings.database_url)
         try:
-            parts = _build(
-                settings,
-                policy,
-                guard,
-                store,
-                baseline or BaselineSettings(),
-                actuator or ActuatorSettings(),
-                frozenset(callers_may),
-            )
+            parts = _build(settings, policy, guard, store, actuator or ActuatorSettings(), frozenset(callers_may))
             tasks = parts.tasks
             lately = await parts.engine.gates(limit=MOST_GATES_READ)
             parts.accusations.load(lately)
@@ -152,7 +140,7 @@ async def aggregator(
                     parts.hand.gate_decided(gate)
             tasks.supervise("engine", parts.engine.run, OnEnd.FATAL)
             tasks.supervise("leadership", store.lead, OnEnd.FATAL)
-            tasks.supervise("baselines", parts.learner.run)
+            tasks.supervise("stragglers", parts.stragglers.run)
             tasks.supervise("comparison of nodes", parts.fleet.peers.run)
             events = PeerEvents(parts.fleet, store, settle_seconds=policy.settle_seconds, clock=time.time)
             tasks.supervise("history of the comparison", events.run)
@@ -188,7 +176,6 @@ def _build(
     policy: Policy,
     guard: Guard,
     store: Store,
-    baseline: BaselineSettings,
     actuator: ActuatorSettings,
     callers_may: frozenset[GateTerm],
 ) -> Parts:
@@ -206,7 +193,6 @@ def _build(
         fleet.load(row.node, key_hash=row.key_hash, pool=row.labels.get("pool"), duplicate=row.duplicate)
     tasks = Tasks()
     engine = Engine(store=store, registry=fleet, policy=policy, clock=clock)
-    learner = Learner(fleet, store, baseline)
     metrics = FleetMetrics(
         fleet,
         holding=lambda: len(engine.open_gates()),
@@ -216,7 +202,6 @@ def _build(
         waits=engine.waits,
         recovering=lambda: engine.recovering() is not None,
         store=lambda: (store.failures, store.failing),
-        drifts=lambda: len(learner.book.drifts()),
         errors=engine.internal_errors,
         task_errors=tasks.errors,
         now=clock,
@@ -242,7 +227,7 @@ def _build(
         guard=guard,
         metrics=metrics,
         handshakes=Handshakes(settings.handshake_seconds),
-        learner=learner,
+        stragglers=Stragglers(fleet, store),
         ungated=ungated,
         accusations=accusations,
         hand=hand,

@@ -21,9 +21,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from checks.printable import printable_line
-from healthd.aggregator.api import baselines, overrides, peers, report, validations
 from healthd.aggregator.api import gates as api_gates
 from healthd.aggregator.api import nodes as api_nodes
+from healthd.aggregator.api import overrides, peers, report, validations
 from healthd.aggregator.api import preflight as api_preflight
 from healthd.aggregator.api import rules as api_rules
 from healthd.aggregator.api.handling import READ, Answer, ApiRoute, Parts, parts_of
@@ -244,7 +244,6 @@ ROUTERS = [
     api_nodes.router,
     api_rules.router,
     overrides.router,
-    baselines.router,
     peers.router,
     report.router,
 ]

@@ -53,7 +53,6 @@ DEFAULT_EXIT_CODES = (2, 1, 1)
 # Their exit code is an answer, 0 or 1; where none can be given it is 3.
 CANNOT_TELL = 3
 QUESTIONS = {
-    ("baseline", "diff"),
     ("fleet", "breaker"),
     ("fleet", "stragglers"),
     ("fleet", "digests"),

@@ -54,9 +54,6 @@ STYLES = {
 @common_options
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_checks)
 @click.option("--tier", default=None, help="What to run: passive, quick (default), deep or soak.")
-@click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="File with approved limits to judge by."
-)
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
 @click.option("--profile", is_flag=True, help="Profile one more repetition of everything that is timed.")
 @click.option(

@@ -27,9 +27,6 @@ from healthd.core.node_name import check_name
 @click.option(
     "--unprompted", help="When active checks run by themselves: idle, boot or off (default: by what is on the host)."
 )
-@click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="File with approved limits to judge by."
-)
 @click.option("--fault", multiple=True, metavar="FAULT", help="Inject a fault: CHECK[@TARGET]=KIND[:VALUE]; repeat.")
 def node(aggregators: tuple[str, ...], label: tuple[str, ...], unprompted: str | None, **options: Any) -> int:
     """
@@ -82,7 +79,6 @@ def aggregator(mode: str | None, **options: Any) -> int:
         run_aggregator(
             settings.aggregator,
             settings.policy,
-            baseline=settings.baseline,
             actuator=settings.actuator,
             callers_may=settings.gate.callers_may,
         )

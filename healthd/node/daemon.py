@@ -35,7 +35,6 @@ from healthd.node.orders.leases import LeaseStore
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import NodeSettings
 from healthd.node.state import files
-from healthd.node.state.approved_baselines import ApprovedBaselines
 from healthd.node.state.profiles import ProfileFolder
 from healthd.node.state.saving import SavedEvidence, StateFile, StateSaver
 from healthd.node.state.store import NodeStore
@@ -127,7 +126,6 @@ async def _serve(
     )
     orders = Orders(store, scheduler, leases, settings, clock=clock, tasks=tasks, collectives=collectives)
     saver = StateSaver(store, settings, SavedEvidence(settings.state_dir / "evidence.json", runner, store.boot_id))
-    baselines = ApprovedBaselines(settings.state_dir / "baseline.json", runner)
     conditions = _condition_writers(settings, store, clock)
     profiles = ProfileFolder(settings.state_dir / "profiles", settings.profiles)
     profiles.tidy()
@@ -137,7 +135,7 @@ async def _serve(
     control_limits = web.Limits(connections=CONTROL_CONNECTIONS, pending=CONTROL_CONNECTIONS // 2, stop_seconds=each)
     control = ControlApi(store, scheduler, profiles, stopping)
     steps = StepReports(settings.run_dir, boot_seconds=clock.boot, spacing_seconds=settings.sync.wait_seconds)
-    sync_clients = _sync_clients(settings, store, orders, clock, baselines, steps, tasks)
+    sync_clients = _sync_clients(settings, store, orders, clock, steps, tasks)
     for number in signals:
         loop.add_signal_handler(number, _resolve, stopping)
     try:
@@ -174,7 +172,6 @@ def _sync_clients(
     store: NodeStore,
     orders: Orders,
     clock: Clock,
-    baselines: ApprovedBaselines,
     steps: StepReports,
     tasks: Tasks,
 ) -> list[SyncClient]:
@@ -187,7 +184,6 @@ def _sync_clients(
         settings.sync,
         key=files.node_key(settings.state_dir),
         clock=clock,
-        baselines=baselines,
         steps=steps,
         on_error=lambda error: tasks.count_error("held sync", error),
     )

@@ -21,7 +21,6 @@ from healthd.node.interfaces import peer_address
 from healthd.node.jobs.step_reports import StepReports
 from healthd.node.orders.orders import Orders
 from healthd.node.settings import SyncSettings
-from healthd.node.state.approved_baselines import ApprovedBaselines
 from healthd.node.state.digest import digest_of
 from healthd.node.state.store import NodeStore
 from healthd.node.sync_http import SLACK_SECONDS, AggregatorConnection, NotWantedError, check_sync_settings
@@ -52,13 +51,11 @@ class SyncClient:
         key: str,
         clock: Clock,
         seed: int | None = None,
-        baselines: ApprovedBaselines | None = None,
         on_error: Callable[[Exception], None] = lambda _: None,
         steps: StepReports | None = None,
     ) -> None:
         """`on_error` is called when handling an answer raises an unforeseen exception."""
         self._steps = steps
-        self._baselines = baselines
         self._store = store
         self._orders = orders
         self._settings = settings
@@ -228,7 +225,6 @@ class SyncClient:
             ages={result.check: result.age_seconds for result in state.results},
             orders=reports,
             issuer=self._store.issuer,
-            baseline=self._baselines.digest if self._baselines is not None else None,
             steps=self._steps.waiting() if self._steps is not None else (),
             step_jobs=tuple(self._steps.jobs) if self._steps is not None else (),
         )
@@ -254,8 +250,6 @@ class SyncClient:
         if answer.orders is not None or answer.quarantine is not None:
             # An aggregator that makes no statement yet may have lost its database: its last statement stands.
             self._store.set_quarantine(answer.quarantine, answer.issuer)
-        if self._baselines is not None and answer.baseline is not None:
-            self._baselines.set(answer.baseline)
         self._orders.apply(
             answer.orders, issuer=answer.issuer, acknowledged=answer.acknowledged, carried=request.orders
         )

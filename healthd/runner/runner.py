@@ -55,8 +55,6 @@ class Runner:
         """How long workers have had devices, over all runs: the cost of the checks."""
         self.latest: Survey | None = None
         """The survey that looked last; every run makes one before anything else, and one after active checks."""
-        self.learned = settings.learned
-        """The approved baselines of the next run; the daemon changes them."""
         self.on_profile: OnProfile | None = None
         """Keeps the profiles of what is slow; None: nobody does, and their sentences alone remain."""
         self.seen = SeenDevices()
@@ -189,7 +187,7 @@ class Runner:
         self.probe_device_seconds += seconds
 
     def _workers(self, on_progress: OnProgress | None) -> Workers:
-        return self._make_workers(dataclasses.replace(self.settings, learned=self.learned), on_progress)
+        return self._make_workers(self.settings, on_progress)
 
     def _make_workers(self, settings: RunnerSettings, on_progress: OnProgress | None) -> Workers:
         return Workers(settings, self._unreaped, self._versions, on_progress)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from checks.accelerators import compiles
 from checks.contract import Limit, Profile, Program, Tier
-from healthd.core.model import CheckResult, Inventory, LearnedLimits
+from healthd.core.model import CheckResult, Inventory
 
 BETWEEN_NODES = "nodes_"
 """Prefix of the limits that judge collectives between nodes: `nodes_all_reduce_busbw_bytes_per_second`."""
@@ -77,6 +77,16 @@ class RunProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Limits for machines of one kind alone, by its hardware and the versions of its libraries (`checks.learned`)."""
+
+    hardware: str
+    accelerator: str
+    versions: Mapping[str, str]
+    limits: Mapping[str, Limit]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
     """How checks are run here."""
 
@@ -100,8 +110,8 @@ class RunnerSettings:
     """Time limits of checks, by name, where the check's own does not fit."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """Limits by measurement: `name` or `name@target`."""
-    learned: tuple[LearnedLimits, ...] = ()
-    """Approved baselines of any machines: the worker uses those meant for its machine. `limits` override them."""
+    baselines: tuple[Baseline, ...] = ()
+    """Limits of kinds of machines: the worker uses those meant for its machine. `limits` override them."""
     third_party: tuple[str, ...] = ()
     """Names of checks by entry point in the interpreter of the checks."""
     directories: tuple[Path, ...] = ()
@@ -166,7 +176,7 @@ class RunnerSettings:
             for name, limit in self.limits.items()
             if name.startswith(BETWEEN_NODES)
         }
-        return replace(self, learned=(), limits=own)
+        return replace(self, baselines=(), limits=own)
 
 
 OnResult = Callable[[CheckResult], None]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from healthd.aggregator.api.handling import Parts
 from healthd.aggregator.auth import Guard
-from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.inventory.accusations import Accusations
@@ -15,7 +14,7 @@ from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
-from healthd.baselines.settings import BaselineSettings
+from healthd.aggregator.stragglers import Stragglers
 
 
 async def always_gated(_: str) -> bool:
@@ -32,7 +31,7 @@ def parts_of_test(folder: Path, *, store: Store, fleet: Fleet, engine: Engine, g
         guard=guard or Guard(None),
         metrics=FleetMetrics(fleet, holding=lambda: 0, overrides=lambda: 0, errors=engine.internal_errors),
         handshakes=Handshakes(1.0),
-        learner=Learner(fleet, store, BaselineSettings()),
+        stragglers=Stragglers(fleet, store),
         ungated=UngatedJobs(always_gated, clock=lambda: 0.0),
         accusations=Accusations(keep_seconds=3600.0, clock=lambda: 0.0),
     )

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from checks.contract import Action, Evidence, Status, Tier
 from healthd.aggregator.auth import key_hash
-from healthd.aggregator.baselines.peer_events import PeerEvents
 from healthd.aggregator.gate.eligibility import judge
 from healthd.aggregator.inventory.compact_state import CompactState
 from healthd.aggregator.inventory.digest_comparison import MOST_OF_NODE, DigestComparison
@@ -21,6 +20,7 @@ from healthd.aggregator.inventory.digest_votes import MOST_ROOTS, Standing
 from healthd.aggregator.inventory.peer_findings import AT_ONCE, SILENT_SECONDS
 from healthd.aggregator.store import history
 from healthd.aggregator.store.store import Store
+from healthd.aggregator.stragglers import PeerEvents
 from healthd.core import wire
 from healthd.core.model import CheckResult, DeviceRecord, Health, Inventory, NodeState, SyncRequest
 from healthd.core.model.work_digests import MOST_PLACES_CHARACTERS, digests_of, pack, unpack

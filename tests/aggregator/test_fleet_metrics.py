@@ -42,7 +42,6 @@ CONTRACT = {
     "healthd_fleet_digests_nodes": "gauge",
     "healthd_fleet_step_jobs": "gauge",
     "healthd_fleet_slow_ranks_nodes": "gauge",
-    "healthd_baseline_drifts": "gauge",
     "healthd_store_failures": "counter",
     "healthd_store_failing": "gauge",
     "healthd_internal_errors": "counter",

@@ -36,7 +36,7 @@ async def application(folder: Path, *, tokens: bool) -> AsyncIterator[tuple[Sync
     engine = Engine(store=store, registry=registry, policy=POLICY)
     parts = parts_of_test(folder, store=store, fleet=registry, engine=engine, guard=Guard(file))
     await Node(registry, clock).join(state())
-    running = [asyncio.create_task(engine.run()), asyncio.create_task(parts.learner.run())]
+    running = [asyncio.create_task(engine.run()), asyncio.create_task(parts.stragglers.run())]
     app = make_app(parts)
     try:
         yield SyncEndpoint(app, fleet=registry, guard=parts.guard, settings=parts.settings), app

@@ -213,6 +213,17 @@ def test_two_aggregators_do_not_share_a_database(url: str) -> None:
     Store.open(url).close()
 
 
+def test_a_database_of_the_first_schema_loses_its_table_of_baselines(url: str) -> None:
+    Store.open(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE baselines (id VARCHAR(16) PRIMARY KEY, record TEXT, samples TEXT)")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '1'")
+    Store.open(url).close()
+    assert "baselines" not in sa.inspect(engine).get_table_names()
+    engine.dispose()
+
+
 def test_a_database_of_another_schema_is_refused(url: str) -> None:
     Store.open(url).close()
     engine = sa.create_engine(url)

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.aggregator.baselines import stragglers
-from healthd.aggregator.baselines.peers import Peers
-from healthd.aggregator.baselines.stragglers import RATE_FLOOR_RATIO, Sample, Suspect
+from healthd import baselines
+from healthd.aggregator import stragglers
 from healthd.aggregator.model.validations import Group, RankRange
 from healthd.aggregator.model.validations import Tested as Outcomes
+from healthd.aggregator.stragglers import RATE_FLOOR_RATIO, Peers, Sample, Suspect
 from healthd.aggregator.validation.late_ranks import LATE_SECONDS, of_group
-from healthd.baselines.model import Kind
-from healthd.baselines.model import Sample as Learnt
+from healthd.baselines import Kind
 from healthd.core.model import RankReport, Verdict
 from healthd.localize.model import Outcome
 from tests.aggregator.lab import Lab
@@ -128,8 +127,10 @@ def test_the_last_values_of_the_fleet_are_searched_and_told_once() -> None:
 
     def measure(run: str) -> tuple[Suspect, ...]:
         for one in fleet(64, slow={7: 0.8}, run=run):
-            learnt = Learnt(node=one.node, target=one.target, day=1, value=one.value)
-            peers.take_in(kind, one.node, [(MATMUL, float(run), learnt)])
+            measured = baselines.Sample(
+                name=MATMUL, node=one.node, target=one.target, began=float(run), day=1, value=one.value
+            )
+            peers.take_in(kind, one.node, [measured])
         return asyncio.run(peers.search())
 
     assert measure("1") == ()

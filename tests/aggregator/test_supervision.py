@@ -38,7 +38,7 @@ def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_shown(tmp_
             aggregator(settings, Policy(), actuator=OBSERVE) as (address, tasks),
             httpx.AsyncClient(base_url=f"http://{address}", trust_env=False, verify=False) as client,
         ):
-            names = {"engine", "leadership", "baselines", "count of jobs without a gate", "actuator"}
+            names = {"engine", "leadership", "stragglers", "count of jobs without a gate", "actuator"}
             assert names < tasks.errors.keys()
             assert (await client.get("/readyz?verbose")).text == "ok\n"
             tasks.supervise("planted", fails)
@@ -49,7 +49,7 @@ def test_tasks_of_an_aggregator_are_supervised_and_their_failures_are_shown(tmp_
             assert "task planted is started again soon after 1 failures; the last: ZeroDivisionError" in verbose.text
             metrics = (await client.get("/metrics")).text
             assert 'healthd_task_errors_total{task="planted"} 1.0' in metrics
-            assert 'healthd_task_errors_total{task="baselines"} 0.0' in metrics
+            assert 'healthd_task_errors_total{task="stragglers"} 0.0' in metrics
 
     asyncio.run(main())
 

@@ -16,7 +16,6 @@ from checks.collective.nccom.report import read_report
 from checks.host.machine import Host, HostError
 from checks.json_text import MAX_DEPTH, TooDeepError, parse_json, require_shallow
 from checks.worker import protocol
-from healthd.baselines import files
 from healthd.cli.settings.tree import Settings
 from healthd.core import wire
 from healthd.core.config.load import load
@@ -80,11 +79,9 @@ def of_config(text: bytes) -> None:
         (protocol.decode, protocol.ProtocolError),
         (lambda body: ecs.parse_tasks(body, ()), ecs.NotUnderstoodError),
         (lambda body: neuron_ls.parse(body.decode()), ValueError),
-        (lambda body: files.decode(body, what="baselines"), BadInputError),
-        (lambda body: files.decode(b"a = " + body, what="baselines", toml=True), BadInputError),
         (of_config, ValueError),
     ],
-    ids=["worker", "ecs", "neuron-ls", "baselines", "baselines toml", "toml"],
+    ids=["worker", "ecs", "neuron-ls", "toml"],
 )
 def test_every_decoder_of_foreign_text_refuses_depth_in_its_own_way(
     decode: Callable[[bytes], object], raised: type[Exception]

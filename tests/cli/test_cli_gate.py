@@ -581,8 +581,7 @@ def test_an_answer_of_0_or_1_is_never_given_where_nothing_could_be_asked(
         (("gate", "--job", "j"), "say which nodes"),
         (("preflight", "--no-such-option"), "--no-such-option"),
         (("slurm", "gate", "--no-such-option"), "--no-such-option"),
-        (("baseline", "diff", "/no/such/file"), "/no/such/file"),
-        (("baseline", "import", "/no/such/file"), "/no/such/file"),
+        (("baseline", "/no/such/file"), "/no/such/file"),
     ],
 )
 def test_usage_is_2_for_every_command_and_says_what_would_be_right(

@@ -107,10 +107,6 @@ def use_checks(file: Path) -> None:
     load_settings({"config": settings}, section="node").runner()
 
 
-def use_baselines(file: Path) -> None:
-    load_settings({"baseline": file}, section="node").learned_limits()
-
-
 def use_tls(file: Path) -> None:
     async def nothing(_: object) -> None:
         pass
@@ -119,7 +115,7 @@ def use_tls(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "use", [use_token, use_tokens, use_ca, use_programs, use_checks, use_baselines, use_tls], ids=lambda f: f.__name__
+    "use", [use_token, use_tokens, use_ca, use_programs, use_checks, use_tls], ids=lambda f: f.__name__
 )
 def test_every_other_file_that_is_believed_is_refused_too(tmp_path: Path, use: Callable[[Path], object]) -> None:
     file = written(tmp_path / "file", "some-token-of-some-length\n", 0o666)

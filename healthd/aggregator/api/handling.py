@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from healthd.aggregator.api.sync import WAIT_PATTERN, parse_wait, read_body
 from healthd.aggregator.auth import Caller, Guard, Scope
-from healthd.aggregator.baselines.service import Learner
 from healthd.aggregator.controller.controller import Engine
 from healthd.aggregator.controller.handshakes import Handshakes
 from healthd.aggregator.controller.roll_call import RollCall
@@ -26,6 +25,7 @@ from healthd.aggregator.inventory.ungated import UngatedJobs
 from healthd.aggregator.metrics.fleet_metrics import FleetMetrics
 from healthd.aggregator.settings import AggregatorSettings
 from healthd.aggregator.store.store import Store
+from healthd.aggregator.stragglers import Stragglers
 from healthd.core.config.schema import nearest
 from healthd.core.errors import BadInputError
 from healthd.core.model import GateTerm
@@ -51,7 +51,7 @@ class Parts:
     guard: Guard
     metrics: FleetMetrics
     handshakes: Handshakes
-    learner: Learner
+    stragglers: Stragglers
     ungated: UngatedJobs
     accusations: Accusations
     hand: DrainController | None = None

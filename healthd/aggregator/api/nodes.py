@@ -76,7 +76,6 @@ async def fleet(request: Request) -> Answer[FleetSummary]:
             overrides=parts.engine.overrides(),
             recovering=parts.engine.recovering(),
             breakers=parts.engine.breakers(),
-            drifts=parts.learner.book.drifts()[:MOST_REASONS],
         )
     )
 

@@ -19,18 +19,16 @@ from fastapi.openapi.utils import get_openapi
 
 from healthd import __version__
 from healthd.aggregator.api import problems
-from healthd.aggregator.api.baselines import Decide
 from healthd.aggregator.api.handling import Answer, ApiRoute, BodyOf, Needs
 from healthd.aggregator.api.nodes import Word
 from healthd.aggregator.api.sync import KEY_HEADER, MIN_KEY_LENGTH, WAIT_PATTERN
 from healthd.aggregator.auth import Scope
-from healthd.aggregator.baselines.stragglers import Suspect
 from healthd.aggregator.inventory.registry import Fleet
 from healthd.aggregator.model import quarantines as rules
 from healthd.aggregator.store.changes import PutOutcome
 from healthd.aggregator.store.history import HistoryEvent
-from healthd.baselines.files import Entry, File
-from healthd.baselines.model import State
+from healthd.aggregator.stragglers import Suspect
+from healthd.baselines import Series
 from healthd.core.model import Problem
 from healthd.localize.model import Outcome, Verdict
 
@@ -49,7 +47,7 @@ TAGS = {
     "nodes": "What is known of each node, and who is kept out.",
     "fleet": "The fleet as a whole.",
     "overrides": "Jobs that a person admits by hand.",
-    "baselines": "Limits learned of the fleet, and who is slow among its peers.",
+    "peers": "Nodes compared with their peers, and the samples that limits are learned from.",
     "preflight": "The roll call of a preflight; only its own aggregator has it.",
     "service": "For load balancers, Prometheus and the daemons of nodes.",
 }
@@ -73,10 +71,6 @@ BY_CONNECTION = (400, 431, 500, 503)
 """Every path may answer these; where a request does not reach the application, as plain text."""
 
 NAMES: Mapping[type, str] = {
-    Decide: "BaselineDecision",
-    Entry: "Baseline",
-    File: "BaselineFile",
-    State: "BaselineState",
     Word: "PersonDecision",
     HistoryEvent: "Event",
     PutOutcome: "JobOutcome",
@@ -84,6 +78,7 @@ NAMES: Mapping[type, str] = {
     Verdict: "ValidationVerdict",
     rules.Mode: "RuleMode",
     Suspect: "Straggler",
+    Series: "SampleSeries",
 }
 """What a record is called here whose name says too little, or is another one's too."""
 

@@ -1,4 +1,7 @@
-"""The paths of nodes compared with their peers: who is slow, who computes other bits, who is slow in a running job."""
+"""
+The paths of nodes compared with their peers: who is slow, who computes other bits, who is slow in a running job; and
+the samples that `healthd baseline` learns limits from.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 
-from healthd.aggregator.api.baselines import learner_of
 from healthd.aggregator.api.handling import READ, Answer, ApiRoute, parts_of
-from healthd.aggregator.baselines.stragglers import Suspect
 from healthd.aggregator.inventory.digest_comparison import DigestComparison
 from healthd.aggregator.inventory.digest_votes import Standing
+from healthd.aggregator.stragglers import Suspect
+from healthd.baselines import Series
 
 MOST_LISTED = 1000
 
-router = APIRouter(prefix="/v1/fleet", route_class=ApiRoute, tags=["baselines"], dependencies=[READ])
+router = APIRouter(prefix="/v1/fleet", route_class=ApiRoute, tags=["peers"], dependencies=[READ])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,17 @@ class StragglerList:
     nodes: int
     confirmed: tuple[Suspect, ...]
     suspects: tuple[Suspect, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleList:
+    """
+    What the devices of healthy, idle nodes measured last, by kind of machine and name of the limits.
+
+    `devices` is how many devices measured it; `values` are at most 256 of theirs, drawn by chance.
+    """
+
+    series: tuple[Series, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +98,22 @@ class StepList:
 @router.get("/stragglers")
 async def stragglers(request: Request) -> Answer[StragglerList]:
     """Who is slow among its peers: `confirmed` by two runs, or `suspects` of one, which accuse nobody yet."""
-    learner = await learner_of(request)
-    await learner.peers.search()
-    found = learner.peers.suspects
+    peers = parts_of(request).stragglers.peers
+    await peers.search()
+    found = peers.suspects
     return Answer(
         StragglerList(
-            nodes=learner.peers.compared,
+            nodes=peers.compared,
             confirmed=tuple(one for one in found if one.confirmed),
             suspects=tuple(one for one in found if not one.confirmed),
         )
     )
+
+
+@router.get("/samples")
+async def samples(request: Request) -> Answer[SampleList]:
+    """What the devices of the fleet measured last: what `healthd baseline` learns limits from."""
+    return Answer(SampleList(series=await parts_of(request).stragglers.peers.series()))
 
 
 @router.get("/digests")

@@ -85,8 +85,7 @@ class FleetSummary:
     The fleet in numbers, and what keeps it from admitting.
 
     `health` and `pools` count nodes. `issuer` is the identity of the database. `recovering` says why nothing is
-    admitted after a start, None where that is over. `breakers` are the open ones, by pool. `drifts` are warnings about
-    the fleet as a whole, the first of them.
+    admitted after a start, None where that is over. `breakers` are the open ones, by pool.
     """
 
     issuer: str
@@ -100,7 +99,6 @@ class FleetSummary:
     overrides: tuple[Override, ...]
     recovering: str | None
     breakers: Mapping[str, Breaker]
-    drifts: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What each node is to be told: orders, its quarantine, learned limits, which reports are on disk."""
+"""What each node is to be told: orders, its quarantine, which reports are on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from healthd.aggregator.inventory import executors
 from healthd.aggregator.inventory.node_record import NodeRecord
 from healthd.aggregator.inventory.roster import Roster
-from healthd.core.model import LearnedLimits, Order, Quarantine
+from healthd.core.model import Order, Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +82,6 @@ class Instructions(Roster):
             record.quarantine = quarantine
             record.changed()
         self._list(record)
-
-    def set_learned(self, node: str, learned: LearnedLimits | None) -> None:
-        """The approved baselines that concern the node from now on; None says nothing about them."""
-        record = self._records.get(node)
-        if record is not None and record.learned != learned:
-            record.learned = learned
-            if record.unknown_limits() is not None:
-                record.changed()
 
     def acknowledge(self, node: str, order_ids: Sequence[str]) -> None:
         """These final reports are on disk: the node need not repeat them, and `FleetNode.orders` forgets them."""

@@ -23,7 +23,6 @@ from healthd.core.model import (
     FINAL_STATUSES,
     LARGEST_ATTEMPT,
     Health,
-    LearnedLimits,
     Lease,
     Order,
     OrderReport,
@@ -92,14 +91,12 @@ class NodeRecord:
     kept_duplicate: Duplicate | None = None
     reports: Mapping[str, OrderReport] = dataclasses.field(default_factory=dict)
     issuer: str | None = None
-    baseline: str | None = None
     former: dict[str, str | None] = dataclasses.field(default_factory=dict)
     # what other nodes show of it, by check
     shown_by_peers: Mapping[str, tuple[Finding, ...]] = dataclasses.field(default_factory=dict)
     # what we say
     orders: tuple[Order, ...] | None = None
     quarantine: Quarantine | None = None
-    learned: LearnedLimits | None = None
     acknowledged: frozenset[str] = frozenset()
     revision: int = 0
     answers: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
@@ -152,7 +149,6 @@ class NodeRecord:
         whole = request.digest == self.digest and self.state is not None
         self.reports = {i: r for i, r in request.orders.items() if whole or r.status not in FINAL_STATUSES}
         self.issuer = request.issuer
-        self.baseline = request.baseline
         if self.acknowledged:
             self.acknowledged &= request.orders.keys()
         return Arrival.TAKEN
@@ -251,12 +247,6 @@ class NodeRecord:
         """Whether the node has read all that it is to be told."""
         sent = self.answers.get(last_answer or "")
         return sent is not None and sent[1] == self.revision
-
-    def unknown_limits(self) -> LearnedLimits | None:
-        """The learned limits that the node has not yet; None also where it takes none, or nothing is said."""
-        if self.learned is None or self.baseline is None or self.baseline == self.learned.digest:
-            return None
-        return self.learned if self.learned.limits or self.baseline else None
 
     def wake(self) -> None:
         """Answer the held request now."""

@@ -222,7 +222,6 @@ class Fleet(Instructions):
             send_all=send_all,
             retry_after_seconds=min(jitter, 10.0),
             quarantine=record.quarantine,
-            baseline=record.unknown_limits(),
         )
 
     def _answer_former(self, record: NodeRecord, request: SyncRequest) -> SyncAnswer:

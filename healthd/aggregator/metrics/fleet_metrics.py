@@ -38,9 +38,9 @@ class FleetMetrics:
     Counts what the engine tells (`on_ready`, `on_decided`), and renders everything.
 
     `holding` and `overrides` give the numbers of open gates and of overrides in force, `breakers` that of the rules'
-    breakers that have tripped, `words` how often each rule came to a word and what came of it, `drifts` how many
-    baselines have drifted, `errors` how often something failed in an unforeseen way, by what it stopped, `task_errors`
-    how often each supervised task did. `now` is the clock that quarantines go by.
+    breakers that have tripped, `words` how often each rule came to a word and what came of it, `errors` how often
+    something failed in an unforeseen way, by what it stopped, `task_errors` how often each supervised task did. `now`
+    is the clock that quarantines go by.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class FleetMetrics:
         waits: Callable[[], Sequence[float]] = tuple,
         recovering: Callable[[], bool] = lambda: False,
         store: Callable[[], tuple[int, bool]] = lambda: (0, False),
-        drifts: Callable[[], int] = lambda: 0,
         errors: Callable[[], Mapping[str, int]] = dict,
         task_errors: Mapping[str, int] = MappingProxyType({}),
         now: Callable[[], float] = time.time,
@@ -133,10 +132,6 @@ class FleetMetrics:
             "healthd_fleet_recovering": (
                 "1 while nothing is admitted because the aggregator does not know its fleet again yet.",
                 recovering,
-            ),
-            "healthd_baseline_drifts": (
-                "Baselines in force from which the median of the fleet has drifted away.",
-                drifts,
             ),
             "healthd_fleet_digests_nodes": (
                 "Nodes that have given digests of a training step, which are compared between nodes.",

@@ -161,15 +161,6 @@ EVENTS = Table(
 )
 """The audit trail: `subject` is a node's name, `job:NAME`, or `fleet`."""
 
-BASELINES = Table(
-    "baselines",
-    METADATA,
-    Column("id", String(16), primary_key=True),
-    Column("record", Text, nullable=False),
-    Column("samples", LargeBinary, nullable=False),
-)
-"""`record` is a whole `Series`, `samples` what is kept to learn from, as JSON packed by zlib."""
-
 
 def fit(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     """

@@ -17,8 +17,7 @@ from checks.contract import Status
 from checks.limits import quantity
 from healthd.aggregator.model.validations import Group, Tested
 from healthd.aggregator.validation.rank_data import is_number
-from healthd.baselines.learning import SIGMA_OF_MAD, factor_of, spread
-from healthd.baselines.model import LEAST_SAMPLES
+from healthd.baselines import LEAST_SAMPLES, SIGMA_OF_MAD, factor_of, spread
 from healthd.core.evidence import reason
 from healthd.core.model import RankReport, Reason
 from healthd.localize.model import Outcome

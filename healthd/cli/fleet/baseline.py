@@ -1,246 +1,210 @@
-"""`healthd baseline`: limits learned from healthy machines: look, learn, agree, carry from here to there."""
+"""`healthd baseline`: learn limits from what healthy machines measured, and print them as a settings file."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from healthd.cli.fleet.line import aggregator_of, done, fleet_options, own_name, print_json
-from healthd.cli.settings.options import common_options, load_settings
-from healthd.core.errors import BadInputError, ConfigError
+from healthd.cli.fleet.line import aggregator_of
+from healthd.cli.settings.options import Command, common_options
+from healthd.core.bounded import read_file
+from healthd.core.errors import BadInputError, ConfigError, words_of
 
 if TYPE_CHECKING:
-    from healthd.baselines.model import Series
+    from healthd.baselines import Learned, Series
+    from healthd.core.model import NodeState
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _place(command: F) -> F:
-    """Where the baselines are: at the aggregator, or in a file."""
-    file = click.option(
-        "--file", "where", type=click.Path(path_type=Path), metavar="F", help="In this file, not at the aggregator."
-    )
-    return file(fleet_options(command))
+# A node's state is some 100 kB, a page of them some more.
+MOST_BYTES = 64 << 20
+MOST_SHOWN = 20
 
 
-@click.group(short_help="Limits learned from what healthy machines measured.")
-def baseline() -> None:
-    """Limits learned from what healthy machines measured."""
-
-
-@baseline.command(short_help="What is learned, what judges, what has drifted.")
-@click.argument("names", nargs=-1)
-@_place
-def show(names: tuple[str, ...], where: Path | None, as_json: bool, **options: Any) -> int:
-    """What is learned, by NAMES of measurements or ids: what judges, what waits for a person, what has drifted."""
-    from healthd.cli.fleet.baseline_lines import lines_of
-
-    answer: dict[str, Any] = {} if where is not None else _get(options)
-    series = _read(where) if where is not None else _series_of(answer)
-    chosen = _chosen(series, names)
-    if as_json:
-        from healthd.baselines import files
-
-        print_json({**answer, "format": files.FORMAT, "baseline": files.entries_of(chosen, candidates=True)})
-    else:
-        click.echo("\n".join(lines_of(chosen, answer)))
-    return 0
-
-
-@baseline.command(short_help="Learn now, from the fleet or from files.")
+@click.command(
+    cls=Command,
+    short_help="Limits learned from what healthy machines measured.",
+    examples=(
+        "healthd baseline --aggregator https://head:8090 --write learned.toml",
+        "healthd baseline n1-monday.json n2-monday.json",
+    ),
+)
 @click.argument("states", nargs=-1, type=click.Path(path_type=Path), metavar="[STATE.json]...")
-@click.option("--out", type=click.Path(path_type=Path), metavar="F", help="Where to put what STATEs teach.")
-@click.option("--approve", "agree", is_flag=True, help="Approve at once what can be.")
-@fleet_options
-def learn(states: tuple[Path, ...], out: Path | None, agree: bool, as_json: bool, **options: Any) -> int:
-    """
-    Learn from files as `healthd check --json` prints them, or let the aggregator learn from all its nodes now.
-
-    Only passing results of healthy nodes that nobody used count: one of each device and day, eleven in all from three
-    devices at least.
-    """
-    from healthd.baselines import files
-    from healthd.cli.fleet.baseline_learning import decide, learned_of, too_few
-    from healthd.cli.fleet.baseline_lines import lines_of
-
-    if bool(states) != (out is not None):
-        raise ConfigError("learning from files needs both: the files, and --out F for what they teach")
-    if out is None:
-        changed = _call(options, "POST", "/v1/baselines/learn", {})
-        if agree:
-            _call(options, "POST", "/v1/baselines/decide", {"state": "approved", "owner": own_name()})
-        series = _series_of({"format": files.FORMAT, "baseline": changed["changed"]})
-    else:
-        settings = load_settings(options, section="gate")
-        book, left_out = learned_of(states, _read(out) if os.path.exists(out) else (), settings)
-        if agree:
-            decide(book, (), "approved")
-        series = book.all()
-        if not any(one.in_force or one.candidate for one in series):
-            raise BadInputError(f"nothing could be learned of {len(states)} files: {too_few(book, left_out)}")
-        files.write(out, series, candidates=True)
-        for line in left_out[:20]:
-            click.echo(f"healthd: left out: {line}", err=True)
-    if as_json:
-        print_json({"format": files.FORMAT, "baseline": files.entries_of(series, candidates=True)})
-    else:
-        click.echo("\n".join(lines_of(series, {})))
-    return 0
-
-
-def _decision(name: str, state: str, text: str) -> None:
-    @baseline.command(name, help=text)
-    @click.argument("names", nargs=-1)
-    @_place
-    def command(names: tuple[str, ...], where: Path | None, as_json: bool, **options: Any) -> int:
-        if state == "revoked" and not names:
-            raise ConfigError("name what is to be revoked: measurements or ids, as 'healthd baseline show' lists them")
-        if where is not None:
-            from healthd.baselines import files
-            from healthd.cli.fleet.baseline_learning import book_of, decide
-
-            book = book_of(_read(where), load_settings(options, section="gate"))
-            count = len(decide(book, names, state))
-            files.write(where, book.all(), candidates=True)
-        else:
-            body = {"state": state, "names": names, "owner": own_name()}
-            count = _call(options, "POST", "/v1/baselines/decide", body)["count"]
-        done(as_json, f"{count} baselines are {state}", count=count)
-        return 0
-
-
-_decision("approve", "approved", "Let candidates judge: those NAMED, or all. Frozen ones that are named thaw.")
-_decision("freeze", "frozen", "Keep what is approved as it is. No candidates any more, and no replacement by import.")
-_decision("revoke", "revoked", "Take back what is approved: it judges no more, anywhere.")
-
-
-@baseline.command(short_help="Write what is approved to a file.")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.argument("names", nargs=-1)
-@click.option("--candidates", is_flag=True, help="Also what nobody has agreed to yet.")
-@_place
-def export(
-    out: Path, names: tuple[str, ...], candidates: bool, where: Path | None, as_json: bool, **options: Any
-) -> int:
-    """Write a file (JSON, or TOML if it is called so) for `--baseline FILE` and `[baseline] file`."""
-    from healthd.baselines import files
-
-    series = _chosen(_read(where) if where is not None else _series_of(_get(options)), names)
-    if not files.entries_of(series, candidates=candidates):
-        raise BadInputError("nothing is approved that could be exported; 'healthd baseline show' lists what is learned")
-    count = files.write(out, series, candidates=candidates)
-    done(as_json, f"{out}: {count} baselines", count=count)
-    return 0
-
-
-@baseline.command(name="import", short_help="Give a file to the aggregator.")
-@click.argument("file", type=click.Path(path_type=Path))
-@fleet_options
-def take(file: Path, as_json: bool, **options: Any) -> int:
-    """Give a file to the aggregator: what is approved in it judges on the nodes that it is meant for."""
-    from healthd.baselines import files
-
-    body = {"format": files.FORMAT, "baseline": files.entries_of(_read(file), candidates=True)}
-    count = _call(options, "POST", "/v1/baselines/import", body)["count"]
-    done(as_json, f"{count} baselines were taken from {file}", count=count)
-    return 0
-
-
-@baseline.command(short_help="How what is approved differs.")
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path), required=False)
-@fleet_options
-def diff(old: Path, new: Path | None, as_json: bool, **options: Any) -> int:
-    """
-    How what is approved differs between two files, or between a file and the aggregator.
-
-    Exit code: 0 they are the same, 1 they differ, 3 it cannot be told.
-    """
-    from healthd.cli.fleet.baseline_lines import differences
-
-    found = differences(_read(old), _read(new) if new is not None else _series_of(_get(options)))
-    if as_json:
-        print_json({"differences": found})
-    elif found:
-        click.echo("\n".join(found))
-    return 1 if found else 0
-
-
-@baseline.command(short_help="A starting configuration from this good node.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write a new file; else print it.")
+@click.option(
+    "--false-alarms",
+    type=float,
+    metavar="N",
+    help="Acceptable false alarms in one run of the whole fleet (default 0.01).",
+)
+@click.option(
+    "--share-ratio", type=float, metavar="SHARE", help="Least distance of a limit from the median (default 0.1)."
+)
+@click.option("--aggregator", metavar="URL", help="Where the aggregator is.")
 @common_options
-@click.option("--out", type=click.Path(path_type=Path), metavar="F", help="Write it here; else print it.")
-@click.option("--margin", type=float, default=0.2, show_default=True, help="Share that limits are away from the worst.")
-@click.option("--runs", type=click.IntRange(1, 20), default=3, show_default=True, help="Runs; the worst value counts.")
-@click.option("--tier", type=click.Choice(["quick", "deep"]), default="quick", show_default=True, help="What to run.")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(out: Path | None, margin: float, runs: int, tier: str, force: bool, **options: Any) -> int:
+def baseline(
+    states: tuple[Path, ...],
+    write: Path | None,
+    false_alarms: float | None,
+    share_ratio: float | None,
+    **options: Any,
+) -> int:
     """
-    Write a starting configuration with [limits] from this good node: what it measures now, with a margin.
+    Learn limits from what healthy machines measured, and print them as a settings file (TOML) to review and roll out.
 
-    Exit code: 0 written, 1 the node is not healthy or not free, 2 usage.
+    Without files it learns from what the devices of the aggregator's fleet measured last; with files, from those that
+    `healthd check --json` prints. Only passing results of healthy nodes that nobody uses count: one of each device and
+    day, eleven in all from three devices at least.
+
+    Exit code: 0 limits were learned, 1 none could be, 2 usage.
     """
-    import asyncio
+    from healthd import baselines
 
-    from checks.contract import Tier
-    from healthd.baselines import files
-    from healthd.cli.check import examine
-    from healthd.cli.fleet.baseline_init import configuration
-
-    if not 0 < margin < 1:
-        raise ConfigError(f"--margin is a share between 0 and 1, not {margin:g}")
-    if out is not None and os.path.exists(out) and not force:
-        raise ConfigError(f"{out} is there already; name another file, or say --force")
-    settings = load_settings(options, section="node")
-    states = [asyncio.run(examine(settings, (), Tier(tier), quiet=True)) for _ in range(runs)]
-    text = configuration(states, margin=margin, tier=tier)
-    if out is None:
+    false_alarms = baselines.FALSE_ALARMS if false_alarms is None else false_alarms
+    share_ratio = baselines.SHARE_RATIO if share_ratio is None else share_ratio
+    if not 0 < false_alarms <= 100:
+        raise ConfigError(f"--false-alarms must be more than 0 and at most 100, not {false_alarms:g}")
+    if not 0 < share_ratio < 1:
+        raise ConfigError(f"--share-ratio is a share between 0 and 1, not {share_ratio:g}")
+    left_out: list[str] = []
+    series = _series_of(states, left_out) if states else _series_of_fleet(options)
+    comparisons = sum(one.devices for one in series)
+    learned = [
+        baselines.learn(one, comparisons=comparisons, false_alarms=false_alarms, share_ratio=share_ratio)
+        for one in series
+    ]
+    for line in left_out[:MOST_SHOWN]:
+        click.echo(f"healthd: left out: {line}", err=True)
+    if not any(one is not None and (one.lower, one.upper) != (None, None) for one in learned):
+        raise BadInputError(f"no limit can be learned: {_why_none(series, left_out)}")
+    text = settings_text(series, learned)
+    if write is None:
         sys.stdout.write(text)
-    else:
-        files.put(out, text.encode())
-        click.echo(f"{out}: limits of {states[-1].node} with a margin of {100 * margin:g} %; read it before you use it")
+        return 0
+    try:
+        with write.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{write} exists; name a new file") from None
+    except OSError as error:
+        raise ConfigError(f"{write}: cannot be written: {words_of(error)}") from None
+    click.echo(f"{write}: review the limits in it, then put them into the settings file of the nodes", err=True)
     return 0
 
 
-# --- series here and there ------------------------------------------------------------------------------------------
+def settings_text(series: Sequence[Series], learned: Sequence[Learned | None]) -> str:
+    """A settings file with a table `[baselines.NAME]` for each kind of machine; what has no limit is a comment."""
+    lines = [
+        "# Limits learned by `healthd baseline`. Review them, then put them into the settings file of the nodes.",
+        "# The limits of a table judge machines of its hardware and versions alone; [limits.NAME] overrides them.",
+    ]
+    kinds = dict.fromkeys(one.kind for one in series)
+    often = Counter(kind.hardware for kind in kinds)
+    for kind in kinds:
+        here = [(one, found) for one, found in zip(series, learned, strict=True) if one.kind == kind]
+        table = f"baselines.{_quoted(kind.hardware if often[kind.hardware] == 1 else str(kind))}"
+        versions = ", ".join(f"{_quoted(name)} = {_quoted(version)}" for name, version in kind.versions)
+        lines += [
+            "",
+            f"[{table}]",
+            f"hardware = {_quoted(kind.hardware)}",
+            f"accelerator = {_quoted(kind.accelerator)}",
+            f"versions = {{ {versions} }}",
+        ]
+        for one, found in here:
+            lines += ["", *_limit_lines(table, one, found)]
+    return "\n".join(lines) + "\n"
 
 
-def _chosen(series: Sequence[Series], names: Sequence[str]) -> tuple[Series, ...]:
-    from healthd.cli.fleet.baseline_learning import book_of
+def _limit_lines(table: str, series: Series, learned: Learned | None) -> Iterator[str]:
+    from checks.limits import quantity
 
-    return book_of(series).find(names)
+    name, plain = _quoted(series.name), series.name.partition("/")[0]
+    if learned is None:
+        yield f"# {name}: no limit: {len(series.values)} samples of {series.devices} devices are too few"
+        return
+    noise = 100 * learned.mad / learned.median
+    yield (
+        f"# median {quantity(plain, learned.median)}, MAD {noise:.1f} %, {learned.samples} samples, "
+        f"{series.devices} devices"
+    )
+    if learned.lower is None and learned.upper is None:
+        yield f"# {name}: no limit: its samples differ by too much"
+        return
+    if learned.outside:
+        yield f"# {learned.outside} of the samples would have failed"
+    yield f"[{table}.limits.{name}]"
+    yield f"lower = {_number(learned.lower)}" if learned.lower is not None else f"upper = {_number(learned.upper)}"
 
 
-def _read(path: Path) -> tuple[Series, ...]:
-    """A file that was named on the command line; ConfigError where it cannot be used."""
-    from healthd.baselines import files
+def _quoted(text: str) -> str:
+    """A string of TOML, on one line."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _number(value: float | None) -> str:
+    """Four digits: more would say that it is known so well."""
+    return repr(float(f"{value:.4g}"))
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def _series_of_fleet(options: Mapping[str, Any]) -> tuple[Series, ...]:
+    from healthd.baselines import Series
+    from healthd.core import wire
+
+    with aggregator_of(options) as aggregator:
+        answer = aggregator.get("/v1/fleet/samples")
+    return wire.convert(answer.get("series"), tuple[Series, ...], what="answer of the aggregator")
+
+
+def _series_of(files: Sequence[Path], left_out: list[str]) -> tuple[Series, ...]:
+    """What the files hold; `left_out` gets the nodes that teach nothing, and why."""
+    from healthd import baselines
+
+    samples = []
+    for path in files:
+        for state in _states(path):
+            free = dataclasses.replace(state, quarantine=None)
+            why, kind = baselines.why_not(free), baselines.kind_of(free)
+            if why is not None or kind is None:
+                left_out.append(f"{path}: {state.node}: {why}")
+                continue
+            # The node's own clock says when it was: a file may be old, and days tell samples apart.
+            samples += [(kind, one) for one in baselines.samples_of(free, now=state.observed_at)]
+    return baselines.series_of(samples)
+
+
+def _states(path: Path) -> tuple[NodeState, ...]:
+    """The states in a file: one, or a list. ConfigError where it cannot be used."""
+    from healthd.core import wire
+    from healthd.core.model import NodeState
 
     try:
-        return files.read(path)
-    except BadInputError as error:
-        raise ConfigError(str(error)) from None
+        body = read_file(path, MOST_BYTES)
+        if body.lstrip()[:1] == b"[":
+            return wire.decode(body, tuple[NodeState, ...], what="states")
+        return (wire.decode(body, NodeState, what="state"),)
+    except (OSError, BadInputError) as error:
+        raise ConfigError(f"{path}: {words_of(error)}; name a file that 'healthd check --json' wrote") from None
 
 
-def _series_of(answer: dict[str, Any]) -> tuple[Series, ...]:
-    from healthd.baselines import files
-    from healthd.core import wire
+def _why_none(series: Sequence[Series], left_out: Sequence[str]) -> str:
+    from healthd.baselines import LEAST_DEVICES, LEAST_SAMPLES
 
-    known = {key: answer[key] for key in ("format", "baseline") if key in answer}
-    return files.decode(wire.encode(known), what="answer of the aggregator")
-
-
-def _get(options: Mapping[str, Any]) -> dict[str, Any]:
-    with aggregator_of(options) as aggregator:
-        found: dict[str, Any] = aggregator.get("/v1/baselines")
-    return found
-
-
-def _call(options: Mapping[str, Any], method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    from healthd.core import wire
-
-    with aggregator_of(options) as aggregator:
-        return wire.decode(aggregator.call(method, path, body=body), dict[str, Any], what="answer of the aggregator")
+    if not series:
+        return f"left out: {left_out[0]}" if left_out else "no healthy, idle node has measured anything within a day"
+    most = max(series, key=lambda one: (one.devices >= LEAST_DEVICES, len(one.values)))
+    if len(most.values) >= LEAST_SAMPLES and most.devices >= LEAST_DEVICES:
+        return f"the samples differ by too much ({most.name})"
+    text = (
+        f"at most {len(most.values)} samples of {most.devices} devices, "
+        f"{LEAST_SAMPLES} samples of {LEAST_DEVICES} devices are needed"
+    )
+    return f"{text}; left out: {left_out[0]}" if left_out else text

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checks.contract import Limit, Program
-from healthd.baselines.settings import BaselineSettings
-from healthd.cli.settings.probes import LimitSettings, ProbeSettings
+from healthd.cli.settings.probes import BaselineSettings, LimitSettings, ProbeSettings
 from healthd.cli.settings.run_dir import check_run_dir
 from healthd.core.config.load import locate
 from healthd.core.config.schema import nearest
 from healthd.core.config.values import parse_duration
-from healthd.core.errors import BadInputError, ConfigError
+from healthd.core.errors import ConfigError
 from healthd.core.file_trust import check_file, check_folder
 from healthd.node.settings import NodeSettings
 
 if TYPE_CHECKING:
-    from healthd.core.model import LearnedLimits
-    from healthd.runner.settings import RunnerSettings
+    from healthd.runner.settings import Baseline, RunnerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +41,8 @@ class CheckSettings:
     programs: dict[str, Program] = field(default_factory=dict)
     """Programs as checks, by name."""
 
-    baseline: BaselineSettings = field(default_factory=BaselineSettings)
-    """Limits learned from what healthy machines measured."""
+    baselines: dict[str, BaselineSettings] = field(default_factory=dict)
+    """Limits for one kind of machine, by any name."""
 
     file: Path | None = field(default=None, metadata={"internal": True})
     """The file that was read; no setting itself."""
@@ -59,17 +57,31 @@ class CheckSettings:
             name: Limit(lower=limit.lower, upper=limit.upper, origin="config") for name, limit in self.limits.items()
         }
 
-    def learned_limits(self) -> tuple[LearnedLimits, ...]:
-        """The approved limits of the operator's file of baselines. ConfigError where it cannot be used."""
-        if self.baseline.file is None:
-            return ()
-        from healthd.baselines import files, judging
+    def limits_by_kind(self) -> tuple[Baseline, ...]:
+        """
+        The limits for kinds of machines as checks see them.
 
-        check_file(self.baseline.file, "file of baselines")
-        try:
-            return judging.sets_of(files.read(self.baseline.file))
-        except BadInputError as error:
-            raise ConfigError(f"baseline.file: {error}") from None
+        A limit under `limits` on a measurement, in whatever form, silences those of kinds, but for other labels: who
+        sets `matmul_flops_per_second` must not be overruled by a `matmul_flops_per_second/bf16` that was learned.
+        """
+        if not self.baselines:
+            return ()
+        from checks.learned import ORIGIN
+        from healthd.runner.settings import Baseline
+
+        return tuple(
+            Baseline(
+                hardware=one.hardware,
+                accelerator=one.accelerator,
+                versions=one.versions,
+                limits={
+                    name: Limit(lower=limit.lower, upper=limit.upper, origin=ORIGIN)
+                    for name, limit in one.limits.items()
+                    if not any(_silences(other, name) for other in self.limits)
+                },
+            )
+            for one in self.baselines.values()
+        )
 
     def where(self, *path: str) -> str:
         """Where a key is set, for errors that are found after loading."""
@@ -116,7 +128,7 @@ class CheckSettings:
             params=params,
             timeouts_seconds=timeouts,
             limits=self.limits_by_name(),
-            learned=self.learned_limits(),
+            baselines=self.limits_by_kind(),
             third_party=probe.third_party,
             directories=probe.directories,
             programs=self.programs,
@@ -172,3 +184,9 @@ class CheckSettings:
                 raise ConfigError(f"{self.where('checks', name)}: checks.{name}: {error}") from None
             params[name] = values
         return params, timeouts
+
+
+def _silences(configured: str, learned: str) -> bool:
+    name, _, label = configured.partition("@")[0].partition("/")
+    plain, _, learned_label = learned.partition("/")
+    return name == plain and label in ("", learned_label)

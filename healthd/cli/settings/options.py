@@ -33,7 +33,6 @@ KEYS = {
     "label": "node.labels",
     "name": "node.name",
     "cpu_devices": "probe.cpu_devices",
-    "baseline": "baseline.file",
 }
 
 

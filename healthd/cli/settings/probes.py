@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,23 @@ class LimitSettings:
 
     upper: float | None = None
     """Largest value that passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineSettings:
+    """Limits for one kind of machine, as `healthd baseline` writes them; limits without a kind override them."""
+
+    hardware: str
+    """Instance type, else the kind of device, and how many ranks the machine is split into: `trn1.32xlarge x32`."""
+
+    accelerator: str
+    """cpu, cuda, xla or neuron."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of libraries and drivers, by name. A machine that is known to have another one is of another kind."""
+
+    limits: dict[str, LimitSettings] = field(default_factory=dict)
+    """Limits by measurement, as under `limits`."""
 
 
 @dataclass(frozen=True, kw_only=True)

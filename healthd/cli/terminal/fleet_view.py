@@ -183,8 +183,6 @@ def fleet_report(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
         yield f"[yellow]! recovering:[/] {escape(str(summary['recovering']))}"
     for breaker in summary.get("breakers", {}).values():
         yield f"[bold red]! breaker open:[/] {escape(str(breaker['reason']))}"
-    for drift in summary.get("drifts") or ():
-        yield f"[yellow]! baseline drift:[/] {escape(str(drift['message']))}"
     for override in summary["overrides"]:
         yield f"[yellow]! override:[/] job {escape(override['job'])} is admitted whatever its nodes say"
     if not nodes:

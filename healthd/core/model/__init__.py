@@ -4,10 +4,10 @@ The data of healthd: frozen, one definition for memory and wire (JSON by `health
 Nothing here does anything. Ages cross the wire, not clocks: `age_seconds` counts up to the moment of sending;
 times (`*_at`, seconds since the epoch) are for people to read and never decide anything.
 
-`results` is what checks came to, `node` what is known of a node, `learned` limits by baselines, `modes` the words of
-gates, `gates` the question and its answer, `orders` what an aggregator wants of a node, `sync` how the two talk. Import
-from here: a module is loaded when a name in it is first asked for, because a record costs a millisecond to define and a
-passive round of `healthd check` needs few of them.
+`results` is what checks came to, `node` what is known of a node, `modes` the words of gates, `gates` the question and
+its answer, `orders` what an aggregator wants of a node, `sync` how the two talk. Import from here: a module is loaded
+when a name in it is first asked for, because a record costs a millisecond to define and a passive round of `healthd
+check` needs few of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         Join,
         WellNode,
     )
-    from healthd.core.model.learned import LearnedBounds, LearnedLimits
     from healthd.core.model.modes import Mode, ValidationKind, Verdict
     from healthd.core.model.node import Allocation, DeviceRecord, Inventory, Lease, NodeState, Quarantine
     from healthd.core.model.orders import (
@@ -61,8 +60,6 @@ __all__ = [
     "Health",
     "Inventory",
     "Join",
-    "LearnedBounds",
-    "LearnedLimits",
     "Lease",
     "Mode",
     "NccomGroup",
@@ -93,7 +90,7 @@ if not TYPE_CHECKING:
         """A name out of the first module that has it (PEP 562)."""
         if name in __all__:
             # In the order in which they need each other, the lightest first.
-            for module in ("results", "modes", "learned", "node", "orders", "gates", "sync"):
+            for module in ("results", "modes", "node", "orders", "gates", "sync"):
                 found = vars(importlib.import_module(f"{__name__}.{module}"))
                 if name in found:
                     setattr(sys.modules[__name__], name, found[name])

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.core.model.learned import LearnedLimits
 from healthd.core.model.node import NodeState, Quarantine
 from healthd.core.model.orders import Order, OrderReport
 
@@ -37,9 +36,8 @@ class SyncRequest:
     newest answer received and `since_answer_seconds` how long ago that was, by CLOCK_BOOTTIME: what lies between is
     what the aggregator adds to all ages. `state` is None when nothing but ages changed; then `digest` names the state
     that was sent last, and `ages` maps checks to ages. `issuer` is the database that last made a statement to the node:
-    its quarantine is that one's word. None: none ever did. `baseline` is the digest of the learned limits it has;
-    empty: none; None: it does not take any. `steps` are those of running jobs since the last answer, and `step_jobs`
-    all jobs that report their steps on the node now: another one is over there. None: it does not say.
+    its quarantine is that one's word. None: none ever did. `steps` are those of running jobs since the last answer,
+    and `step_jobs` all jobs that report their steps on the node now: another one is over there. None: it does not say.
     """
 
     protocol: int
@@ -52,7 +50,6 @@ class SyncRequest:
     ages: Mapping[str, float]
     orders: Mapping[str, OrderReport]
     issuer: str | None
-    baseline: str | None = None
     steps: tuple[StepBlock, ...] = ()
     step_jobs: tuple[str, ...] | None = None
 
@@ -65,7 +62,6 @@ class SyncAnswer:
     `seq` counts answers to this node: an older one than the newest read is dropped. `orders` lists all open orders, or
     is None when the aggregator makes no statement (it does not know the node again yet): then nothing is cancelled.
     `acknowledged` lists final order reports that need not be repeated. `quarantine` is the aggregator's word.
-    `baseline` holds learned limits that the node has not; None makes no statement, and it keeps what it has.
     """
 
     answer: str
@@ -76,7 +72,6 @@ class SyncAnswer:
     send_all: bool
     retry_after_seconds: float
     quarantine: Quarantine | None = None
-    baseline: LearnedLimits | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,30 +134,12 @@ class Workers:
             "compile": self.compile if target is not None else None,
             "options": options,
             "limits": {name: dataclasses.asdict(limit) for name, limit in settings.limits.items()},
-            "learned": self._learned(),
+            "learned": [dataclasses.asdict(one) for one in settings.baselines],
             "identity": self.identity if target is not None else None,
             "extra_files": self._extra_files,
             "third_party": list(settings.third_party),
             "programs": {name: dataclasses.asdict(program) for name, program in settings.programs.items()},
         }
-
-    def _learned(self) -> list[dict[str, Any]]:
-        if not self.settings.learned:
-            return []
-        from healthd.baselines.judging import unsilenced
-
-        return [
-            {
-                "hardware": one.hardware,
-                "accelerator": one.accelerator,
-                "versions": dict(one.versions),
-                "limits": {
-                    name: {"lower": bounds.lower, "upper": bounds.upper}
-                    for name, bounds in unsilenced(one, self.settings.limits).items()
-                },
-            }
-            for one in self.settings.learned
-        ]
 
     def note_versions(self, versions: object) -> None:
         """Record the versions of a worker's libraries."""
